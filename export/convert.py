@@ -8,27 +8,25 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import PrecisionLoss, SourceError, UsageError
+from edgespec.errors import PrecisionLoss, UsageError
 from edgespec.export.card import NAME, model_card
 from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
-from edgespec.export.heads.dialects import is_head
-from edgespec.export.layout import VOCAB_SUBSET, describe_model, rule_of
+from edgespec.export.layout import VOCAB_SUBSET, describe_model
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.passing_precision import find_passing
-from edgespec.export.plan import Plan, can_be_checked, plan_export
-from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule
+from edgespec.export.plan import can_be_checked
+from edgespec.export.planned_model import PlannedModel, plan_model
+from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.progress import Progress
-from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
-from edgespec.export.supported import require_supported, resolve_precision
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, file_record, write_manifest
-from edgespec.system.command_line import quote
 from edgespec.system.console import show_progress
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
@@ -92,10 +90,14 @@ def export_model(
         DiskFull: There is no room for the folder.
     """
 
-    def export(precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest:
+    if block_size not in BLOCK_SIZES:
+        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
+    require_absent(output)
+
+    def export_as(precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest:
         report(f"reading {source}")
         show_progress("reading the file's tokenizer and its list of weights")
-        loaded, plan = plan_source(
+        planned = plan_model(
             source,
             precision,
             form,
@@ -104,88 +106,77 @@ def export_model(
             block_size=block_size,
             context_length=context_length,
             is_checked=open_decoder is not None,
-        )
-        if precision == "w8a16" and measure_ranges is None:
-            raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
-        if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
-            raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-        known_license = loaded.source.license or license
-        origin = replace(loaded.source, repository=repository, revision=revision, license=known_license)
-        loaded = replace(loaded, source=origin)
-        if plan.reason:
-            report(f"chose {plan.precision} precision: {plan.reason}")
-        rule = rule_of(loaded, plan.precision, block_size, form)
-        with atomic_folder(output, plan.write_bytes, report) as folder:
-            if loaded.num_left_out:
-                report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
-            report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-            tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
+        ).with_origin(repository, revision, license)
+        _require_steps(planned, measure_ranges, open_decoder)
+        if planned.cost.reason:
+            report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")
+        with atomic_folder(output, planned.cost.write_bytes, report) as folder:
+            _report_contents(planned, report)
+            tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
             model_name = name or utf8_name(output.name)
-            manifest = describe_model(model_name, loaded, tokenizer, rule, form, drafting, hidden_layers)
-            written = Progress(plan.write_bytes, report, model_name, progress)
-            _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, written)
-            written(plan.write_bytes)
-            report("hashing")
-            show_progress("computing the hashes of its files")
-            manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
-            if open_decoder is not None and (not is_quick or can_be_checked(plan, report)):
+            manifest = _write_model(folder, model_name, planned, tokenizer, measure_ranges, report, progress)
+            if open_decoder is not None and (not is_quick or can_be_checked(planned.cost, report)):
                 report("checking against the source")
-                check = check_folder(loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
+                check = check_folder(planned.loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
                 show_progress("")
                 manifest = replace(manifest, check=check)
             return finish(folder, manifest)
 
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    require_absent(output)
     try:
-        return export(precision, output, report, is_quick=is_quick)
+        return export_as(precision, output, report, is_quick=is_quick)
     except PrecisionLoss as loss:
-        raise PrecisionLoss(f"{loss}. {find_passing(export, loss.precision, form, output, report)}") from None
+        raise PrecisionLoss(f"{loss}. {find_passing(export_as, loss.precision, form, output, report)}") from None
 
 
-def plan_source(
-    source: Path,
-    precision: str,
-    form: str = "cpu",
-    drafting: Drafting = Drafting(),  # noqa: B008  frozen
-    hidden_layers: tuple[int, ...] = (),
-    *,
-    block_size: int = BLOCK_SIZES[0],
-    context_length: int | None = None,
-    is_checked: bool = False,
-) -> tuple[LoadedSource, Plan]:
-    """Read a source and plan its export; arguments and errors as in export_model."""
-    if precision not in PRECISIONS:
-        raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
-    drafting.require_valid()
-    precision = resolve_precision(form, precision, drafting, hidden_layers)
-    loaded = _read_model(source, context_length)
-    hidden_layers = tuple(sorted({*hidden_layers, *loaded.pooled_layers}))
-    require_supported(loaded, form, precision, drafting, hidden_layers)
-    plan = plan_export(
-        loaded,
-        precision,
-        form=form,
-        block_size=block_size,
-        drafting=drafting,
-        hidden_layers=hidden_layers,
-        is_checked=is_checked,
+def _require_steps(
+    planned: PlannedModel, measure_ranges: MeasureRanges | None, open_decoder: OpenDecoder | None
+) -> None:
+    """Raises UsageError: the ranges of activations are needed and not measured, or no check is possible."""
+    drafting, num_layers = planned.drafting, planned.loaded.config.num_layers
+    if planned.rule.precision == "w8a16" and measure_ranges is None:
+        raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
+    if open_decoder is not None and drafting.num_tokens and not drafting.layers(num_layers):
+        raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
+
+
+def _report_contents(planned: PlannedModel, report: Report) -> None:
+    loaded = planned.loaded
+    if loaded.num_left_out:
+        report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
+    report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")
+
+
+def _write_model(
+    folder: Path,
+    name: str,
+    planned: PlannedModel,
+    tokenizer: Tokenizer,
+    measure_ranges: MeasureRanges | None,
+    report: Report,
+    progress: ReportProgress,
+) -> Manifest:
+    """Write all files but the card and the manifest, which is returned with their hashes."""
+    manifest = describe_model(
+        name,
+        planned.loaded,
+        tokenizer,
+        planned.rule,
+        planned.form,
+        planned.drafting,
+        planned.hidden_layers,
     )
-    return loaded, plan
+    num_bytes = planned.cost.write_bytes
+    written = Progress(num_bytes, report, name, progress)
+    _write_files(folder, planned, manifest, measure_ranges, report, written)
+    written(num_bytes)
+    return hash_files(folder, manifest, report)
 
 
-def _read_model(source: Path, context_length: int | None) -> LoadedSource:
-    """Raises as read_source does, in other words where the source is a drafting head."""
-    try:
-        return read_source(source, context_length)
-    except SourceError:
-        if source.is_dir() and is_head(source):
-            raise SourceError(
-                f"{source} is a drafting head, which runs beside its target alone; export both, and use the pair: "
-                f"edgespec export TARGET --drafter {quote(source)} --output PAIR"
-            ) from None
-        raise
+def hash_files(folder: Path, manifest: Manifest, report: Report) -> Manifest:
+    """The manifest with the hashes of all files that are in the folder."""
+    report("hashing")
+    show_progress("computing the hashes of its files")
+    return replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
 
 
 def finish(folder: Path, manifest: Manifest) -> Manifest:
@@ -199,16 +190,15 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
 
 def _write_files(
     folder: Path,
-    loaded: LoadedSource,
-    rule: Rule,
+    planned: PlannedModel,
     manifest: Manifest,
-    drafting: Drafting,
     measure_ranges: MeasureRanges | None,
     report: Report,
     progress: Progress,
 ) -> None:
+    loaded, rule = planned.loaded, planned.rule
     write_text(folder, loaded.vocabulary, manifest)
-    tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, drafting)}
+    tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, planned.drafting)}
     with WeightsFile(folder / manifest.weights, progress) as weights:
         ranges = None
         if measure_ranges is not None and rule.precision == "w8a16":

@@ -214,16 +214,7 @@ def config_from_huggingface(
     architecture = str(settings.get("model_type")).removesuffix("_text")
     advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
     family, stated = _family(path, architecture, advice), Settings(path, settings)
-    activation = stated.get("hidden_activation", stated.get("hidden_act", family.activation))
-    if activation != family.activation:
-        raise SourceError(
-            f"{path} has the activation {activation}; {architecture} is supported only with {family.activation}"
-        )
-    for key in _UNSUPPORTED:
-        if stated.get(key):
-            raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
-    if stated.get("decoder_sparse_step", 1) != 1:
-        raise SourceError(f"{path} has experts in some layers only, which is not supported")
+    _require_supported(path, stated, architecture, family.activation)
     num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
@@ -262,6 +253,18 @@ def config_from_huggingface(
         logit_cap=stated.optional("final_logit_softcapping"),
         routing=_routing(stated, family, num_experts, "num_experts_per_tok"),
     )
+
+
+def _require_supported(path: object, stated: Settings, architecture: str, activation: str) -> None:
+    """Raises SourceError: The settings of a config.json ask for what no layer here computes."""
+    found = stated.get("hidden_activation", stated.get("hidden_act", activation))
+    if found != activation:
+        raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
+    for key in _UNSUPPORTED:
+        if stated.get(key):
+            raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
+    if stated.get("decoder_sparse_step", 1) != 1:
+        raise SourceError(f"{path} has experts in some layers only, which is not supported")
 
 
 def decoder_part(

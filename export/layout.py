@@ -102,7 +102,7 @@ def lay_out(
         sampling=loaded.sampling,
         tree_graph=None if is_drafter or loaded.pooling else "model_tree.onnx",
         sliding_window=min(windows, default=None),
-        hidden_layers=tuple(sorted({*hidden_layers, *loaded.pooled_layers})),
+        hidden_layers=hidden_layers,
         pooling=loaded.pooling,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import OpenDecoder, finish, write_text
+from edgespec.export.convert import OpenDecoder, finish, hash_files, write_text
 from edgespec.export.layout import check_ids
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
@@ -89,8 +89,7 @@ def import_model(
         manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, origin)
         manifest = replace(manifest, sampling=read_sampling(source))
         write_text(folder, vocabulary, manifest)
-        report("hashing")
-        manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+        manifest = hash_files(folder, manifest, report)
         if open_decoder is not None and reference is not None:
             report("checking against PyTorch")
             check = compare(open_decoder(folder, manifest), tokens, reference)

@@ -1,74 +1,26 @@
-"""The commands of a chat: names, arguments, meanings, and what each does."""
+"""The table of the chat's commands, and what each does."""
 
 import difflib
 import sys
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
-from edgespec.chat.attachments import Attachment, brief_message, split_message
-from edgespec.chat.call_text import format_turn
+from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
+from edgespec.chat.command import NOTHING, Action, Argument, Command, Next, split_command
 from edgespec.chat.compacting import begin_compacting, undo_compacting
-from edgespec.chat.files import export_to, parse_new_path, parse_path, save_to
+from edgespec.chat.copied_text import text_to_copy
+from edgespec.chat.files import export_to, parse_new_path, parse_path, save_to, trace_to
 from edgespec.chat.live_line import switch_figures
-from edgespec.chat.past_rounds import show_last, show_rounds
+from edgespec.chat.past_rounds import describe_resumed, show_last, show_rounds
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
-from edgespec.chat.trace_file import TraceFile
-from edgespec.engine.reasoning import split_reasoning
-from edgespec.engine.reply import Reply
 from edgespec.engine.transcript import read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
-
-
-class Argument(Enum):
-    """What may follow a command."""
-
-    NONE = ""
-    TEXT = "[TEXT]"
-    PATH = "FILE"
-    MODEL = "[MODEL]"
-    DRAFTER = "[DRAFTER]"
-    SETTING = "[NAME VALUE]"
-    VIEW = "VIEW"
-    COUNT = "[N]"
-    PART = "[code|all]"
-    ATTACHED = "[NAME]"
-    SWITCH = "[on|off]"
-    CHAT = "NAME"
-    UNDO = "[undo]"
-    THINKING = "[WORD]"
-    ASK = "[ask]"
-
-
-class Next(NamedTuple):
-    """What follows a command: an answer, a message to edit, the last answer shown again, or the end."""
-
-    reply: Reply | None = None
-    edit: str = ""
-    shows_last: bool = False
-    is_exit: bool = False
-    edits_answer: bool = False  # edit is the last answer
-    compacts: bool = False  # the reply is a summary of the conversation
-    attached: tuple[Attachment, ...] = ()  # what is attached again if the edit of a message is given up
-
-
-NOTHING = Next()
-Action = Callable[[ChatSession, str], Next | None]
-
-
-class Command(NamedTuple):
-    name: str
-    argument: Argument
-    meaning: str
-    action: Action
-
 
 COMMANDS: list[Command] = []  # filled once, below
 # As other programs call them.
@@ -102,21 +54,6 @@ _DRAFTING = (
 )
 
 
-def is_command(text: str) -> bool:
-    """Whether the line is not for the model; a message may begin with a slash that is written twice."""
-    return text.startswith("/") and not text.startswith("//")
-
-
-def unescape_message(text: str) -> str:
-    return text[1:] if text.startswith("//") else text
-
-
-def split_command(text: str) -> tuple[str, str]:
-    """Split a line into the command's name, without its slash, and its argument."""
-    name, *rest = text[1:].split(maxsplit=1) or [""]
-    return name, rest[0].strip() if rest else ""
-
-
 def find_command(name: str) -> Command | None:
     name = _OTHER_NAMES.get(name, name)
     return next((command for command in COMMANDS if command.name == name), None)
@@ -141,31 +78,28 @@ def run_command(session: ChatSession, line: str) -> Next:
     )
 
 
-def describe_resumed(session: ChatSession) -> str:
-    """A line about the conversation that a file held."""
-    if not (rounds := session.conversation.rounds):
-        return "the conversation is empty"
-    num, hint = len(session.conversation.messages), ""
-    if rounds[-1].answer is None:
-        hint = " It has no answer yet; /retry asks for one."
-    elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
-        hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
-    return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"
-
-
-def code_blocks(text: str) -> list[str]:
-    """The contents of the fenced code blocks, in order."""
-    from markdown_it import MarkdownIt  # a pipe can do without it
-
-    return [token.content for token in MarkdownIt().parse(f"{text}\n") if token.type == "fence"]
-
-
 def _command(name: str, argument: Argument, meaning: str) -> Callable[[Action], Action]:
     def add(action: Action) -> Action:
         COMMANDS.append(Command(name, argument, meaning, action))
         return action
 
     return add
+
+
+def _file_command(
+    name: str, meaning: str, write: Callable[[ChatSession, Path], None], example: str = "talk.jsonl"
+) -> None:
+    """Add a command that writes a new file, and the one that also writes over a file."""
+
+    verb = meaning.split()[0]
+
+    @_command(name, Argument.PATH, meaning)
+    def write_new(session: ChatSession, argument: str) -> None:
+        write(session, parse_new_path(session, argument, name, example))
+
+    @_command(f"{name}!", Argument.PATH, f"{verb} it, also over a file that is there already")
+    def write_over(session: ChatSession, argument: str) -> None:
+        write(session, parse_path(argument, f"{name}!", example))
 
 
 @_command("help", Argument.NONE, "list the commands")
@@ -244,14 +178,7 @@ _command("attach", Argument.PATH, "send a file's text with your next message; al
 _command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
 
 
-@_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
-def _save(session: ChatSession, argument: str) -> None:
-    save_to(session, parse_new_path(session, argument, "save"))
-
-
-@_command("save!", Argument.PATH, "save it, also over a file that is there already")
-def _save_over(session: ChatSession, argument: str) -> None:
-    save_to(session, parse_path(argument, "save!"))
+_file_command("save", "save the conversation to a file (JSON Lines)", save_to)
 
 
 @_command("load", Argument.PATH, "continue a saved conversation")
@@ -336,14 +263,7 @@ def _delete_surely(session: ChatSession, argument: str) -> None:
     delete_saved(session, argument, is_sure=True)
 
 
-@_command("export", Argument.PATH, "write the chat to be read elsewhere, as .md or .json")
-def _export(session: ChatSession, argument: str) -> None:
-    export_to(session, parse_new_path(session, argument, "export", "talk.md"))
-
-
-@_command("export!", Argument.PATH, "write it, also over a file that is there already")
-def _export_over(session: ChatSession, argument: str) -> None:
-    export_to(session, parse_path(argument, "export!", "talk.md"))
+_file_command("export", "write the chat to be read elsewhere, as .md or .json", export_to, "talk.md")
 
 
 @_command("think", Argument.THINKING, "on or off: reason first; show, fold or hide it; N: tokens it may take")
@@ -392,28 +312,12 @@ def _clear(session: ChatSession, argument: str) -> None:
 
 @_command("copy", Argument.PART, "copy the last answer, its last code block, or everything")
 def _copy(session: ChatSession, argument: str) -> None:
-    text = _text_to_copy(session, argument)
+    text = text_to_copy(session, argument)
     if (way := copy(text, is_terminal=sys.stdout.isatty())) is None:
         raise EdgeSpecError(
             f"found no clipboard for {len(text)} characters; install wl-copy or xclip, or use /save FILE"
         )
     session.info(f"{len(text)} characters copied with {way}")
-
-
-def _text_to_copy(session: ChatSession, part: str) -> str:
-    if part == "all":
-        return "\n\n".join(f"{message.role}: {format_turn(message)}" for message in session.conversation.messages)
-    if part not in ("", "code"):
-        raise UsageError(f"/copy takes code, all or nothing, not '{one_line(part, 40)}'")
-    answers = [each.answer for each in session.conversation.rounds if each.answer]
-    if not answers:
-        raise UsageError("there is no answer to copy yet")
-    answer = split_reasoning(answers[-1])[1] or answers[-1]
-    if not part:
-        return answer
-    if not (blocks := code_blocks(answer)):
-        raise UsageError("the last answer has no code block; /copy copies the whole answer")
-    return blocks[-1]
 
 
 @_command("context", Argument.NONE, "show how much of the context is used")
@@ -467,22 +371,7 @@ def _plan(session: ChatSession, argument: str) -> None:
     session.info(session.describe_plan(session.model, session.drafter))
 
 
-@_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
-def _trace(session: ChatSession, argument: str) -> None:
-    _trace_to(session, parse_new_path(session, argument, "trace"))
-
-
-@_command("trace!", Argument.PATH, "save it, also over a file that is there already")
-def _trace_over(session: ChatSession, argument: str) -> None:
-    _trace_to(session, parse_path(argument, "trace!"))
-
-
-def _trace_to(session: ChatSession, path: Path) -> None:
-    if session.last is None or not session.last.timeline:
-        raise UsageError("there is no answer to trace yet")
-    TraceFile(path).add(session.last.timeline)
-    session.written.add(path.absolute())
-    session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")
+_file_command("trace", "save when model and drafter worked on the last answer", trace_to)
 
 
 @_command("multi", Argument.NONE, "let Enter make new lines and Alt-Enter send, or back")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 
-from edgespec.chat.commands import COMMANDS, Argument, find_command, is_command
+from edgespec.chat.command import Argument, is_command
+from edgespec.chat.commands import COMMANDS, find_command
 from edgespec.chat.saved_chats import list_chats
 from edgespec.chat.session import THINKING_VIEWS, VIEWS
 from edgespec.chat.settings import SETTINGS

@@ -1,9 +1,10 @@
-"""Files that the commands of a chat write: their paths, and the conversation in them."""
+"""Files that the commands of a chat write: their paths, the conversation in them, and traces."""
 
 from pathlib import Path
 
 from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import ChatSession
+from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.transcript import save_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import has_content, replace_file
@@ -21,7 +22,10 @@ def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
 
 
 def parse_new_path(session: ChatSession, argument: str, name: str, example: str = "talk.jsonl") -> Path:
-    """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
+    """The path of a file to write. Raises UsageError: a file is there already.
+
+    Only a file that was written from this conversation is written again.
+    """
     path = parse_path(argument, name, example)
     if path.absolute() not in session.written and has_content(path):
         shown = one_line(str(path), 200)
@@ -46,3 +50,12 @@ def export_to(session: ChatSession, path: Path) -> None:
         raise EdgeSpecError(f"cannot write {path}: {reason}") from None
     session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
+
+
+def trace_to(session: ChatSession, path: Path) -> None:
+    """Write when target and drafter worked on the last answer. Raises UsageError: there is none."""
+    if session.last is None or not session.last.timeline:
+        raise UsageError("there is no answer to trace yet")
+    TraceFile(path).add(session.last.timeline)
+    session.written.add(path.absolute())
+    session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")

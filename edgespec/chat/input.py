@@ -16,7 +16,7 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
-from edgespec.chat.commands import is_command
+from edgespec.chat.command import is_command
 from edgespec.chat.completion import CommandCompleter
 from edgespec.chat.permission import Permission, ask_permission
 from edgespec.chat.status import Status, format_status

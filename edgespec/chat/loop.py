@@ -10,12 +10,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.chat.call_text import describe_calls
-from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
+from edgespec.chat.command import NOTHING, Next, is_command, unescape_message
+from edgespec.chat.commands import run_command
 from edgespec.chat.compacting import finish_compacting
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.kept_prefix import keep_prefix
 from edgespec.chat.live_line import live_line
-from edgespec.chat.past_rounds import show_last
+from edgespec.chat.past_rounds import describe_resumed, show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.chat.settings import format_sampling

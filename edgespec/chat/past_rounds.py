@@ -1,4 +1,4 @@
-"""Shows messages and answers of before, as they were when they were typed and made, on stderr."""
+"""Shows messages and answers of before on stderr, as they were typed and made; says how a chat stands."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from edgespec.chat.attachments import brief_message
 from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
+from edgespec.chat.session import ChatSession
 from edgespec.engine.answers import Chunk
 from edgespec.engine.reasoning import split_reasoning
 from edgespec.engine.rounds import Round
-from edgespec.system.printable import printable
+from edgespec.system.printable import one_line, printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer
 
@@ -65,3 +66,15 @@ def _printer() -> Printer:
     from edgespec.chat.printer import MarkdownPrinter, console_of
 
     return MarkdownPrinter(console_of(sys.stderr))
+
+
+def describe_resumed(session: ChatSession) -> str:
+    """A line about the conversation that a file held."""
+    if not (rounds := session.conversation.rounds):
+        return "the conversation is empty"
+    num, hint = len(session.conversation.messages), ""
+    if rounds[-1].answer is None:
+        hint = " It has no answer yet; /retry asks for one."
+    elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
+        hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
+    return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"

@@ -49,7 +49,7 @@ class ChatSession:
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
     keeps_prefix: bool = False  # on the disk, when the chat is left
     downgrades: list[str] = field(default_factory=list)
-    written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
+    written: set[Path] = field(default_factory=set)  # files that commands have written from this conversation
     listed: tuple[Path, ...] = ()  # the saved chats as the user saw them last, by their numbers
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
@@ -99,13 +99,18 @@ class ChatSession:
         """Leave the file as it is and go on in another one, without a name and a last answer."""
         if self.autosave:
             self.autosave.start_new_file()
-        self.answer, self.name, self.before_compacting = (), None, None
+        self._forget_conversation(None)
 
     def open_file(self, path: Path, transcript: Transcript) -> None:
         """Go on in the file of another conversation, which was restored."""
         if self.autosave:
             self.autosave.go_on_in(path)
-        self.answer, self.name, self.before_compacting = (), transcript.name, None
+        self._forget_conversation(transcript.name)
+
+    def _forget_conversation(self, name: str | None) -> None:
+        """Drop what belonged to the conversation before this one, which has another name."""
+        self.answer, self.name, self.before_compacting = (), name, None
+        self.written.clear()
 
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""

@@ -60,8 +60,8 @@ def _plan_alone(
 
     sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
     """
-    from edgespec.export.convert import plan_source
     from edgespec.export.plan import estimate
+    from edgespec.export.planned_model import plan_model
     from edgespec.export.sources import read_source
 
     if sizes is not None:
@@ -85,8 +85,8 @@ def _plan_alone(
             return estimate(
                 part.source, half.precision or "int8", size // 2, size, is_blocks=False, form=part.form
             )
-        return half.plan_model(is_checked=is_checked)[1]
-    return plan_source(
+        return half.plan_model(is_checked=is_checked).cost
+    return plan_model(
         Path(part.source),
         part.precision,
         part.form,
@@ -95,7 +95,7 @@ def _plan_alone(
         block_size=options.block_size,
         context_length=options.context_length,
         is_checked=is_checked,
-    )[1]
+    ).cost
 
 
 def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:

@@ -9,7 +9,7 @@ from edgespec.drafters.cross_vocabulary import find_translation
 from edgespec.errors import ModelError, UsageError
 from edgespec.evaluation.head_check import require_agreement
 from edgespec.evaluation.pairing import check_if_here
-from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model, plan_source
+from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
 from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
 from edgespec.export.heads.dialects import is_head
@@ -17,6 +17,7 @@ from edgespec.export.heads.head_source import HeadSource, read_head
 from edgespec.export.heads.mtp import read_mtp
 from edgespec.export.output import atomic_folder
 from edgespec.export.plan import Plan
+from edgespec.export.planned_model import PlannedModel, plan_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.loading.device_forms import source_of
@@ -59,8 +60,8 @@ class PairHalf:
             target, self.read_head(), self.precision or "auto", form=self.form, drafting=self.trimming
         )
 
-    def plan_model(self, *, is_checked: bool) -> tuple[LoadedSource, Plan]:
-        """Read the model and plan its export; raises as plan_source does.
+    def plan_model(self, *, is_checked: bool) -> PlannedModel:
+        """Read the model and plan its export; raises as export_model does.
 
         Raises UsageError: A model is to be trimmed as only heads are.
         """
@@ -69,7 +70,7 @@ class PairHalf:
                 f"--vocab-subset trims the logits of a drafting head in a pair, and {self.source.path} is a model "
                 "that runs by itself; leave it out, or export the drafter alone first"
             )
-        return plan_source(self.source.path, self.precision or "source", self.form, is_checked=is_checked)
+        return plan_model(self.source.path, self.precision or "source", self.form, is_checked=is_checked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +88,18 @@ class PairPlan:
 
 def plan_pair(target: PairHalf, drafter: PairHalf, *, is_checked: bool) -> PairPlan:
     """Read both sources, and plan their exports; raises as export_pair does."""
-    loaded, plan = target.plan_model(is_checked=is_checked)
+    planned = target.plan_model(is_checked=is_checked)
     if not drafter.is_head:
-        other, other_plan = drafter.plan_model(is_checked=is_checked)
-        require_shared_tokens(loaded, other)
-        return PairPlan(plans=(plan, other_plan), head=None)
+        other = drafter.plan_model(is_checked=is_checked)
+        require_shared_tokens(planned.loaded, other.loaded)
+        return PairPlan(plans=(planned.cost, other.cost), head=None)
     if target.form == "npu":
         raise UsageError(
             "a drafting head reads hidden states of its target, which the npu form does not give; choose another "
             "--device for the target"
         )
-    head = drafter.plan_head(loaded)
-    return PairPlan(plans=(plan, head.cost), head=head)
+    head = drafter.plan_head(planned.loaded)
+    return PairPlan(plans=(planned.cost, head.cost), head=head)
 
 
 def export_pair(

@@ -1,6 +1,7 @@
 """The document of a plan as a table for a person. Pure."""
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,26 +15,28 @@ _MODEL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # a word of a command,
 _FORESEEN = "foreseen"  # the document's word for what was estimated
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
-_ESTIMATED = "  (~ is estimated from the model's size and a short probe of the device; it was not measured)"
-_HOW_TO_MEASURE = (
-    "  (to have it measured, prepare the model first: edgespec models pull {} --device {}; then plan again)"
-)
-_RANKED = "  (~ is estimated, ? unknown; what each needs and the commands for it: edgespec pair check {})"
+_WIDTH = 79  # of a terminal of 80 columns, some of which break a line in the last
+_ESTIMATED = "(~ is estimated from the model's size and a short probe of the device; it was not measured)"
+_HOW_TO_MEASURE = "  to have it measured, prepare the model first, and plan again:"
+_RANKED = "  (~ is estimated, ? unknown) what each needs, and the commands for it:"
+_TO_RUN = "to run it"
 _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
 def in_words(document: Document) -> str:
     """The document of a plan as lines for a person."""
-    lines = [_what(document), *_table(_summary(document))]
+    measured = document["measured"]
+    lines = [*_wrap(_what(document), "", "  "), *_labelled(_summary(document))]
     if document["refused"]:
-        lines += ["", "refused", *_table(_refused(document["refused"]))]
+        lines += ["", "refused, and why", *_listing(_refused(document["refused"]))]
         lines += _estimates(document)
     if document["ranked_drafters"]:
-        lines += ["", "what could draft for it", *_table(short_rows(document["ranked_drafters"]))]
-        lines.append(_RANKED.format(_MODEL_WORD.findall(document["command"])[2]))
-    lines += ["", "measured here", *_table(_passes(document["measured"]))]
-    lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
-    lines += [f"  {line}" for line in _kept(document["chances"])]
+        lines += ["", "what could draft for it, and what its gain rests on"]
+        lines += [*_listing(short_rows(document["ranked_drafters"])), _RANKED]
+        lines.append(f"  edgespec pair check {_model_word(document)}")
+    lines += ["", "measured here", *_table(_passes(measured))]
+    for line in (*_readings(measured), *_drafts(measured), *_kept(document["chances"])):
+        lines += _wrap(line, "  ", "    ")
     return "\n".join(map(printable, lines))  # names come from files of others
 
 
@@ -55,11 +58,11 @@ def _summary(document: Document) -> Iterator[tuple[str, str]]:
     yield "context", f"{document['context_length']} tokens, for which {gib:.2f} GiB are needed"
     for line in document["downgrades"]:
         yield "for lack of memory", line
-    yield "to run it", document["command"]
+    yield _TO_RUN, document["command"]
 
 
 def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
-    yield "tokens/s", "schedule", "where", "drafter", "why not"
+    yield "tokens/s", "schedule", "where", "drafter", ""
     for option in sorted(options, key=lambda option: not option["context_length"]):
         about = "~" if option["basis"] == _FORESEEN else ""
         rate = f"{about}{format_speed(option['tokens_per_second'])}" if option["context_length"] else "-"
@@ -70,19 +73,25 @@ def _estimates(document: Document) -> Iterator[str]:
     """What a mark of the table means, and how to have options measured that could run."""
     estimated = [option for option in document["refused"] if option["basis"] == _FORESEEN]
     if estimated:
-        yield _ESTIMATED
+        yield from _wrap(_ESTIMATED, "  ", "  ")
     able = [option for option in estimated if option["context_length"]]
-    model = _MODEL_WORD.findall(document["command"])[2]
     for device in dict.fromkeys(option["target_device"] for option in able):
-        yield _HOW_TO_MEASURE.format(model, device)
+        yield _HOW_TO_MEASURE
+        yield f"  edgespec models pull {_model_word(document)} --device {device}"
+
+
+def _model_word(document: Document) -> str:
+    """The model as the command names it."""
+    word: str = _MODEL_WORD.findall(document["command"])[2]
+    return word
 
 
 def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
-    yield ("ms a pass over so many tokens", *(f"{width:>7}" for width in _SHOWN_WIDTHS))
+    yield ("ms a pass over so many tokens", *(f"{width:>6}" for width in _SHOWN_WIDTHS))
     for place, layout in _by_place(layouts).items():
         for held, taken_s in layout["passes_s"].items():
-            cells = (f"{1e3 * taken_s[width]:7.1f}" if width in taken_s else "" for width in _SHOWN_WIDTHS)
-            yield (f"{place}, {held} tokens before", *cells)
+            cells = (f"{1e3 * taken_s[width]:6.1f}" if width in taken_s else "" for width in _SHOWN_WIDTHS)
+            yield (f"{place}, after {held}", *cells)
 
 
 def _readings(layouts: Sequence[Document]) -> Iterator[str]:
@@ -130,6 +139,36 @@ def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells)
     return [line.rstrip() for line in lines]
+
+
+def _listing(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    """A table with a sentence about each row below it, which is the row's last cell."""
+    cells = list(rows)
+    indent = " " * (max(len(row[0]) for row in cells) + 4)  # below the second column
+    for row, line in zip(cells, _table(row[:-1] for row in cells), strict=True):
+        yield line
+        yield from _wrap(row[-1], indent, indent)
+
+
+def _labelled(rows: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """A table of two columns, the second of words; a command is left whole, to be copied."""
+    cells = list(rows)
+    width = max(len(label) for label, _ in cells)
+    for label, text in cells:
+        begin = f"  {label:{width}}  "
+        yield from [begin + text] if label == _TO_RUN else _wrap(text, begin, " " * len(begin))
+
+
+def _wrap(text: str, first: str, other: str) -> list[str]:
+    """Lines that fit a terminal, the first and each other one with its beginning."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=other,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _place(document: Document, model: str) -> str:

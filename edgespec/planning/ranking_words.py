@@ -42,8 +42,8 @@ def ranking_in_words(document: Document) -> str:
 
 
 def short_rows(drafters: Sequence[Document]) -> Iterator[tuple[str, ...]]:
-    """A table of drafters, the heading first."""
-    yield "gain", "kind", "drafter", "download", "why not, or what it rests on"
+    """A table of drafters, the heading first; the last cell says what a gain rests on, or why there is none."""
+    yield "gain", "kind", "drafter", "download", ""
     for each in drafters:
         size = "unknown" if each["download_bytes"] is None else format_bytes(each["download_bytes"])
         download = size if each["download_bytes"] != 0 else ""

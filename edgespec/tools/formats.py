@@ -1,6 +1,6 @@
 """How models write calls of tools: a declaration for each family, found by what its chat template says.
 
-CallFormat is data; call_parser.py reads by it, and call_writer.py writes.
+CallFormat is data; call_body.py reads by it, and call_writer.py writes.
 """
 
 from collections.abc import Iterator

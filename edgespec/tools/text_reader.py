@@ -29,6 +29,10 @@ class TextReader:
             self.text, self.at = self.text[self.at :], 0
         self.text += text
 
+    def keep(self) -> None:
+        """Never go back behind here."""
+        self.mark = self.at
+
     def peek(self) -> Reading[str]:
         """The next character. Raises EndOfText."""
         while self.at == len(self.text):

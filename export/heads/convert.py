@@ -9,7 +9,7 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError, UsageError, VocabularyMismatch
-from edgespec.export.convert import finish, write_text
+from edgespec.export.convert import finish, hash_files, write_text
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size
 from edgespec.export.folder_size import written_bytes
 from edgespec.export.heads.dialects import find_dialect
@@ -23,7 +23,7 @@ from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest, file_record
+from edgespec.manifest import Manifest
 from edgespec.signature import Signature
 from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
@@ -159,9 +159,7 @@ def export_head(
         with WeightsFile(folder / manifest.weights, Progress(cost.write_bytes, report)) as weights:
             graphs = plan.write_graphs(manifest, plan.tensors, weights, rule)
         _save(folder, graphs)
-        report("hashing")
-        show_progress("computing the hashes of its files")
-        manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+        manifest = hash_files(folder, manifest, report)
         show_progress("")
         return finish(folder, manifest)
 

@@ -20,7 +20,8 @@ from edgespec.chat.attachments import (
     read_attachment,
     split_message,
 )
-from edgespec.chat.commands import describe_resumed, run_command
+from edgespec.chat.commands import run_command
+from edgespec.chat.past_rounds import describe_resumed
 from edgespec.chat.session import ChatSession
 from edgespec.chat.text_block import block_text, is_open_block
 from edgespec.cli.main import main

@@ -221,9 +221,11 @@ def test_a_paste_that_ends_after_the_answer_is_still_one_message(tmp_path: Path)
     terminal.tells_cursor = False  # no terminal would do that within a paste
     terminal.type("\x1b[200~a\rb")
     terminal.ready()
+    assert "GOT IT" not in terminal.settle()
     terminal.type("\rc\x1b[201~")
     terminal.tells_cursor = True
     terminal.ask("", "GOT IT")
+    assert "> a\n  b\n  c" in terminal.screen()
     terminal.leave()
 
 

@@ -16,14 +16,9 @@ from rich.console import Console
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import find_commands, osc52
-from edgespec.chat.commands import (
-    COMMANDS,
-    code_blocks,
-    is_command,
-    run_command,
-    split_command,
-    unescape_message,
-)
+from edgespec.chat.command import is_command, split_command, unescape_message
+from edgespec.chat.commands import COMMANDS, run_command
+from edgespec.chat.copied_text import code_blocks
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.loop import _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
@@ -207,6 +202,22 @@ def test_save_and_load(session: ChatSession, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             run_command(session, command)
     assert session.conversation.messages == messages
+
+
+@pytest.mark.parametrize("command", ["save", "export"])
+def test_only_a_file_of_this_conversation_is_written_again(
+    session: ChatSession, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "talk.md"
+    answer(session, "the in")
+    for _ in range(2):
+        assert "2 messages" in output(session, f"/{command} {path}")
+    written = path.read_bytes()
+    output(session, "/clear")
+    with pytest.raises(UsageError, match=rf"is there already, and stays as it is; /{command}! .* writes over it"):
+        run_command(session, f"/{command} {path}")
+    assert path.read_bytes() == written
+    assert "0 messages" in output(session, f"/{command}! {path}")
 
 
 def test_another_drafter_keeps_the_conversation_and_a_bad_one_the_engine(session: ChatSession) -> None:

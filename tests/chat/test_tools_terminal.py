@@ -120,6 +120,10 @@ def test_ctrl_c_ends_a_call_that_hangs_and_the_chat_goes_on(tmp_path: Path) -> N
     terminal.wait_for("wait was ended; the model is told so")
     terminal.wait_for("I see.")
     terminal.ready()
+    screen = terminal.settle()
+    assert "wait was ended; the model is told so" in screen
+    assert "it gave" not in screen
+    terminal.ask("again?", "what?")
     terminal.leave()
 
 

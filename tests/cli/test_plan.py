@@ -10,7 +10,8 @@ from imitated import CPU, EMULATOR, Machine
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.export.convert import export_model, plan_source
+from edgespec.export.convert import export_model
+from edgespec.export.planned_model import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
@@ -69,7 +70,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
 ) -> None:
     """A fast GPU, which is imitated; that a CPU is slower is foreseen, and nothing is exported for it."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    num_bytes = plan_model(tiny_gguf, "fp32").cost.write_bytes
     rates = {"cpu": num_bytes / 0.06, "webgpu": num_bytes / 0.024}
     probes = {name: DeviceProbe(bytes_per_s=rate, node_s=0.0, start_s=0.0) for name, rate in rates.items()}
     pace_s = {("fp32", "webgpu"): 0.024, ("fp32", "cpu"): 0.06, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}
@@ -95,7 +96,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
         assert "~" in text
         assert "estimated from the model's size and a short probe" in text
         assert "webgpu; drafter cpu, " in text, "threads are the CPU's"
-        assert f"edgespec models pull {tiny_gguf}:fp32 --device cpu; then plan again" in text
+        assert f"and plan again:\n  edgespec models pull {tiny_gguf}:fp32 --device cpu\n" in text
         assert main(["models", "pull", f"{tiny_gguf}:fp32", "--device", "cpu"]) == 0
         capsys.readouterr()
         again = json.loads(run(capsys, *command, "--json")[1])
@@ -138,6 +139,8 @@ def test_plan_is_printed_as_text_and_measured_once(
     assert lines[1][1] == ""
     for part in ("tiny: ", "expected", "to run it  edgespec chat", "refused", "measured here", "ms a pass"):
         assert part in lines[1][0]
+    texts = [line for line in lines[1][0].splitlines() if "edgespec " not in line]  # but the commands
+    assert max(map(len, texts)) < 80
 
 
 def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[str], target: Path) -> None:

@@ -13,7 +13,7 @@ from edgespec import Engine, load
 from edgespec.engine import device_candidates
 from edgespec.engine.device_candidates import find_candidates
 from edgespec.engine.resolve import compare_devices
-from edgespec.export.convert import plan_source
+from edgespec.export.planned_model import plan_model
 from edgespec.planning.decision import FOLDER
 from edgespec.planning.device_options import DeviceOptions
 from edgespec.planning.plan_option import MemoryNeeds
@@ -35,7 +35,7 @@ def machine(
     The parameter says whether passes are really timed.
     """
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    num_bytes = plan_model(tiny_gguf, "fp32").cost.write_bytes
     probes = {
         name: DeviceProbe(bytes_per_s=num_bytes / step_s, node_s=0.0, start_s=0.0, rows={1: 1.0, 8: 1.0})
         for name, step_s in (("cpu", CPU_S), ("webgpu", GPU_S))

@@ -322,4 +322,5 @@ def test_a_plan_has_the_ranking_and_its_own_drafter_in_it(
     assert main(["plan", "big", "--drafter", "none", "--offline"]) == 0
     text = capsys.readouterr().out
     assert "what could draft for it" in text
-    assert "the commands for it: edgespec pair check big)" in text
+    assert "the commands for it:\n  edgespec pair check big\n" in text
+    assert max(map(len, text.splitlines())) < 80

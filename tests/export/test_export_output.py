@@ -20,7 +20,7 @@ KILLED_EXPORTS = """
 import os, signal, sys
 from pathlib import Path
 import edgespec.system.disk, edgespec.system.file_lock
-from edgespec.export import convert, output as output_module, graph, weights
+from edgespec.export import convert, output as output_module, graph, planned_model, weights
 
 source, parent = Path(sys.argv[1]), Path(sys.argv[2])
 output = parent / "out"
@@ -51,7 +51,7 @@ def exporting(prepare):
     return os.waitpid(pid, 0)[1]
 
 STAGES = {
-    "reading": (lambda: after(convert, "read_source"), False),
+    "reading": (lambda: after(planned_model, "read_source"), False),
     "locked": (lambda: before(output_module, "require_disk_space"), False),
     "weights": (in_the_fifth_write, False),
     "graph": (lambda: before(convert.ir, "save"), False),

@@ -15,8 +15,9 @@ from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError
 from edgespec.evaluation.pair_check import best_gain
 from edgespec.evaluation.pair_export import PairHalf, export_pair, usual_added_precision
 from edgespec.evaluation.pairing import check_pair
-from edgespec.export.convert import export_model, plan_source
+from edgespec.export.convert import export_model
 from edgespec.export.output import RESERVE_BYTES
+from edgespec.export.planned_model import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import free_memory
 from edgespec.memory.reserve import machine_reserve
@@ -219,7 +220,7 @@ def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.Ca
 def test_room_for_both_models_is_checked_before_either_is_written(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    one = plan_model(tiny_gguf, "fp32").cost.write_bytes
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=RESERVE_BYTES + 3 * one // 2))
     said: list[str] = []

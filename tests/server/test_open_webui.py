@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tiny
 from served import Served, home_with, serving, table_engine
+from stuck import StuckDecoder
 
 from edgespec import Engine
 from edgespec.runtimes.table import TableDecoder
@@ -88,11 +89,16 @@ def test_an_answer_that_is_continued_goes_on_behind_its_text(served: Served) -> 
     assert found["choices"] == plain["choices"]
 
 
-def test_stop_ends_the_answer(served: Served) -> None:
-    content = body(PERSON, stream=True, max_tokens=600)
-    with served.client.stream("POST", CHAT, content=content, headers=HEADERS) as answer:
-        next(answer.iter_lines())
-    served.wait_until(lambda: served.services.admission.num_taken == 0)
+def test_stop_ends_the_answer(tiny_model: Path, tmp_path: Path) -> None:
+    decoder = StuckDecoder()  # its pass would never end by itself
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model, decoder), limits=Limits(drain_s=0.5)) as served:
+        with served.client.stream("POST", CHAT, content=body(PERSON, stream=True), headers=HEADERS) as answer:
+            lines = answer.iter_lines()  # the connection is closed with it
+            next(lines)
+            assert decoder.has_begun.wait(120)
+        assert decoder.is_interrupted.wait(120)
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
 
 
 @pytest.mark.parametrize(

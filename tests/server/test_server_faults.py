@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 import tiny
-from served import Served, home_with, serving, table_engine
+from served import Served, home_with, rest_of, serving, table_engine
 from stuck import StuckDecoder, engine_of
 
 from edgespec import Engine
@@ -230,6 +230,7 @@ def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         served.wait_until(lambda: served.services.admission.num_taken == 1)
         served.wait_until(lambda: served.services.admission.num_taken == 0)
+        assert b"[DONE]" not in rest_of(connection)
 
 
 def test_heads_and_bodies_that_never_end_are_given_up(names: ModelNames, tiny_model: Path) -> None:

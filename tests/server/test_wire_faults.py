@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from served import Served, home_with, serving, table_engine
+from served import Served, home_with, rest_of, serving, table_engine
 from stuck import StuckDecoder
 
 from edgespec.errors import FormatError
@@ -380,6 +380,7 @@ def test_a_client_that_never_reads_a_whole_answer_is_left(names: ModelNames, tin
         served.wait_until(
             lambda: own not in [each.client for each in list(served.server.server_state.connections)]
         )
+        assert not rest_of(connection).endswith(b"}")
 
 
 def test_metrics_count_answers_that_were_cut_short(names: ModelNames, tiny_model: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -79,6 +79,15 @@ class Served:
                 return
             pause.wait(0.005)
         raise AssertionError("it never came to hold")
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What has come over a connection and was not read, up to its end."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            found += part
+    return found
 
 
 def home_with(folder: Path, **models: Path) -> ModelHome:

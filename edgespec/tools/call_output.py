@@ -1,0 +1,75 @@
+"""What a parser of calls passes on: text and calls, in the order of the answer."""
+
+from edgespec.tools.call_events import CallArguments, CallEnd, CallEvent, CallStart, TextPart
+
+Event = TextPart | CallEvent
+
+
+class CallOutput:
+    """Collects text and calls until they are taken; white space beside calls is dropped.
+
+    Where arguments are held, a call comes out once it is whole, and may be dropped before.
+    """
+
+    def __init__(self, *, holds_arguments: bool) -> None:
+        self.num_calls = 0  # that are complete
+        self.is_open = False  # a call has been passed on in part
+        self._holds_arguments = holds_arguments
+        self._events: list[Event] = []
+        self._held: list[Event] = []  # of a call that may turn out to be none
+        self._space = ""  # white space and noise that belong to the text if more text follows
+        self._fragment = ""  # of arguments
+        self._is_text_last = True
+
+    def take(self) -> list[Event]:
+        """What has come since it was asked last."""
+        self._flush_fragment()
+        events, self._events = self._events, []
+        return events
+
+    def add_text(self, text: str) -> None:
+        """Text of the answer that is no call."""
+        body = text.rstrip()
+        if body:
+            self._events.append(TextPart(self._space + body))
+            self._space, self._is_text_last = "", True
+        self._space += text[len(body) :]
+
+    def add_noise(self, text: str) -> None:
+        """What stands around calls, and is text only if more text follows."""
+        self._space += text
+
+    def end_text(self) -> None:
+        """No more text follows."""
+        if self._is_text_last and self._space:
+            self._events.append(TextPart(self._space))
+
+    def begin_call(self, name: str) -> None:
+        self._add(CallStart(self.num_calls, name))
+        if not self._holds_arguments:
+            self._space, self._is_text_last, self.is_open = "", False, True
+
+    def add_arguments(self, text: str) -> None:
+        self._fragment += text
+
+    def end_call(self) -> None:
+        self._add(CallEnd(self.num_calls))
+        self.num_calls += 1
+        self._events += self._held
+        self._held = []
+        self._space, self._is_text_last, self.is_open = "", False, False
+
+    def drop_call(self) -> None:
+        """Forget a call that has not been passed on."""
+        self._held.clear()
+        self._fragment = ""
+
+    def _add(self, event: CallEvent) -> None:
+        self._flush_fragment()
+        (self._held if self._holds_arguments else self._events).append(event)
+
+    def _flush_fragment(self) -> None:
+        if self._fragment:
+            event = CallArguments(self.num_calls, self._fragment)
+            self._fragment = ""
+            self._add(event)
