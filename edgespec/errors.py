@@ -170,3 +170,9 @@ class ContextOverflow(EdgeSpecError):
         super().__init__(f"{num_tokens}{more} tokens do not fit the context of {context_length}; {advice}")
         self.num_tokens = num_tokens
         self.context_length = context_length
+
+
+def require_context(num_tokens: int, context_length: int) -> None:
+    """Raises ContextOverflow: A text of num_tokens tokens is longer than the context."""
+    if num_tokens > context_length:
+        raise ContextOverflow(num_tokens, context_length)

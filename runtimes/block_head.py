@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
-from edgespec.errors import ContextOverflow
+from edgespec.errors import require_context
 from edgespec.runtimes.block_passes import BlockPasses
 from edgespec.runtimes.head_graph import HeadGraph
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
@@ -103,8 +103,7 @@ class BlockHead:
             return True
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a head"):
             self._passes.begin()
@@ -116,8 +115,7 @@ class BlockHead:
         self._passes.interrupt()
 
     def pretend(self, tokens: TokenIds) -> None:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
             self._passes.cache.pretend(len(tokens))

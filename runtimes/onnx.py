@@ -21,7 +21,7 @@ from edgespec.decoders import Argmax
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import ContextOverflow, MemoryExhausted
+from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
@@ -176,8 +176,7 @@ class OnnxDecoder:
         return self._passes.cancelled_by(cancel)
 
     def pretend(self, tokens: TokenIds) -> None:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
             self._passes.cache.pretend(len(tokens))
@@ -293,8 +292,7 @@ class OnnxDecoder:
             self._hidden.write(slot, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1))
 
     def _run(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._passes.begin()

@@ -16,7 +16,7 @@ from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
-from edgespec.errors import ContextOverflow
+from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.own_states import OwnStates
@@ -88,8 +88,7 @@ class RecurrentHead:
             return known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a head"):
             self._passes.begin()
@@ -123,8 +122,7 @@ class RecurrentHead:
         self._passes.interrupt()
 
     def pretend(self, tokens: TokenIds) -> None:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
             num_slots = max(0, len(tokens) - 1)
@@ -232,8 +230,7 @@ class RecurrentTreeHead(RecurrentHead):
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        if longest > self.context_length:
-            raise ContextOverflow(longest, self.context_length)
+        require_context(longest, self.context_length)
         with self._lock, translate_memory_errors("running a tree"):
             self._passes.begin()
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:

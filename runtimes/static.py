@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.errors import ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.compiled_graphs import load_graphs
 from edgespec.runtimes.devices import Device, import_onnxruntime
@@ -74,8 +74,7 @@ class StaticDecoder:
         return self._cache.num_written + sum(each.num_written for each in self._passes.values())
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._options = self._new_options()
@@ -86,8 +85,7 @@ class StaticDecoder:
         self._options.terminate = True
 
     def pretend(self, tokens: TokenIds) -> None:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         with self._lock:
             self._held = tokens
 

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.decoding.correction import Correction, contexts_in, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
-from edgespec.errors import ContextOverflow
+from edgespec.errors import require_context
 from edgespec.runtimes.head_graph import HeadGraph
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.session import SessionOptions
@@ -76,8 +76,7 @@ class StepHead:
             return bool(self._states)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock:
             rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.errors import ContextOverflow
+from edgespec.errors import require_context
 from edgespec.types import Logits, TokenIds, append
 
 _ORDER = 3  # how many tokens a row depends on
@@ -28,8 +28,7 @@ class HeldTokens:
 
         Raises ContextOverflow: tokens are more than context_length.
         """
-        if len(tokens) > context_length:
-            raise ContextOverflow(len(tokens), context_length)
+        require_context(len(tokens), context_length)
         self._settle(tokens)
         self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
         self._tokens = tokens
@@ -42,8 +41,7 @@ class HeldTokens:
         Raises ContextOverflow: A branch is more than fits after tokens.
         """
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        if longest > context_length:
-            raise ContextOverflow(longest, context_length)
+        require_context(longest, context_length)
         tree = (self._nodes, self._parents)
         num_held = 0 if num_last is None else trees.num_held(self._tokens, tree, tokens, nodes, parents)
         if num_held and num_last is not None:

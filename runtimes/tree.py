@@ -19,7 +19,7 @@ from edgespec.decoders import Argmax, ForwardingDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
+from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.cuda import PROVIDER
@@ -148,8 +148,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
     def _is_one_pass(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> bool:
         """Whether a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        if longest > self.context_length:
-            raise ContextOverflow(longest, self.context_length)
+        require_context(longest, self.context_length)
         has_slots = len(tokens) + len(nodes) <= self.context_length
         return self._runs_trees and has_slots and 0 < len(nodes) < self._chain.max_pass_tokens
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.decoders import Decoder, ForwardingDecoder
 from edgespec.decoding.whole_rows import UNKNOWN
-from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
+from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch, require_context
 from edgespec.loading.open_model import ModelFolder, read_tokenizer
 from edgespec.models.pair import have_same_tokens
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -163,8 +163,7 @@ class TranslatedDecoder(ForwardingDecoder):
 
         Raises ContextOverflow: tokens are more than context_length, or the rows are.
         """
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         rows = np.full((num_last, self.vocab_size), UNKNOWN, np.float32)
         drafted, ends = self._translate(tokens)
         ends = ends[-num_last:]

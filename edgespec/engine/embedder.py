@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import ContextOverflow, UsageError
+from edgespec.errors import UsageError, require_context
 from edgespec.pooling import Pooling
 from edgespec.system.cancel import Cancel
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -70,8 +70,7 @@ class Embedder:
         last = np.array(self._pooling.last_tokens, np.int32)
         if not np.array_equal(tokens[len(tokens) - len(last) :], last):
             tokens = np.concatenate([tokens, last])
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         return tokens
 
     def vector(self, tokens: TokenIds, cancel: Cancel | None = None) -> Vectors:
