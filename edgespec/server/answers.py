@@ -22,6 +22,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import Record
+from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.server.usage import notes_of, speculation_of, usage_of
 
 T = TypeVar("T")
@@ -61,12 +62,14 @@ class Answers:
     """The answers to a request, which are being made.
 
     firsts: The index of the first answer to each prompt.
+    reasoning: Counts the tokens of each answer that are reasoning; None where none is looked for.
     """
 
     lease: Lease
     requests: Sequence[AnswerRequest]
     opened: Sequence[OpenAnswer]
     firsts: Sequence[int]
+    reasoning: Sequence[ReasoningTokens | None]
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
     num_tokens: Counter[int] = field(default_factory=Counter)  # that were made so far, by the index of the answer
 
@@ -90,6 +93,8 @@ class Answers:
         try:
             async for i, chunk in merged:
                 self.num_tokens[i] += len(chunk.token_ids)
+                if (counted := self.reasoning[i]) is not None:
+                    counted.push(chunk.token_ids)
                 if chunk.stats is not None:
                     self.stats[i] = chunk.stats
                 yield i, chunk
@@ -104,7 +109,8 @@ class Answers:
         return [join_chunks(chunks, self.opened[i].prompt_tokens) for i, chunks in enumerate(parts)]
 
     def usage(self) -> dict[str, object]:
-        return usage_of(self.prompt_tokens, self.cached_tokens, list(self.stats.values()))
+        num_reasoning = sum(each.count for each in self.reasoning if each)
+        return usage_of(self.prompt_tokens, self.cached_tokens, num_reasoning, list(self.stats.values()))
 
 
 @asynccontextmanager
@@ -148,7 +154,9 @@ async def _lease_answers(services: Services, plan: Plan, record: Record, name: s
         engine = lease.model.engine
         requests = await asyncio.to_thread(plan.requests, engine)
         opened = [await open_answer(engine, request) for request in requests]
-        answers = Answers(lease, requests, opened, range(0, len(opened), len(opened) // plan.num_prompts))
+        firsts = range(0, len(opened), len(opened) // plan.num_prompts)
+        reasoning = [count_reasoning(request, engine.tokenizer) for request in requests]
+        answers = Answers(lease, requests, opened, firsts, reasoning)
         try:
             yield answers
         finally:

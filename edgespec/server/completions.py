@@ -65,7 +65,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
                 sampling=sampling_of(asked, default_sampling(engine), limits, i),
                 max_tokens=max_tokens,
                 stop=stop,
-                raw=isinstance(prompt, str),
+                raw=True,
                 num_top_logprobs=top,
                 drafting=drafting,
                 response_format=format_of(asked),

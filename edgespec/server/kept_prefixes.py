@@ -51,6 +51,8 @@ class KeptPrefixes:
 
     def take(self, name: str, engine: Engine) -> None:
         """Let a model that was just loaded hold the texts that were used last, as many as it has caches."""
+        if engine.manifest.pooling:  # each text is read once
+            return
         name, key = one_line(name), engine.prefix_key
         if key is None:
             _LOG.warning(

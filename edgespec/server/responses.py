@@ -28,7 +28,7 @@ from edgespec.server.request_log import Record, record_of
 from edgespec.server.response_input import stated_messages
 from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
-from edgespec.server.thinking import ReasoningTokens, reasoning_of, thinking_of
+from edgespec.server.thinking import reasoning_of, thinking_of
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
 from edgespec.tools.call_events import CallStart, TextPart, in_order
 from edgespec.tools.tool_use import ToolUse
@@ -106,17 +106,14 @@ class _Writing:
     reason: str | None = None  # why the answer ended
     usage: dict[str, Any] | None = None
     _reasoning: ReasoningStream | None = None
-    _reasoning_tokens: ReasoningTokens | None = None
+    _num_reasoning: int = 0  # tokens of reasoning that came so far
     _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens that may yet be reasoning
 
     def begin(self, answers: Answers) -> None:
         (request,) = answers.requests
         self.model, self.sampling = answers.model.name, request.sampling
         self.notes = tool_notes(self.use, answers.model.engine)
-        self._reasoning, self._logprobs = reasoning_of(request), []
-        if self._reasoning:
-            tokenizer = answers.model.engine.tokenizer
-            self._reasoning_tokens = ReasoningTokens(tokenizer, is_open=request.opens_reasoning)
+        self._reasoning, self._num_reasoning, self._logprobs = reasoning_of(request), 0, []
 
     def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
         """Add what a chunk has, in the order in which the model wrote it."""
@@ -137,10 +134,9 @@ class _Writing:
     def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
         self._logprobs += _entries(chunk.logprobs, answers)
-        if (tokens := self._reasoning_tokens) is not None:
-            before = tokens.count
-            tokens.push(chunk.token_ids)
-            del self._logprobs[: tokens.count - before]
+        if (tokens := answers.reasoning[0]) is not None:
+            del self._logprobs[: tokens.count - self._num_reasoning]
+            self._num_reasoning = tokens.count
             if not tokens.is_decided and chunk.finish_reason is None:
                 return []
         found, self._logprobs = self._logprobs, []
@@ -167,8 +163,7 @@ class _Writing:
                 yield from self.items.add_reasoning(part.text)
 
     def end(self, answers: Answers) -> None:
-        num_reasoning = self._reasoning_tokens.count if self._reasoning_tokens else 0
-        self.usage = _usage(answers.usage(), num_reasoning)
+        self.usage = _usage(answers.usage())
 
     @property
     def is_whole(self) -> bool:
@@ -217,13 +212,13 @@ class _Writing:
         }
 
 
-def _usage(usage: dict[str, Any], num_reasoning: int) -> dict[str, Any]:
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     """The usage of completions under the names that responses have."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": usage["total_tokens"],
         "speculation": usage["speculation"],
     }

@@ -70,7 +70,16 @@ def _effort_of(asked: ChatRequest | ResponsesRequest) -> str | None:
 
 def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:
     """Takes the reasoning of an answer from its text; None where the request has given the answer's beginning."""
-    return None if request.prefill else ReasoningStream(is_open=request.opens_reasoning)
+    return ReasoningStream(is_open=request.opens_reasoning) if _may_reason(request) else None
+
+
+def count_reasoning(request: AnswerRequest, tokenizer: Tokenizer) -> ReasoningTokens | None:
+    """Counts the reasoning of an answer, where reasoning_of looks for it."""
+    return ReasoningTokens(tokenizer, is_open=request.opens_reasoning) if _may_reason(request) else None
+
+
+def _may_reason(request: AnswerRequest) -> bool:
+    return not (request.raw or request.prefill)
 
 
 def content_of(text: str, request: AnswerRequest) -> dict[str, str]:

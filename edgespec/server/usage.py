@@ -8,12 +8,15 @@ from edgespec.engine.stats import Stats
 from edgespec.policy.reasons import ENDING
 
 
-def usage_of(prompt_tokens: int, cached_tokens: int, answers: Sequence[Stats]) -> dict[str, Any]:
+def usage_of(
+    prompt_tokens: int, cached_tokens: int, reasoning_tokens: int, answers: Sequence[Stats]
+) -> dict[str, Any]:
     """The `usage` of a request, over all answers to it.
 
     Args:
         prompt_tokens: Of all its prompts.
         cached_tokens: Those of them that were not read, as a cache held them.
+        reasoning_tokens: Those of the answers that are reasoning.
     """
     completion_tokens = sum(stats.num_emitted for stats in answers)
     predicted = [stats.sources.get(PredictionDrafter.name, {}) for stats in answers]
@@ -25,6 +28,7 @@ def usage_of(prompt_tokens: int, cached_tokens: int, answers: Sequence[Stats]) -
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },

@@ -150,6 +150,9 @@ def test_tokens_of_reasoning_are_counted_with_its_marks(served: Served, tiny_mod
     usage = response(served)["usage"]
     count = usage["output_tokens_details"]["reasoning_tokens"]
     assert num_tokens("Let me see.") < count <= usage["output_tokens"] - num_tokens("Yes, 4.")
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "2 + 2?"}]}
+    in_chat = served.post(CHAT, asked).json()["usage"]["completion_tokens_details"]
+    assert in_chat["reasoning_tokens"] == count
     usage = response(served, "off", reasoning={"effort": "none"})["usage"]
     assert usage["output_tokens_details"]["reasoning_tokens"] == 0
     cut = response(served, "short", max_output_tokens=response(served, "short")["usage"]["output_tokens"] - 3)
