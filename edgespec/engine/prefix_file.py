@@ -5,9 +5,8 @@ device, ONNX Runtime and the processor. Under another key it is not used. Its ch
 """
 
 import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -58,18 +57,31 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
         if path.stat().st_size > largest:
             raise UsageError(f"{path} holds more than the context of {decoder.context_length} tokens")
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            if str(found["key"]) != key:
-                raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
-            tokens: TokenIds = found["tokens"]
-            values: npt.NDArray[Any] = found["values"]
+        with path.open("rb") as file:
+            _require_stored(file)
+            with np.load(file, allow_pickle=False) as found:
+                if str(found["key"]) != key:
+                    raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
+                tokens: TokenIds = found["tokens"]
+                values: npt.NDArray[Any] = found["values"]
         _require_whole(tokens, values, decoder, cache)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (EdgeSpecError, MemoryError):
+        raise
+    # Damaged bytes raise errors of many kinds in zipfile, tokenize and numpy.
+    except Exception as error:
         raise UsageError(f"{path} is damaged ({error})") from None
     decoder.fill_prefix(tokens, values)
     return tokens
+
+
+def _require_stored(file: BinaryIO) -> None:
+    """Raises ValueError: The archive has compressed parts, which may become far larger than the file."""
+    with zipfile.ZipFile(file) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise ValueError("a part of it is compressed")
+    file.seek(0)
 
 
 def find_key(decoder: Decoder) -> str | None:

@@ -101,6 +101,23 @@ def _change(path: Path, **changes: object) -> None:
         np.savez(file, **{**arrays, **changes})  # type: ignore[arg-type]
 
 
+def _change_directory(offset: int, bit: int) -> Callable[[Path], None]:
+    """Flips one bit of the last entry of the archive's directory."""
+
+    def change(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[data.rindex(b"PK\x01\x02") + offset] ^= bit
+        path.write_bytes(data)
+
+    return change
+
+
+def _compress(path: Path) -> None:
+    with np.load(path) as found:
+        np.savez_compressed(path.with_suffix(".npz"), **{name: found[name] for name in found})
+    path.with_suffix(".npz").replace(path)
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "cut": _cut,
     "flipped": _flip,
@@ -109,6 +126,11 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "foreign tokens": lambda path: _change(path, tokens=np.full(40, tiny.VOCAB, np.int32)),
     "too many tokens": lambda path: _change(path, tokens=np.zeros(4, np.int32)),
     "other shape": lambda path: _change(path, values=np.zeros((1, 2, 3), np.float32)),
+    "of a newer version": _change_directory(6, 0x80),
+    "encrypted": _change_directory(8, 1),
+    "patched": _change_directory(8, 0x20),
+    "packed in an unknown way": _change_directory(10, 0x40),
+    "packed": _compress,
     "objects": lambda path: _change(path, tokens=np.array([{}], object)),
 }
 
