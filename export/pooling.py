@@ -3,17 +3,18 @@
 Sentence-transformers lists what runs after the model in modules.json, as Pooling and Normalize.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.pooling import KINDS, Pooling
+from edgespec.system.json_file import read_json
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
 MODULES = "modules.json"
 _LARGEST_BYTES = 1 << 20
+_MOST_BEHIND = 8  # tokens behind a text; tokenizers in use put one there
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 # A setting of 1_Pooling/config.json, each of which is true or false -> kind.
 _SWITCHES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
@@ -31,7 +32,7 @@ def pooling_of_folder(folder: Path, settings: Mapping[str, Any], *, add_bos: boo
     Raises SourceError: A vector of a text is made in another way than the export knows.
     """
     path = folder / MODULES
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():  # a link to nothing is a download that was not finished
         return None
     modules = _read(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
@@ -44,12 +45,25 @@ def pooling_of_folder(folder: Path, settings: Mapping[str, Any], *, add_bos: boo
         )
     if "Pooling" not in names:
         raise SourceError(f"{path} has no module Pooling, so nothing says how a vector is made; fetch it again")
+    if names.count("Pooling") > 1 or names[0] != "Transformer" or names.count("Transformer") > 1:
+        raise SourceError(
+            f"{path} has the modules {', '.join(names)}; wanted Transformer, Pooling and Normalize, in this "
+            "order; unsupported"
+        )
+    if (place := modules[0].get("path")) not in (None, "", "."):
+        raise SourceError(f"{path} has its model in {place!r:.60}; wanted it in {folder} itself; unsupported")
     if settings.get("is_causal") is False or settings.get("use_bidirectional_attention"):
         raise SourceError(
             f"{folder}: tokens see those that follow them (config.json), and the export has causal attention "
             "alone; unsupported"
         )
-    kind = _kind_of(folder / str(modules[names.index("Pooling")].get("path")) / "config.json")
+    place = modules[names.index("Pooling")].get("path")
+    if not isinstance(place, str) or "\\" in place or len(PurePosixPath(place).parts) != 1 or place in ("..", "/"):
+        raise SourceError(
+            f"{path} has the settings of Pooling in {place!r:.60}; wanted a folder in {folder}, such as "
+            "1_Pooling; fetch it again"
+        )
+    kind = _kind_of(folder / place / "config.json")
     return Pooling(kind=kind, last_tokens=_tokens_behind(folder / "tokenizer.json", num_before=int(add_bos)))
 
 
@@ -60,19 +74,32 @@ def pooling_from_gguf(path: object, metadata: Mapping[str, Any]) -> Pooling | No
     """
     architecture = metadata.get("general.architecture")
     number = metadata.get(f"{architecture}.pooling_type", 0)
-    if not number:
+    if type(number) is not int:
+        raise SourceError(
+            f"{path}: {architecture}.pooling_type is {number!r:.60}; wanted a whole number; it is damaged"
+        )
+    if number == 0:
         return None
     kind = _require_kind(path, _GGUF_KINDS.get(number, number))
-    if metadata.get(f"{architecture}.attention.causal") is False:
+    if not _flag(path, metadata, f"{architecture}.attention.causal", or_else=True):
         raise SourceError(
             f"{path}: tokens see those that follow them, and the export has causal attention alone; unsupported"
         )
-    if not metadata.get("tokenizer.ggml.add_eos_token"):
+    if not _flag(path, metadata, "tokenizer.ggml.add_eos_token", or_else=False):
         return Pooling(kind=kind)
     end = metadata.get("tokenizer.ggml.eos_token_id")
-    if type(end) is not int:
-        raise SourceError(f"{path} puts a token behind texts and does not name it; the file is damaged")
+    if type(end) is not int or not 0 <= end < len(metadata["tokenizer.ggml.tokens"]):
+        raise SourceError(
+            f"{path} puts a token behind texts and does not name one of its own ({end!r:.60}); the file is damaged"
+        )
     return Pooling(kind=kind, last_tokens=(end,))
+
+
+def _flag(path: object, metadata: Mapping[str, Any], name: str, *, or_else: bool) -> bool:
+    found = metadata.get(name, or_else)
+    if not isinstance(found, bool):
+        raise SourceError(f"{path}: {name} is {found!r:.60}; wanted true or false; it is damaged")
+    return found
 
 
 def _kind_of(path: Path) -> str:
@@ -81,14 +108,19 @@ def _kind_of(path: Path) -> str:
         raise SourceError(f"{path} does not hold a JSON object; fetch it again")
     if (word := stated.get("pooling_mode")) is not None:
         return _require_kind(path, _WORDS.get(word, word) if isinstance(word, str) else word)
-    switched = [key for key, is_on in stated.items() if key.startswith("pooling_mode_") and is_on]
+    switches = {key: is_on for key, is_on in stated.items() if key.startswith("pooling_mode_")}
+    if wrong := [key for key, is_on in switches.items() if not isinstance(is_on, bool)]:
+        raise SourceError(
+            f"{path}: {wrong[0]} is {switches[wrong[0]]!r:.60}; wanted true or false; fetch it again"
+        )
+    switched = [key for key, is_on in switches.items() if is_on]
     kinds = [_SWITCHES.get(key, key.removeprefix("pooling_mode_")) for key in switched]
     return _require_kind(path, " and ".join(kinds) or None)
 
 
 def _require_kind(path: object, kind: object) -> str:
     if kind not in KINDS:
-        raise SourceError(f"{path} makes a vector by {kind!r}; known are {', '.join(KINDS)}; unsupported")
+        raise SourceError(f"{path} makes a vector by {kind!r:.60}; known are {', '.join(KINDS)}; unsupported")
     return str(kind)
 
 
@@ -103,17 +135,21 @@ def _tokens_behind(path: Path, *, num_before: int) -> tuple[int, ...]:
             f"{path} makes the tokens {whole} of the letter a, which are {alone} without special ones; wanted "
             f"{num_before} before them; unsupported"
         )
-    return tuple(whole[end:])
+    behind = tuple(whole[end:])
+    if len(behind) > _MOST_BEHIND or any(token >= tokenizer.get_vocab_size() for token in behind):
+        raise SourceError(
+            f"{path} puts {len(behind)} tokens behind a text, the largest of which is {max(behind)}; wanted at "
+            f"most {_MOST_BEHIND}, of its vocabulary of {tokenizer.get_vocab_size()}; fetch it again"
+        )
+    return behind
 
 
 def _read(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise SourceError(f"{path} has more than {_LARGEST_BYTES >> 20} MiB; fetch it again")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, _LARGEST_BYTES)
     except FileNotFoundError:
         raise SourceError(
             f"{path.parent} has no {path.name}, which says how a vector is made; fetch it again"
         ) from None
     except ValueError as error:
-        raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
+        raise SourceError(f"{path} is not JSON that can be read ({error}); fetch it again") from None

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -213,7 +214,10 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    size = path.stat().st_size
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
+        raise SourceError(f"{path} is no regular file; fetch it again")
+    size = found.st_size
     if size > _MAX_TEXT_BYTES:
         raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
     return path.read_text(encoding="utf-8")

@@ -165,6 +165,7 @@ class Engine:
             is_deterministic=self.is_deterministic,
             near_tie=self._near_tie,
             shared=self._shared,
+            embedder=self._embedder,
         )
 
     def forget_prompts(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from edgespec.errors import ModelError, UsageError, VocabularyMismatch
+from edgespec.errors import ModelError, UnsuitedModel, UsageError, VocabularyMismatch
 from edgespec.loading.device_forms import source_of
 from edgespec.manifest import Manifest
 from edgespec.system.command_line import quote
@@ -28,9 +28,14 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
 
     Raises:
         ModelError: It is a head, and the target does not give the hidden states that it reads.
+        UnsuitedModel: It gives vectors of texts, and writes none.
         UsageError: A head is part of a cascade.
         VocabularyMismatch: It is a head for another vocabulary.
     """
+    if pooled := [drafter.name for drafter in drafters if drafter.pooling]:
+        raise UnsuitedModel(
+            f"{pooled[0]} was trained to give vectors of texts, and drafts none; choose a drafter that writes"
+        )
     if any(drafter.head for drafter in drafters) and (len(drafters) > 1 or text):
         named = next(drafter.name for drafter in drafters if drafter.head)
         raise UsageError(

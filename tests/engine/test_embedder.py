@@ -92,3 +92,12 @@ def test_a_chat_refuses_it(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     assert main(["chat", str(folder), "--prompt", "hi"]) == 3
     assert "trained to give vectors" in capsys.readouterr().err
+
+
+def test_it_drafts_for_no_model(folder: Path, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsuitedModel, match="drafts none"):
+        load(tiny_model, home=tmp_path, drafter=str(folder))
+
+
+def test_a_plain_engine_gives_its_vectors(engine: Engine) -> None:
+    assert np.array_equal(engine.plain().embed("the"), engine.embed("the"))
