@@ -28,7 +28,7 @@ from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.reasoning import CLOSE, OPEN
+from edgespec.engine.reasoning import OPEN
 from edgespec.engine.request import (
     AnswerOptions,
     Request,
@@ -60,7 +60,7 @@ from edgespec.types import TokenIds, TokenMask, append
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
 
-_TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
+_TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning
 
 
 class Engine:
@@ -522,8 +522,9 @@ class Engine:
         if not self._encoder.spells_in_template(OPEN):
             return False
         tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
-        pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
-        return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)
+        # At its very end: the mark may also stand in a message, of which nothing begins.
+        end = self.tokenizer.decode(tokens[-_TAIL:], self.tokenizer.special_tokens.values())
+        return end.rstrip().endswith(OPEN)
 
     @property
     def tool_format(self) -> str:

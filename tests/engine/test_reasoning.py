@@ -97,3 +97,11 @@ def test_a_completion_has_reasoning_and_answer_apart() -> None:
         "",
         "b",
     )
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_mark_in_a_message_opens_no_reasoning(tiny_model: Path, opens: bool) -> None:
+    template = "{{ messages[0].content }}{% if opens %}<think>{% endif %}\n"
+    with engine_of(tiny_model, table(), template.replace("if opens", f"if {opens}")) as engine:
+        for text in ("What is <think>?", "a <think> b", "</think>", "<think>a</think>"):
+            assert engine.opens_reasoning(text) is opens
