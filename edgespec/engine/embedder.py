@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import UsageError, require_context
+from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.pooling import Pooling
 from edgespec.system.cancel import Cancel
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
+_LONG = 16  # characters a token, more than nearly any text has
 Vectors = npt.NDArray[np.float32]
 
 
@@ -63,6 +64,10 @@ class Embedder:
             raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
         if not text:
             raise UsageError("the text is empty; give at least one character")
+        if len(text) > _LONG * self.context_length:  # before it is encoded: 10 MB take 10 s
+            num_tokens = self._tokenizer.least_tokens(text, self.context_length)
+            if num_tokens > self.context_length:
+                raise ContextOverflow(num_tokens, self.context_length, is_all=False)
         return self.complete(self._tokenizer.encode(text))
 
     def complete(self, tokens: TokenIds) -> TokenIds:
@@ -78,6 +83,7 @@ class Embedder:
 
         Raises:
             Cancelled: It was cancelled.
+            ModelError: The states are no finite numbers.
             MemoryExhausted: The pass does not fit.
         """
         with self._lock:
@@ -89,6 +95,11 @@ class Embedder:
             finally:
                 self._decoder.forget()  # its vector is the same whatever was read before it
         vector = states[-1] if self._pooling.kind == "last" else states.mean(axis=0)
+        if not np.isfinite(vector).all():
+            raise ModelError(
+                "the vector of a text has numbers that are not finite; the weights are damaged, or too large for "
+                "their precision: export the model with --precision fp32"
+            )
         return normalize(vector)
 
 

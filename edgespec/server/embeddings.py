@@ -4,9 +4,10 @@ import asyncio
 from base64 import b64encode
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgespec.engine.embedder import Embedder, Vectors, normalize
 from edgespec.engine.engine import Engine
@@ -15,6 +16,7 @@ from edgespec.errors import ContextOverflow, UsageError
 from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain
+from edgespec.server.model_host import in_daemon
 from edgespec.server.prompts import Text, texts_of
 from edgespec.server.protocol import EmbeddingsRequest
 from edgespec.server.request_log import Record, record_of
@@ -44,7 +46,10 @@ async def embeddings(services: Services, request: Request) -> Response:
             require_embedding_model(manifest)  # before it is loaded
         with services.admission.place(1):
             async with services.host.lease(name) as lease:
-                return JSONResponse(await _document(services, lease.model.engine, name, asked, texts, record))
+                document = await _document(services, lease.model.engine, name, asked, texts, record)
+        # Not in the event loop: it may have millions of numbers.
+        body = await asyncio.to_thread(msgspec.json.encode, document)
+        return Response(body, media_type="application/json")
 
     return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, lend()))
 
@@ -53,7 +58,7 @@ async def _document(
     services: Services, engine: Engine, name: str, asked: EmbeddingsRequest, texts: list[Text], record: Record
 ) -> dict[str, Any]:
     embedder = engine.embedder
-    inputs = await asyncio.to_thread(lambda: [_encode(engine, text) for text in texts])
+    inputs = await in_daemon(lambda: [_encode(engine, text) for text in texts])
     if asked.dimensions is not None and not 1 <= asked.dimensions <= embedder.size:
         raise ApiError(
             400,
@@ -82,10 +87,13 @@ def _encode(engine: Engine, text: Text) -> TokenIds:
 
 
 async def _vector(embedder: Embedder, tokens: TokenIds) -> Vectors:
-    """The vector, in a thread, whose pass ends if nobody waits for it any more."""
+    """The vector, whose pass ends if nobody waits for it any more.
+
+    In a thread of its own: it may wait long for those of other requests, and asyncio's threads are few.
+    """
     cancel = Cancel()
     try:
-        return await asyncio.to_thread(embedder.vector, tokens, cancel)
+        return await in_daemon(lambda: embedder.vector(tokens, cancel))
     finally:
         cancel.set()
 

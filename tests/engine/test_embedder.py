@@ -9,10 +9,11 @@ import pytest
 import tiny
 from embedding_models import END, reference_vector, write_folder
 
-from edgespec import ContextOverflow, Engine, UnsuitedModel, UsageError, load
+from edgespec import ContextOverflow, Engine, ModelError, UnsuitedModel, UsageError, load
 from edgespec.cli.main import main
 from edgespec.errors import Cancelled
 from edgespec.system.cancel import Cancel
+from edgespec.types import TokenIds
 
 WEIGHTS = tiny.random_weights(5)
 LONG = " the an in" * 120  # more tokens than one pass runs
@@ -65,6 +66,30 @@ def test_what_is_no_text_is_refused(engine: Engine) -> None:
         engine.embed([3])  # type: ignore[list-item]
     with pytest.raises(ContextOverflow):
         engine.embed("a" * (tiny.CONTEXT + 1))
+
+
+def test_a_far_too_long_text_is_refused_before_all_of_it_is_encoded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    encode = engine.tokenizer.encode
+
+    def watched(text: str) -> TokenIds:
+        lengths.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", watched)
+    with pytest.raises(ContextOverflow, match="or more tokens"):
+        engine.embed("a" * 3_000_000)
+    assert sum(lengths) < 100_000
+
+
+def test_states_that_are_no_numbers_give_no_vector(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = engine.embedder._decoder.hidden_states
+    assert store is not None
+    monkeypatch.setattr(store, "read", lambda tokens, start: np.full((len(tokens), tiny.HIDDEN), np.nan, "f4"))
+    with pytest.raises(ModelError, match="not finite"):
+        engine.embed("a")
 
 
 def test_a_text_that_nobody_waits_for_is_given_up(engine: Engine) -> None:

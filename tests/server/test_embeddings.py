@@ -2,18 +2,23 @@
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 from embedding_models import END, reference_vector, write_folder
-from served import Served, home_with, serving
+from served import WAIT_S, Served, home_with, serving
 
 from edgespec import Engine, load
+from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.export.convert import export_model
 from edgespec.server.model_names import ModelNames
+from edgespec.system.cancel import Cancel
+from edgespec.types import TokenIds
 
 WEIGHTS = tiny.random_weights(5)
 
@@ -99,3 +104,26 @@ def test_text_is_not_asked_of_it(served: Served) -> None:
     messages = [{"role": "user", "content": "hi"}]
     answer = served.post("/v1/chat/completions", {"model": "vectors", "messages": messages})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsuited_model")
+
+
+def test_many_who_wait_for_vectors_do_not_hold_up_other_requests(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors(served, input="the")
+    make, may_go, waiting = Embedder.vector, Event(), Semaphore(0)
+
+    def wait(self: Embedder, tokens: TokenIds, cancel: Cancel | None = None) -> Vectors:
+        waiting.release()
+        assert may_go.wait(WAIT_S)
+        return make(self, tokens, cancel)
+
+    monkeypatch.setattr(Embedder, "vector", wait)
+    with ThreadPoolExecutor(40) as pool:  # more than asyncio has threads
+        asked = [pool.submit(ask, served, input="the an") for _ in range(40)]
+        try:
+            assert all(waiting.acquire(timeout=20) for _ in asked)
+            other = served.post("/v1/embeddings", {"model": "none", "input": "a"}, timeout=20)
+        finally:
+            may_go.set()
+    assert other.status_code == 404
+    assert {each.result().status_code for each in asked} == {200}
