@@ -7,6 +7,7 @@ hold, and a file is not changed once it is there, so that several servers may us
 
 import hashlib
 import logging
+import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from edgespec.types import TokenIds
 
 _LOG = logging.getLogger("edgespec.server")
 _SUFFIX = ".prefix"
+_OWN_FOLDER = re.compile("[0-9a-f]{32}")
+_OWN_FILE = re.compile(r"[^.]+\.prefix|\.[^.]+\.prefix\.[0-9a-f]+")
 _FEWEST_KEPT = 32  # tokens; fewer are read again in a pass or two
 _MOST_BYTES = 4 << 30
 _OTHER_BYTES = 4096  # of a file, beside its values and tokens
@@ -104,12 +107,15 @@ class KeptPrefixes:
             _LOG.warning("%s: what it has read is not kept: %s", name, one_line(str(error), 400))
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Delete what was used longest ago. Raises UsageError: so much is never kept."""
+        """Delete what was used longest ago, and no files of others.
+
+        Raises UsageError: So much is never kept.
+        """
         if needed_bytes > self.max_bytes:
             raise UsageError(
                 f"it takes {format_bytes(needed_bytes)}, and at most {format_bytes(self.max_bytes)} are kept"
             )
-        found = [file for folder in _entries(self.folder) for file in _files(folder)]
+        found = [file for folder in _entries(self.folder) if _is_own_folder(folder) for file in _files(folder)]
         total = sum(file.num_bytes for file in found)
         for file in sorted(found, key=_used_ns):
             if total + needed_bytes <= self.max_bytes:
@@ -159,9 +165,17 @@ def _texts_in(folder: Path) -> Sequence[_File]:
     return sorted(whole, key=_used_ns, reverse=True)
 
 
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a folder of a key, and no link to another place."""
+    return _OWN_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
 def _files(folder: Path) -> list[_File]:
+    """The kept texts in a folder, with those that are being written."""
     found = []
     for path in _entries(folder):
+        if not _OWN_FILE.fullmatch(path.name):
+            continue
         with suppress(OSError):  # another server has just deleted it
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):

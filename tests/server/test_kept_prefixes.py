@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from os import utime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -192,6 +193,26 @@ def test_what_is_kept_has_a_bound(tiny_model: Path, tmp_path: Path, caplog: pyte
         KeptPrefixes(tmp_path / "few", 10_000).keep("tiny", engine)
         assert files_of(tmp_path / "few") == []
         assert "at most 10 kB are kept" in caplog.text
+
+
+def test_files_of_others_are_not_deleted_for_room(tiny_model: Path, tmp_path: Path) -> None:
+    kept, others = tmp_path / "kept", [tmp_path / "documents", tmp_path / "kept" / "mine"]
+    for folder in others:
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").write_bytes(bytes(50_000))
+        utime(folder / "notes.txt", (1, 1))  # longest ago
+    (kept / "linked").symlink_to(others[0], target_is_directory=True)
+    (kept / ("0" * 32)).symlink_to(others[0], target_is_directory=True)
+    with open_tiny(tiny_model) as engine:
+        engine.generate(TEXTS[0], max_tokens=4)
+        KeptPrefixes(kept).keep("tiny", engine)
+        (first,) = kept.glob("*/*.prefix")
+        (first.parent / "notes.txt").write_bytes(bytes(50_000))
+        engine.generate(TEXTS[1], max_tokens=4)
+        engine.generate(TEXTS[2], max_tokens=4)
+        KeptPrefixes(kept, first.stat().st_size + 8000).keep("tiny", engine)
+    assert not first.exists()
+    assert [(folder / "notes.txt").stat().st_size for folder in (*others, first.parent)] == [50_000] * 3
 
 
 def test_a_folder_that_cannot_be_used_is_told_and_the_server_goes_on(
