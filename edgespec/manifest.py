@@ -308,6 +308,8 @@ def _require_sound_pooling(path: Path, manifest: Manifest) -> None:
         problem = "a token that is put behind texts is not in the vocabulary"
     elif not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
         problem = "vectors are made of states that the graph does not output"
+    elif manifest.kv_cache.form == "static":
+        problem = "vectors are made of states, which a model with a static cache does not give"
     if problem:
         raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
 

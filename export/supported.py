@@ -52,6 +52,11 @@ def require_supported(
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
     require_layers(hidden_layers, config.num_layers + 1)  # the last is the state after the final norm
+    if loaded.pooling and form == "npu":
+        raise DeviceUnavailable(
+            f"{loaded.source.name} gives vectors of texts, which are made of hidden states, and the npu form "
+            "gives none; use --device cpu or gpu"
+        )
     if config.routing is not None and form != "cpu":
         raise DeviceUnavailable(
             f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "

@@ -253,4 +253,7 @@ def _export_model(options: argparse.Namespace) -> None:
     info(f"wrote {options.output} ({format_bytes(manifest.weights_bytes)})")
     folder = quote(options.output)
     use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + named_devices(options)
-    info(f"use it with: edgespec chat {use}")
+    if manifest.pooling:
+        info(f"use it with: edgespec serve {use}, at POST /v1/embeddings; or with Engine.embed")
+    else:
+        info(f"use it with: edgespec chat {use}")

@@ -91,6 +91,12 @@ def plan_pair(target: PairHalf, drafter: PairHalf, *, is_checked: bool) -> PairP
     planned = target.plan_model(is_checked=is_checked)
     if not drafter.is_head:
         other = drafter.plan_model(is_checked=is_checked)
+        for loaded in (planned.loaded, other.loaded):
+            if loaded.pooling:
+                raise UsageError(
+                    f"{loaded.source.name} gives vectors of texts, and is neither drafted for nor drafts; choose "
+                    "models that write"
+                )
         require_shared_tokens(planned.loaded, other.loaded)
         return PairPlan(plans=(planned.cost, other.cost), head=None)
     if target.form == "npu":

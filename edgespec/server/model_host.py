@@ -205,7 +205,11 @@ class ModelHost:
 
     def _open(self, name: str) -> Engine:
         engine = self.open_engine(name)
-        self._take_prefixes(name, engine)
+        try:
+            self._take_prefixes(name, engine)
+        except BaseException:
+            engine.close()
+            raise
         return engine
 
     def _take_prefixes(self, name: str, engine: Engine) -> None:

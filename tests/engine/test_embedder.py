@@ -1,5 +1,6 @@
 """Vectors of texts, beside those of numpy over the same weights."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +10,20 @@ import pytest
 import tiny
 from embedding_models import END, reference_vector, write_folder
 
-from edgespec import ContextOverflow, Engine, ModelError, UnsuitedModel, UsageError, load
+from edgespec import (
+    ContextOverflow,
+    DeviceUnavailable,
+    Engine,
+    ManifestError,
+    ModelError,
+    UnsuitedModel,
+    UsageError,
+    load,
+)
 from edgespec.cli.main import main
 from edgespec.errors import Cancelled
+from edgespec.export.convert import export_model
+from edgespec.manifest import parse_manifest
 from edgespec.system.cancel import Cancel
 from edgespec.types import TokenIds
 
@@ -126,3 +138,24 @@ def test_it_drafts_for_no_model(folder: Path, tiny_model: Path, tmp_path: Path) 
 
 def test_a_plain_engine_gives_its_vectors(engine: Engine) -> None:
     assert np.array_equal(engine.plain().embed("the"), engine.embed("the"))
+
+
+def test_the_npu_form_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match="the npu form gives none"):
+        export_model(folder, tmp_path / "npu", form="npu", precision="fp16")
+    export_model(folder, tmp_path / "cpu", precision="fp32")
+    stated = json.loads((tmp_path / "cpu" / "edgespec.json").read_text())
+    stated["kv_cache"]["form"] = "static"
+    with pytest.raises(ManifestError, match="static cache does not give"):
+        parse_manifest(tmp_path, stated)
+
+
+@pytest.mark.parametrize("is_drafter", [False, True])
+def test_it_is_no_half_of_a_pair(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_drafter: bool
+) -> None:
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights())
+    target, drafter = (tmp_path / "tiny.gguf", folder) if is_drafter else (folder, tmp_path / "tiny.gguf")
+    assert main(["export", str(target), "--drafter", str(drafter), "--output", str(tmp_path / "pair")]) == 2
+    assert "neither drafted for nor drafts" in capsys.readouterr().err
+    assert not (tmp_path / "pair").exists()

@@ -17,7 +17,7 @@ import tiny
 from scripted import scripted_engine
 from served import Served, home_with, serving
 
-from edgespec import Engine, UsageError, load
+from edgespec import EdgeSpecError, Engine, UsageError, load
 from edgespec.export.convert import export_model
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.server.model_names import ModelNames
@@ -245,3 +245,20 @@ def test_a_cache_that_is_in_use_or_not_there_is_refused(tiny_model: Path, tmp_pa
         assert files_of(tmp_path / "kept") == []
         with pytest.raises(UsageError, match="wanted 0 to 2"):
             engine.save_prefix(tmp_path / "one", 3)
+
+
+def test_a_model_that_cannot_take_its_texts_is_closed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Engine] = []
+
+    def fail(self: KeptPrefixes, name: str, engine: Engine) -> None:
+        opened.append(engine)
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(KeptPrefixes, "take", fail)
+    with keeping(KeptPrefixes(tmp_path / "kept"), tiny=tiny_model) as served:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        assert served.post("/v1/chat/completions", asked).status_code == 500
+        with pytest.raises(EdgeSpecError, match="this engine is closed"):
+            opened[0].generate("the")
