@@ -343,10 +343,14 @@ class Engine:
         use = parse_tool_use(
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
-        calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
         tokens = self._encoder.encode(
             prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
         )
+        calls = None
+        if use:
+            calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls)
+            is_open = self._encoder.spells_in_template(OPEN) and self._ends_in_reasoning(tokens)
+            calls = calls._replace(opens_reasoning=is_open)
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
             prompt=tokens,
@@ -521,7 +525,10 @@ class Engine:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
         if not self._encoder.spells_in_template(OPEN):
             return False
-        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
+        return self._ends_in_reasoning(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+
+    def _ends_in_reasoning(self, tokens: TokenIds) -> bool:
+        """Whether a prompt ends with the mark that begins the reasoning."""
         # At its very end: the mark may also stand in a message, of which nothing begins.
         end = self.tokenizer.decode(tokens[-_TAIL:], self.tokenizer.special_tokens.values())
         return end.rstrip().endswith(OPEN)

@@ -88,6 +88,7 @@ class Generation:
             text_after(request.prefill, self.tokenizer, shown),
             TextStop(request.stop),
             calls.reader() if calls else None,
+            calls.reasoning() if calls and not len(request.prefill) else None,
         )
         drafting: list[Interval] = []
         acceptance: dict[str, AcceptanceChange] = {}

@@ -62,6 +62,46 @@ class ReasoningStream:
         return [Part(text, is_reasoning)] if text else []
 
 
+class ReasoningGate:
+    """Takes the text of an answer in pieces, and tells what of it is reasoning, with its marks, as it is written.
+
+    is_open: The prompt has opened the reasoning already.
+    """
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self._is_inside = is_open
+        self._is_over = False
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Reasoning that is known by now, and what comes after it; a mark that is not complete waits."""
+        if self._is_over:
+            return "", text
+        self._held += text
+        if not self._is_inside:
+            begun = self._held.lstrip()
+            if OPEN.startswith(begun) and begun != OPEN:
+                return "", ""
+            self._is_inside, self._is_over = begun.startswith(OPEN), not begun.startswith(OPEN)
+        if self._is_over:
+            return "", self._take(len(self._held))
+        before, mark, _ = self._held.partition(CLOSE)
+        if mark:
+            self._is_over = True
+            return self._take(len(before + mark)), self._take(len(self._held))
+        num_begun = next(n for n in range(len(CLOSE) - 1, -1, -1) if self._held.endswith(CLOSE[:n]))
+        return self._take(len(self._held) - num_begun), ""
+
+    def end(self) -> tuple[str, str]:
+        """What was held back, as push gives it."""
+        held = self._take(len(self._held))
+        return (held, "") if self._is_inside and not self._is_over else ("", held)
+
+    def _take(self, num: int) -> str:
+        taken, self._held = self._held[:num], self._held[num:]
+        return taken
+
+
 def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
     """The reasoning and the answer of a whole text; is_open as for ReasoningStream."""
     stream = ReasoningStream(is_open=is_open)

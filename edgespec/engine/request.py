@@ -8,6 +8,7 @@ import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
+from edgespec.engine.reasoning import ReasoningGate
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -42,14 +43,20 @@ class CallReading(NamedTuple):
     """The tools that an answer may call, and how its calls are found.
 
     holds_arguments: Pass on whole calls alone.
+    opens_reasoning: The prompt has begun the reasoning, in which nothing is a call.
     """
 
     use: ToolUse
     format: CallFormat
     holds_arguments: bool = False
+    opens_reasoning: bool = False
 
     def reader(self) -> CallReader:
         return CallReader(self.use, self.format, holds_arguments=self.holds_arguments)
+
+    def reasoning(self) -> ReasoningGate | None:
+        """Tells which text may have calls; None where all of it may, as a call is demanded from its beginning."""
+        return ReasoningGate(is_open=self.opens_reasoning) if self.use.choice == "auto" else None
 
 
 class Request(NamedTuple):

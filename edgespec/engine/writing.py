@@ -11,6 +11,7 @@ from edgespec.decoding.plain_choices import Reruns
 from edgespec.decoding.scheduler import Block
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.answers import Chunk
+from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.stats import Tally
 from edgespec.engine.stopping import TextStop
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
@@ -39,6 +40,7 @@ class Writing:
     text_stream: TextStream
     text_stop: TextStop
     calls: CallReader | None = None  # where the answer may call tools
+    reasoning: ReasoningGate | None = None  # in which nothing is a call
     tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
@@ -75,6 +77,7 @@ class Writing:
             reason = "stop" if is_cut else reason
         parts = [*in_order(last.text, last.tool_calls, last.call_places), *self._find_calls(rest)]
         if self.calls:
+            parts += self._read_calls(*self.reasoning.end()) if self.reasoning else []
             parts += self.calls.flush()
             reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
         text, events, places = split_parts(parts)
@@ -95,7 +98,14 @@ class Writing:
         return parts, len(tokens)
 
     def _find_calls(self, text: str) -> list[Part]:
-        return self.calls.push(text) if self.calls else [TextPart(text)]
+        """The calls in a piece of text, and what is text of it: all of the reasoning is."""
+        if self.calls is None:
+            return [TextPart(text)]
+        return self._read_calls(*self.reasoning.push(text)) if self.reasoning else self.calls.push(text)
+
+    def _read_calls(self, reasoning: str, text: str) -> list[Part]:
+        assert self.calls is not None
+        return [*([TextPart(reasoning)] if reasoning else []), *(self.calls.push(text) if text else [])]
 
 
 def text_after(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:

@@ -8,7 +8,7 @@ from stuck import engine_of
 
 from edgespec import Chunk, Completion, UsageError
 from edgespec.engine.answers import join_chunks
-from edgespec.engine.reasoning import ReasoningStream, split_reasoning
+from edgespec.engine.reasoning import ReasoningGate, ReasoningStream, split_reasoning
 from edgespec.engine.stats import Tally
 from edgespec.runtimes.table import TableDecoder
 
@@ -36,6 +36,20 @@ def test_reasoning_is_told_from_the_answer(
     assert "".join(part.text for part in parts if part.is_reasoning).rstrip() == reasoning
     assert "".join(part.text for part in parts if not part.is_reasoning) == answer
     assert split_reasoning(text, is_open=is_open) == (reasoning, answer)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(("text", "is_open", "reasoning", "answer"), CASES)
+def test_the_gate_keeps_every_character_in_its_place(
+    text: str, is_open: bool, reasoning: str, answer: str, size: int
+) -> None:
+    gate = ReasoningGate(is_open=is_open)
+    parts = [gate.push(text[i : i + size]) for i in range(0, len(text), size)]
+    parts.append(gate.end())
+    inside, behind = ("".join(part) for part in zip(*parts, strict=True))
+    assert inside + behind == text
+    assert behind.strip() == answer.strip()
+    assert reasoning in inside
 
 
 def test_words_do_not_wait() -> None:

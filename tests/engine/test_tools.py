@@ -44,6 +44,32 @@ def test_calls_come_with_what_is_said_beside_them(make: Make) -> None:
         assert engine.tool_format == "hermes, by the chat template"
 
 
+OPENING = TOOL_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+
+
+@pytest.mark.parametrize("settings", [(), (OPENING,)])
+def test_what_reasoning_says_of_calls_is_no_call(make: Make, settings: tuple[Any, ...]) -> None:
+    thought = f"I may write {CALL.replace('Rome', 'Oslo')} or not."
+    with make(f"<think>\n{thought}</think>\n\n{CALL}", *settings) as engine:
+        answer = engine.generate(ASK, tools=[WEATHER])
+        assert [call.parse() for call in answer.tool_calls] == [{"city": "Rome"}]
+        assert thought in answer.text
+        streamed = list(engine.stream(ASK, tools=[WEATHER]))
+        assert "".join(chunk.text for chunk in streamed) == answer.text
+        one = engine.generate(ASK, tools=[WEATHER], parallel_tool_calls=False)
+        assert [call.parse() for call in one.tool_calls] == [{"city": "Rome"}]
+    with make(f"<think>\n{thought}", *settings) as engine:
+        cut = engine.generate(ASK, tools=[WEATHER])
+        assert (cut.tool_calls, cut.finish_reason) == ((), "stop")
+        assert cut.text.endswith(thought)
+
+
+def test_text_that_only_begins_like_reasoning_may_have_calls(make: Make) -> None:
+    with make(f"<thin> ice. {CALL}") as engine:
+        answer = engine.generate(ASK, tools=[WEATHER])
+    assert (answer.text, len(answer.tool_calls)) == ("<thin> ice.", 1)
+
+
 def test_a_function_is_a_tool_and_its_result_goes_back(make: Make) -> None:
     def get_weather(city: str) -> str:
         """The weather of a city.
