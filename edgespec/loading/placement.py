@@ -45,6 +45,14 @@ class Placement:
         num_threads = self.drafter_threads or self.num_threads or max(1, physical_cores() - is_launching)
         return Place(self.drafter_device.name, num_threads, driver_versions(self.drafter_device))
 
+    @property
+    def shares_processor(self) -> bool:
+        """Whether each of the two models works at the other's expense: on one device, without cores of its own."""
+        target, drafter = self.target_place, self.drafter_place
+        if self.device.name != "cpu" or self.drafter_device.name != "cpu":
+            return self.device == self.drafter_device
+        return target.num_threads + drafter.num_threads > physical_cores()
+
     def drafter_key(self, drafter: str) -> str:
         """The name in a profile of a drafter that runs here, by the name in its manifest."""
         return drafter_key(drafter, self.drafter_place)

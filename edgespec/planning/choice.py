@@ -20,14 +20,15 @@ def choose_schedule(
 ) -> Schedule:
     """The schedule that a user names; for auto the best by plan.
 
-    As long as nothing was measured the drafter may work ahead, and the policy of each answer weighs it.
+    As long as nothing was measured the drafter may work ahead where it has a device or cores of its own, and the
+    policy of each answer weighs it.
     """
     if asked != "auto":
         return asked
     known = read_learned_stats(target.folder)
     layout = known_layout(drafter, placement, known)
     if layout is None:
-        return "pipelined"
+        return "serial" if placement.shares_processor else "pipelined"
     best = schedule_of(plan_on([layout], target.manifest, drafter.manifest, known.chances))
     if best == "hedged" and not can_run_trees(drafter.manifest, placement.drafter_device):
         return "pipelined"

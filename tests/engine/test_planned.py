@@ -78,12 +78,14 @@ def test_auto_is_what_was_measured_to_be_best(
     assert len(opened) == 2
 
 
-def test_unknown_models_may_go_ahead_and_those_of_another_number_of_threads_are_unknown(
-    known: Callable[..., Path], tiny_drafter: Path
+def test_unknown_models_may_go_ahead_on_cores_of_their_own_and_those_of_another_number_of_threads_are_unknown(
+    known: Callable[..., Path], tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgespec.loading.placement.physical_cores", lambda: 2)
     folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
     target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
     assert choose_schedule("auto", target, drafter, SETTING) == "pipelined"
+    assert choose_schedule("auto", target, drafter, replace(SETTING, drafter_threads=2)) == "serial"
     assert choose_schedule("auto", target, drafter, replace(SETTING, num_threads=2)) == "serial"
 
 
