@@ -31,6 +31,7 @@ from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.reasoning import OPEN
 from edgespec.engine.request import (
     AnswerOptions,
+    CallReading,
     Request,
     check_count,
     check_flag,
@@ -54,7 +55,7 @@ from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
 from edgespec.tools.tool import parse_tools
-from edgespec.tools.tool_use import parse_tool_use
+from edgespec.tools.tool_use import ToolUse, parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
@@ -346,11 +347,6 @@ class Engine:
         tokens = self._encoder.encode(
             prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
         )
-        calls = None
-        if use:
-            calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls)
-            is_open = self._encoder.spells_in_template(OPEN) and self._ends_in_reasoning(tokens)
-            calls = calls._replace(opens_reasoning=is_open)
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
             prompt=tokens,
@@ -363,7 +359,7 @@ class Engine:
             mask=self._mask_of(check_texts("banned", banned)),
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
-            calls=calls,
+            calls=self._call_reading(use, tokens, whole=whole_tool_calls) if use else None,
             ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
@@ -526,6 +522,12 @@ class Engine:
         if not self._encoder.spells_in_template(OPEN):
             return False
         return self._ends_in_reasoning(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+
+    def _call_reading(self, use: ToolUse, prompt: TokenIds, *, whole: bool) -> CallReading:
+        """How calls are found in the answer to a prompt."""
+        is_open = self._encoder.spells_in_template(OPEN) and self._ends_in_reasoning(prompt)
+        calls = call_reading(use, self._encoder.tool_template.format, whole=whole)
+        return calls._replace(opens_reasoning=is_open)
 
     def _ends_in_reasoning(self, tokens: TokenIds) -> bool:
         """Whether a prompt ends with the mark that begins the reasoning."""

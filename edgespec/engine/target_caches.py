@@ -88,12 +88,7 @@ class TargetCaches:
     def give(self, number: int, prompt: TokenIds) -> Decoder:
         """The decoder of a cache that an answer was given, with as much of the prompt as another cache holds."""
         with self._lock:
-            if not self._decoders:
-                raise Cancelled("the engine was closed")
-            self._exchange()
-            self._make(number)
-            self._num_uses[number] += 1
-            decoder = self._decoders[number]
+            decoder = self._take(number)
             num_own = reusable_prefix(self._slots[number].text, prompt, 1)
             source, num_tokens, num_uses = self._find_source(number, prompt)
         if num_tokens >= num_own + _LEAST_COPIED and isinstance(decoder, ForkingDecoder):
@@ -134,12 +129,16 @@ class TargetCaches:
     def open(self, number: int) -> Decoder:
         """The decoder of a cache that no answer has; it is made if it was not needed so far."""
         with self._lock:
-            if not self._decoders:
-                raise Cancelled("the engine was closed")
-            self._exchange()
-            self._make(number)
-            self._num_uses[number] += 1
-            return self._decoders[number]
+            return self._take(number)
+
+    def _take(self, number: int) -> Decoder:
+        """The decoder of a cache from now on in use, made if need be. Raises Cancelled: All were let go."""
+        if not self._decoders:
+            raise Cancelled("the engine was closed")
+        self._exchange()
+        self._make(number)
+        self._num_uses[number] += 1
+        return self._decoders[number]
 
     def hold(self, number: int, text: TokenIds) -> None:
         """Record that a cache, which no answer has, was filled with a text."""

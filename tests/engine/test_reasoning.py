@@ -27,26 +27,17 @@ CASES = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize(("text", "is_open", "reasoning", "answer"), CASES)
-def test_reasoning_is_told_from_the_answer(
+def test_reasoning_is_told_from_the_answer_and_every_character_kept(
     text: str, is_open: bool, reasoning: str, answer: str, size: int
 ) -> None:
-    stream = ReasoningStream(is_open=is_open)
-    parts = [part for i in range(0, len(text), size) for part in stream.push(text[i : i + size])]
-    parts += stream.end()
+    stream, gate = ReasoningStream(is_open=is_open), ReasoningGate(is_open=is_open)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    parts = [part for piece in pieces for part in stream.push(piece)] + stream.end()
     assert "".join(part.text for part in parts if part.is_reasoning).rstrip() == reasoning
     assert "".join(part.text for part in parts if not part.is_reasoning) == answer
     assert split_reasoning(text, is_open=is_open) == (reasoning, answer)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize(("text", "is_open", "reasoning", "answer"), CASES)
-def test_the_gate_keeps_every_character_in_its_place(
-    text: str, is_open: bool, reasoning: str, answer: str, size: int
-) -> None:
-    gate = ReasoningGate(is_open=is_open)
-    parts = [gate.push(text[i : i + size]) for i in range(0, len(text), size)]
-    parts.append(gate.end())
-    inside, behind = ("".join(part) for part in zip(*parts, strict=True))
+    gated = [*map(gate.push, pieces), gate.end()]
+    inside, behind = ("".join(part) for part in zip(*gated, strict=True))
     assert inside + behind == text
     assert behind.strip() == answer.strip()
     assert reasoning in inside

@@ -51,7 +51,7 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_lane(virtual_time: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, without both models at once, which takes two clocks."""
+    """Virtual time, in which two models at once slow each other by nothing: one clock cannot time both."""
     monkeypatch.setattr(measure, "measure_contention", lambda drafter, target: (1.0, 1.0))
 
 

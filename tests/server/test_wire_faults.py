@@ -319,7 +319,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_refusals(served: Served,
     ],
 )  # fmt: skip
 def test_a_whole_address_is_asked_for_by_its_own_host(served: Served, target: str, status: int) -> None:
-    """As RFC 9112 has it: the Host header beside it does not count."""
+    """The host in the first line decides whether a request is answered, not the Host header (RFC 9112, 3.2.2)."""
     asked = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert ask_raw(served, asked.encode()).startswith(f"HTTP/1.1 {status} ".encode())
 
