@@ -4,10 +4,10 @@
         [--tokens N] [--rows flat,a100] [--places cpu,gpu] [--steps cpu=C,gpu=C] [--target-ms T] [--text]
         [--threads N] [--json FILE]
 
-MODEL is a pair folder, or a model with --drafter. ANSWERS holds the target's own greedy answers; where there is no
-such file it is written first, as by `bench/replay.py record`. The target reads them once, for its hidden states;
-then they are replayed, and the drafter runs for real on this machine's CPU. All time is virtual (paced_pair.py):
-figures repeat, and need no quiet machine.
+MODEL is a pair folder, or a model with --drafter, which may be a cascade of a model and a text drafter. ANSWERS
+holds the target's own greedy answers; where there is no such file it is written first, as by `bench/replay.py
+record`. The target reads them once, for its hidden states; then they are replayed, and the drafter runs for real
+on this machine's CPU. All time is virtual (paced_pair.py): figures repeat, and need no quiet machine.
 
 A pass of the target takes --target-ms, and more for further rows: 3 % of a step each (flat), or by ONNX Runtime's
 table of an A100 (schedules.py). A step of the drafter takes a share of that (--steps) and, as it reads tokens that
@@ -51,14 +51,22 @@ from schedules import ROWS, ratios_by_width
 from edgespec.decoders import Decoder, PretendingDecoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.scheduler import speculative_decode
+from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.resolve import resolve
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import ModelFolder, kept_hidden_states, open_drafter, open_model
+from edgespec.loading.open_model import (
+    ModelFolder,
+    kept_hidden_states,
+    open_drafter,
+    open_model,
+    read_tokenizer,
+)
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_costs import DraftCosts, RowCosts
@@ -66,6 +74,7 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.probes import probe_budget
+from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.simulation.device_pair import Machine, bound
@@ -100,6 +109,8 @@ class Pair:
 
     right: What drafted_right gives of each answer.
     with_trees: The drafter over its graph for trees; None where it has none.
+    respell: As ModelDrafter has it, for a drafter of another vocabulary.
+    text: What drafts from the text for the drafter, in a cascade.
     """
 
     name: str
@@ -108,6 +119,8 @@ class Pair:
     right: Sequence[Sequence[int]]
     drafter: Decoder
     with_trees: Decoder | None
+    respell: Callable[[list[int]], list[int]] | None = None
+    text: str | None = None
 
 
 class Row(NamedTuple):
@@ -206,17 +219,25 @@ def decode_all(pair: Pair, place: Place, schedule: str, *, has_text: bool = Fals
     if schedule == "hedged":
         assert pair.with_trees is not None
         decoder = pair.with_trees
+    inner = make_text_drafters([pair.text] if pair.text else [], None)
     drafter = LaneDrafter(
-        ModelDrafter(PacedDrafter(decoder, pace, own.sleep, own), pair.target.vocab_size, pair.name),
+        ModelDrafter(
+            PacedDrafter(decoder, pace, own.sleep, own),
+            pair.target.vocab_size,
+            pair.name,
+            Speculation(lambda: inner, ratios=_draft_ratios(machine)) if inner else None,
+            pair.respell,
+            clock=own,
+        ),
         lane,
         can_run_ahead=schedule in ("pipelined", "hedged"),
         max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
     )
     target = PacedTarget(pair.target, pace, clock, lane)
-    widths, branches = range(1, MAX_DRAFT_TOKENS + 2), range(1, MAX_BRANCHES + 1)
+    widths = range(1, MAX_DRAFT_TOKENS + 2)
     stats = DraftModelStats(
         DraftCosts(machine.step, machine.step * (machine.draft_ratio(2) - 1)),
-        rows=RowCosts({num_rows: machine.draft_ratio(num_rows) for num_rows in branches}),
+        rows=RowCosts(_draft_ratios(machine)),
     )
     rates, budget, decoded = AcceptanceRates(), probe_budget(), []
     for answer in pair.answers:
@@ -237,6 +258,11 @@ def decode_all(pair: Pair, place: Place, schedule: str, *, has_text: bool = Fals
         decoded.append(_decode(answer, target, policy, clock, machine.target_s))
         rates = AcceptanceRates(dict(policy.rates.snapshot()))
     return decoded
+
+
+def _draft_ratios(machine: Machine) -> dict[int, float]:
+    """What a pass of the drafter over several rows takes, over one row."""
+    return {num_rows: machine.draft_ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)}
 
 
 def _decode(
@@ -268,11 +294,13 @@ def open_pair(options: Namespace) -> Pair:
     found = resolve(options.model, drafter=named, device="cpu", drafter_device="cpu", report=print_stderr)
     if not found.drafters:
         raise UsageError(f"{named} is no drafter model; name a pair folder, or a model or a head with --drafter")
-    target, model = found.target, found.drafters[0].models[0]
-    if model.manifest.vocab_sha256 != target.manifest.vocab_sha256:
+    target, chosen = found.target, found.drafters[0]
+    if len(chosen.models) > 1:
         raise UsageError(
-            f"{model.manifest.name} has another vocabulary than {target.manifest.name}; wanted its own"
+            f"{named} is a cascade of {len(chosen.models)} models; wanted one, and a text drafter if any"
         )
+    (model,) = chosen.models
+    translate = load_translation(target, model, print_stderr)
     if not options.answers.exists():
         replay.record(
             Namespace(
@@ -285,12 +313,16 @@ def open_pair(options: Namespace) -> Pair:
         )
     answers, store = read_target(target, layers_read([model.manifest]), options.answers)
     open_one = partial(open_drafter, model, find_device("cpu"), options.threads, hidden_states=store)
-    drafter = open_one()
-    with_trees = open_one(has_trees=True) if can_run_trees(model.manifest, find_device("cpu")) else None
+    drafter, respelled, with_trees = open_one(), None, None
+    if translate:
+        drafter = TranslatedDecoder(drafter, translate)
+        respelled = partial(respell, tokenizer=read_tokenizer(*target), spellings=translate.target_bytes)
+    elif can_run_trees(model.manifest, find_device("cpu")):
+        with_trees = open_one(has_trees=True)
     replayed = ReplayedTarget(target.manifest.vocab_size, target.manifest.context_length, store)
     guess = guesses_of(ModelDrafter(drafter, replayed.vocab_size))
     right = [drafted_right(replayed, answer, guess, LONGEST) for answer in answers]
-    return Pair(model.manifest.name, replayed, answers, right, drafter, with_trees)
+    return Pair(model.manifest.name, replayed, answers, right, drafter, with_trees, respelled, chosen.text)
 
 
 def read_target(

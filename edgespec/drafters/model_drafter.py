@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from time import perf_counter
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from edgespec.drafters.guess import Guess
 from edgespec.policy.acceptance_rates import position_bucket
 from edgespec.policy.limits import MAX_OTHERS
 from edgespec.policy.speculation import Speculation
+from edgespec.system.clock import Clock
 from edgespec.types import (
     NO_DRAFT,
     Acceptance,
@@ -53,6 +55,7 @@ class ModelDrafter(Drafter):
         where the text holds a token that the drafter does not have.
     speculation: Drafts for this model.
     respell: Turns guesses into other tokens with the text of these; unused where a request wants distributions.
+    clock: By which its passes are timed for its own drafts.
     """
 
     decoder: Decoder
@@ -61,6 +64,7 @@ class ModelDrafter(Drafter):
     speculation: Speculation | None = None
     respell: Callable[[list[int]], list[int]] | None = None
     is_free: bool = False
+    clock: Clock = perf_counter
 
     @property
     def tokens_per_step(self) -> int:
@@ -124,12 +128,12 @@ class ModelDrafter(Drafter):
         own = _TrimmedDecoder(self.decoder, self.vocab_size)
         # Asked once a draft: each name of the protocol is looked up, which takes as long as much of a guess.
         confident = self.decoder if isinstance(self.decoder, ConfidentDecoder) else None
-        policy: DraftPolicy = self.speculation.policy() if self.speculation else Plain()
+        policy: DraftPolicy = self.speculation.policy(clock=self.clock) if self.speculation else Plain()
         distributions: list[Distribution] = []
         accept = _equality_with(distributions) if request.with_distributions else equality
         text = tokens
         try:
-            for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens):
+            for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens, clock=self.clock):
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = distributions[len(text) - len(tokens)] if distributions else None
                     confidence = None if confident is None else confident.confidence

@@ -93,6 +93,17 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     assert found["rows"][0]["free_bound"] > 7
 
 
+def test_a_cascade_repeats_and_is_as_right_as_its_model(pair: Path, answers: Path, tmp_path: Path) -> None:
+    files, drafters = [tmp_path / str(i) for i in range(3)], ("", ",suffix", ",suffix")
+    for file, text in zip(files, drafters, strict=True):
+        assert run(pair, answers, *FEW, "--drafter", f"{pair / 'target'}{text}", "--json", file) == 0
+    alone, cascade, again = (json.loads(file.read_text()) for file in files)
+    assert cascade == again
+    assert cascade["by_position"] == alone["by_position"]
+    assert cascade["rows"] != alone["rows"]
+    assert all(row["num_equal"] == len(PROMPTS) for row in cascade["rows"])
+
+
 def test_answers_of_another_model_are_refused(
     pair: Path, answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +114,8 @@ def test_answers_of_another_model_are_refused(
     assert "name another file, which is then written" in capsys.readouterr().err
     assert run(pair / "target", answers, "--drafter", "suffix") == 2
     assert "is no drafter model" in capsys.readouterr().err
+    assert run(pair, answers, "--drafter", f"{pair / 'target'},{pair / 'target'}") == 2
+    assert "a cascade of 2 models" in capsys.readouterr().err
 
 
 def test_the_fastest_passes_are_those_of_a_search_through_all() -> None:
