@@ -7,6 +7,7 @@ Format: the safetensors README.
 
 import json
 import math
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
-    size = path.stat().st_size
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # opening a pipe waits until somebody writes
+        raise SourceError(f"{path} is no regular file; fetch it again")
+    size = found.st_size
     with path.open("rb") as file:
         prefix = file.read(8)
         header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size

@@ -206,7 +206,7 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
         stated = json.loads(_text(path))
     except FileNotFoundError:
         raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
     if not isinstance(stated, dict):
         raise SourceError(f"{path} does not hold a JSON object; fetch it again")

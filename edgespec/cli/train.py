@@ -70,7 +70,7 @@ def _train(options: argparse.Namespace) -> None:
 
     settings = TrainingOptions(
         minutes=_minutes(options.minutes),
-        disk_bytes=parse_bytes(options.disk),
+        disk_bytes=parse_bytes(options.disk, "--disk"),
         draft_vocab_size=_vocab(options.draft_vocab),
         device=options.train_device,
     )

@@ -18,8 +18,11 @@ def format_bytes(num_bytes: float, decimals: int = 1) -> str:
     return f"{num_bytes / 1e3:.0f} kB" if num_bytes >= 1e3 else f"{num_bytes:.0f} bytes"
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
     """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1024.
+
+    Args:
+        what: The option that states the size, for messages.
 
     Raises UsageError: The size has another form, or is below a megabyte.
     """
@@ -30,7 +33,7 @@ def parse_bytes(size: int | str) -> int:
     elif type(size) is int:
         num_bytes = size
     else:
-        raise UsageError(f"the memory limit is {str(size)[:40]!r}; wanted bytes, such as 2G or 512M")
+        raise UsageError(f"{what} is {str(size)[:40]!r}; wanted bytes, such as 2G or 512M")
     if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
-        raise UsageError(f"the memory limit is '{str(size)[:40]}'; wanted 1M to a million T, such as 2G or 512M")
+        raise UsageError(f"{what} is '{str(size)[:40]}'; wanted 1M to a million T, such as 2G or 512M")
     return num_bytes

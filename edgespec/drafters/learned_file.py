@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tokenize import TokenError
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,7 +34,20 @@ _VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CORRECTIONS = ("active", "previous", "candidate")
 # What numpy and zipfile raise for files that are no such archives.
-_DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    *(
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        SyntaxError,
+        TokenError,
+        EOFError,
+        RuntimeError,
+        MemoryError,
+    ),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclass(frozen=True, slots=True)

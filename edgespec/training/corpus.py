@@ -22,7 +22,7 @@ def read_corpus(path: Path) -> list[str]:
 
     Of turns the first counts. Equal prompts are given once.
 
-    Raises UsageError: The file cannot be read, is binary, is too large, or holds no prompt.
+    Raises UsageError: The file cannot be read, is binary, is too large, or holds no prompt or no text.
     """
     try:
         with path.open("rb") as file:
@@ -48,9 +48,19 @@ def read_corpus(path: Path) -> list[str]:
             f"the corpus {path} is damaged: {error}; wanted JSON Lines with prompt, text or turns"
         ) from None
     prompts = [*dict.fromkeys(prompt for prompt in found if prompt)]
+    if broken := [prompt for prompt in prompts if not _is_text(prompt)]:
+        raise UsageError(
+            f"the corpus {path} has a prompt with half of a character ({broken[0][:40]!a}), which no tokenizer "
+            "reads; remove it"
+        )
     if not prompts:
         raise UsageError(f"the corpus {path} holds no prompts; give a line or a JSON object per prompt")
     return prompts
+
+
+def _is_text(prompt: str) -> bool:
+    """Whether it has no lone surrogate, which JSON can state and UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in prompt)
 
 
 def _from_records(text: str) -> list[str]:

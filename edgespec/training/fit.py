@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import cos, pi
 from pathlib import Path
@@ -97,8 +97,15 @@ class Trainer:
         device: str = "auto",
         *,
         freezes_head: bool = False,
+        has_best: bool = True,
     ) -> None:
-        """Go on from the checkpoint, if there is one; raises ModelError: It is damaged, or of another head."""
+        """Go on from the checkpoint, if there is one.
+
+        Args:
+            has_best: What save_best wrote earlier is still there; else the next weights are the best.
+
+        Raises ModelError: The checkpoint is damaged, or of another head.
+        """
         import torch
 
         self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
@@ -107,6 +114,8 @@ class Trainer:
         weights = dict(start)
         if checkpoint.exists():
             weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.held_out))
+            if not has_best:
+                self.progress = replace(self.progress, best=())
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(not (freezes_head and name == HEAD))

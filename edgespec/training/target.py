@@ -26,7 +26,7 @@ _NUM_ROUNDS = 2  # answers to a prompt: greedy, then sampled
 
 def write_answers(
     engine: Engine, prompts: Sequence[str], texts: TextsFile, *, longest: int, limit_s: float, most_tokens: int
-) -> None:
+) -> int:
     """Let the target answer prompts that have no answer yet, first greedily, then all again at a temperature.
 
     As many are answered at once as the engine can. Ends after limit_s seconds, or with most_tokens tokens of
@@ -34,9 +34,13 @@ def write_answers(
 
     Args:
         longest: The most tokens of an answer.
+
+    Returns:
+        How many prompts were left out, since the context has no room for them and an answer.
     """
     ends = monotonic() + limit_s
     over = Event()
+    too_long: set[int] = set()
 
     def answer(number: int) -> tuple[TokenIds, tuple[int, ...]] | None:
         if over.is_set():
@@ -53,6 +57,7 @@ def write_answers(
                         return None
                     made += chunk.token_ids
         except ContextOverflow:  # of a user's own corpus; the other prompts count
+            too_long.add(number % len(prompts))
             return None
         return engine.encode(prompt), tuple(made)
 
@@ -76,6 +81,7 @@ def write_answers(
         finally:
             over.set()
     show_progress("")
+    return len(too_long)
 
 
 class StatesReader:

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.config.byte_size import format_bytes
 from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.manifest import FILE_NAME, read_manifest
@@ -31,7 +31,7 @@ from edgespec.training.fit import Data, Floats, Progress, Trainer
 from edgespec.training.gain import ExpectedGain, expected_gain
 from edgespec.training.packing import Text
 from edgespec.training.shape import HeadShape
-from edgespec.training.speculators import write_head
+from edgespec.training.speculators import WEIGHTS, write_head
 from edgespec.training.states_file import Halves, StatesFile
 from edgespec.training.target import StatesReader, write_answers
 from edgespec.training.texts_file import TextsFile
@@ -121,7 +121,7 @@ def train(
     began = monotonic()
     require_torch()
     loaded = read_source(source.path)
-    work = output.with_name(f"{output.name}.work")
+    work = _work_folder(output)
     kind = _describe_run(loaded, options, prompts, stored)
     with _hold_work(work, output, kind):
         folder = _Folder(work, output, loaded, source, options, report)
@@ -144,6 +144,13 @@ def _describe_run(
     }
 
 
+def _work_folder(output: Path) -> Path:
+    """The folder beside the head; raises UsageError: output has no name, as . and / have none."""
+    if not output.name or output.name == "..":
+        raise UsageError(f"--output is {output}, which names no new folder; give the folder of the head to write")
+    return output.with_name(f"{output.name}.work")
+
+
 @contextmanager
 def _hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator[None]:
     """Make the folder, or take it up again; raises UsageError: it is another's."""
@@ -151,7 +158,10 @@ def _hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator
     if not run.exists() and os.path.lexists(output):
         raise UsageError(f"{output} already exists; remove it or choose another --output")
     with explain_write_errors(work.parent, 1 << 20):
-        work.mkdir(parents=True, exist_ok=True)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UsageError(f"{work} cannot be a folder ({error.strerror}); choose another --output") from None
     with hold_lock(work / "lock", timeout_s=1.0):
         stated = json.loads(json.dumps(kind))
         if not run.exists():
@@ -171,6 +181,16 @@ def _read_run(path: Path) -> dict[str, object]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {}
+
+
+def _read_tokens(path: Path, vocab_size: int) -> TokenIds:
+    """Raises ModelError: The file is damaged."""
+    content = path.read_bytes()
+    tokens: TokenIds = np.frombuffer(content[: len(content) // 4 * 4], "<i4").astype(np.int32)
+    is_whole = 4 * len(tokens) == len(content) > 0 and tokens[0] >= 0 and tokens[-1] < vocab_size
+    if not is_whole or np.any(np.diff(tokens) <= 0):
+        raise ModelError(f"{path} is damaged; remove {path.parent} and train again")
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -207,13 +227,18 @@ class _Folder:
             limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
             self.report(f"the target answers {len(prompts)} prompts, for at most {limit_s / 60:.0f} min")
             with open_engine() as engine:
-                write_answers(
+                num_too_long = write_answers(
                     engine,
                     prompts,
                     texts,
                     longest=self.options.longest_answer,
                     limit_s=limit_s,
                     most_tokens=most_tokens,
+                )
+            if num_too_long:
+                self.report(
+                    f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
+                    f"{self.loaded.config.context_length} tokens"
                 )
         fitting = self.states.fitting(texts.texts, self.options.disk_bytes)
         if len(fitting) < _FEWEST_TEXTS:
@@ -235,6 +260,7 @@ class _Folder:
             lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
             self.options.device,
             freezes_head=True,
+            has_best=(self.output / WEIGHTS).is_file(),
         )
         wanted_s = 60 * self.options.minutes
         left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
@@ -309,8 +335,7 @@ class _Folder:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""
         path, config = self.work / _TOKENS, self.loaded.config
         if path.exists():
-            tokens: TokenIds = np.fromfile(path, "<i4").astype(np.int32)
-            return tokens
+            return _read_tokens(path, config.vocab_size)
         show_progress("choosing the tokens that can be drafted")
         before = [
             np.arange(text.start + text.num_prompt - 1, text.start + len(text.tokens) - 1) for text in trained

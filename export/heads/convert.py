@@ -20,7 +20,7 @@ from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.plan import Plan, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
-from edgespec.export.sources import LoadedSource
+from edgespec.export.sources import LoadedSource, translate_unusual
 from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
@@ -76,7 +76,9 @@ def plan_head(
             "--drafter-device cpu or gpu"
         )
     _require_tokenizer(head, target)
-    plan = _trim(find_dialect(head).plan(head, target), target, drafting)
+    with translate_unusual(head.path):
+        recognized = find_dialect(head).plan(head, target)
+    plan = _trim(recognized, target, drafting)
     num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
     chosen = "int8" if precision == "auto" else precision
     rule = Rule(

@@ -80,6 +80,14 @@ def break_file(path: Path, how: str) -> None:
         np.savez(path, document=np.array([{}], object))
     elif how == "other keys":
         np.savez(path, document=np.zeros(3))
+    elif how in ("no array", "cut header"):
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        whole = members["rows.contexts.npy"]
+        members["rows.contexts.npy"] = b"junk" if how == "no array" else whole.replace(b"}", b" ", 1)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
     elif how == "foreign":
         (path.parents[1] / "edgespec.json").write_text("{ }")
     elif how == "folder":
@@ -98,7 +106,7 @@ def break_file(path: Path, how: str) -> None:
         np.savez(path, **{**kept, name: value})
 
 
-KINDS = ("empty", "cut", "flipped", "pickled", "other keys", "foreign", "folder")
+KINDS = ("empty", "cut", "flipped", "pickled", "other keys", "no array", "cut header", "foreign", "folder")
 FORMS = ("shape", "not finite", "range", "rows", "kind")
 
 

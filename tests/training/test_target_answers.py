@@ -39,6 +39,17 @@ def test_another_run_writes_only_what_is_missing(tiny_model: Path, tmp_path: Pat
     assert {number: whole[number] for number in first} == first
 
 
+def test_prompts_that_are_longer_than_the_context_are_counted_and_left_out(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    texts = TextsFile(tmp_path / "texts")
+    with load(tiny_model, drafter="none", max_parallel=2) as engine:
+        prompts = ["one", "too long " * 1000, "two"]
+        num_too_long = target.write_answers(engine, prompts, texts, longest=4, limit_s=600.0, most_tokens=10_000)
+    assert num_too_long == 1
+    assert texts.numbers == {0, 2, 3, 5}
+
+
 def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

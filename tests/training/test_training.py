@@ -10,9 +10,11 @@ import tiny
 from made_heads import Graphs
 
 from edgespec.cli.main import main
+from edgespec.errors import ModelError
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
+from edgespec.training import train
 from edgespec.training.fit import Data, Trainer
 from edgespec.training.network import Network
 from edgespec.training.objective import agreement, backward, unroll
@@ -144,6 +146,57 @@ def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_o
     assert trainer(texts[:2]).progress.best == ()
 
 
+def test_a_head_that_was_removed_is_written_again_though_it_was_better(target: Path, tmp_path: Path) -> None:
+    shape, network, tokens = made_network(target)
+    weights = {name: each.numpy() for name, each in network.weights.items()}
+    texts = [Text(np.arange(12, dtype=np.int32), 4, 0)]
+    states = np.random.default_rng(2).normal(size=(12, tiny.HIDDEN)).astype(np.float16)
+    data = Data(
+        states, texts, texts, made_heads.target_weights()["model.embed_tokens.weight"], weights[HEAD], tokens
+    )
+    written = []
+
+    def compare(*, has_best: bool = True) -> None:
+        trainer = Trainer(
+            shape, data, weights, tmp_path / "checkpoint", lambda best: written.append(1), "cpu", has_best=has_best
+        )
+        trainer.compare()
+        trainer.save()
+
+    compare()
+    compare()
+    assert len(written) == 1
+    compare(has_best=False)
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize("output", [".", "/", "..", "corpus.txt/head"])
+def test_outputs_that_can_be_no_new_folder_are_refused(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("a\nb\n")
+    assert run("train", target, "--corpus", "corpus.txt", "--output", output) == 2
+    assert "--output" in capsys.readouterr().err
+    assert run("train", target, "--output", tmp_path / "head", "--disk", "1K") == 2
+    assert "--disk is '1K'" in capsys.readouterr().err
+
+
+def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.i32"
+    for content in (
+        b"",
+        np.array([1, 2], "<i4").tobytes() + b"x",
+        *(np.array(each, "<i4").tobytes() for each in ([-1, 2], [2, 1], [1, 99])),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match="is damaged; remove"):
+            train._read_tokens(path, 50)
+    path.write_bytes(np.array([0, 7, 49], "<i4").tobytes())
+    assert train._read_tokens(path, 50).tolist() == [0, 7, 49]
+
+
 @pytest.mark.slow
 def test_a_head_is_trained_and_trained_further_and_exported(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -152,11 +205,11 @@ def test_a_head_is_trained_and_trained_further_and_exported(
     monkeypatch.setattr("edgespec.training.train._LEAST_TRAINING_S", 2.0)
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"prompt {number} of a few\n" for number in range(8)))
-    train = ("train", target, "--corpus", corpus, "--output", tmp_path / "head", "--minutes", 0.3, "--json")
-    train = (*train, "--draft-vocab", 120, "--no-offline")
+    command = ("train", target, "--corpus", corpus, "--output", tmp_path / "head", "--minutes", 0.3, "--json")
+    command = (*command, "--draft-vocab", 120, "--no-offline")
     reports = []
     for _ in range(2):
-        assert run(*train) == 0
+        assert run(*command) == 0
         reports.append(json.loads(capsys.readouterr().out))
     first, second = reports
     for report in reports:  # an answer to a prompt greedily, and another sampled, as far as there was time
@@ -171,7 +224,7 @@ def test_a_head_is_trained_and_trained_further_and_exported(
     assert planned.plan.tokens is not None
     assert len(planned.plan.tokens) == 120
 
-    assert run(*train, "--disk", "4M", "--draft-vocab", 60) == 2
+    assert run(*command, "--disk", "4M", "--draft-vocab", 60) == 2
     assert "is of another training (its draft_vocab_size differ" in capsys.readouterr().err
     (tmp_path / "taken").mkdir()
     assert run("train", target, "--output", tmp_path / "taken") == 2

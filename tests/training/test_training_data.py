@@ -61,6 +61,7 @@ def test_a_corpus_has_a_line_or_a_record_for_each_prompt(tmp_path: Path, content
         (b'{"prompt": 3}', "record 1 has no text"),
         (b'{"prompt": "a"}\n{"turns": []}', "record 2 has no text"),
         (b'{"prompt": "a"', "is damaged"),
+        (rb'{"prompt": "ab \ud800"}', r"half of a character \('ab \\ud800'\)"),
     ],
 )
 def test_a_corpus_without_prompts_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

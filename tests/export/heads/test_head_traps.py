@@ -1,6 +1,7 @@
 """What heads' files leave out, state wrongly, or mean otherwise than others: read right, or refused in words."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,7 @@ UNREADABLE = {
         altered(made_heads.eagle3("speculators"), transformer_layer_config=[1]),
         "transformer_layer_config is .1., wanted an object",
     ),
+    "layer types that are no list": (altered(made_heads.eagle(), layer_types=5), "cannot be understood"),
 }
 
 
@@ -306,6 +308,23 @@ def test_a_head_in_pieces_is_refused_in_words(tmp_path: Path) -> None:
         read_head(folder)
     with pytest.raises(SourceError, match="does not exist"):
         read_head(tmp_path / "nowhere")
+
+
+def test_a_config_of_too_many_brackets_is_no_head_and_no_json(tmp_path: Path) -> None:
+    folder = made_heads.eagle3("original").write(tmp_path / "head")
+    (folder / "config.json").write_text("[" * 100_000)
+    assert not is_head(folder)
+    with pytest.raises(SourceError, match=r"config\.json is not JSON"):
+        read_head(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
+    folder = made_heads.eagle3("original").write(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(SourceError, match="is no regular file"):
+        read_head(folder)
 
 
 def test_a_file_with_a_name_of_its_own_is_found(target: LoadedSource, tmp_path: Path) -> None:
