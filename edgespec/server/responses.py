@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.engine.reasoning import Part, ReasoningStream
-from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answer_fields import StatedFormat, drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.chat_completions import read_conversation
 from edgespec.server.client import read_request, run_for_client, run_until_closing
@@ -82,14 +82,14 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
-def _format_of(asked: ResponsesRequest) -> dict[str, Any] | None:
+def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
     """Raises ApiError: 400, a JSON schema is announced, and there is none."""
     stated = asked.text.format if asked.text else None
     if stated and stated.get("type") == "json_schema" and not {"schema", "json_schema"} & stated.keys():
         raise ApiError(
             400, 'text.format has no schema; wanted {"type": "json_schema", "schema": …}', param="text.format"
         )
-    return stated
+    return None if stated is None else StatedFormat("text.format", stated)
 
 
 @dataclass(slots=True)
