@@ -31,6 +31,7 @@ _CONVERSATIONS = {  # fields that have what chat completions have as messages
     "/v1/responses": "input",
     "/v1/completions": "prompt",
 }
+_PROMPT, _NOTHING_LEFT = "the prompt ", "no token may follow here"  # as other messages of the engine begin
 # In messages of the engine, and not within a text or a path of the schema that they quote.
 _FORMAT_NAME = re.compile(r"(?<![\w/'\".#])response_format\b")
 RETRY_S = 5  # when a client may ask again where nobody can say
@@ -99,12 +100,21 @@ def explain(error: Exception, path: str = "") -> ApiError:
         case UnsuitedModel():
             return ApiError(400, str(error), param="model", code="unsuited_model")
         case UsageError():
-            return ApiError(400, str(error), param=_FIELDS.get(str(error).partition(" ")[0]))
+            return ApiError(400, str(error), param=_field_of(str(error), conversation))
         case MemoryExhausted():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
         case EdgeSpecError():
             return ApiError(500, str(error), code="engine_error")
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
+
+
+def _field_of(message: str, conversation: str) -> str | None:
+    """The field that a message of the engine is about, where it begins with one."""
+    if message.startswith(_PROMPT):
+        return conversation
+    if message.startswith(_NOTHING_LEFT):
+        return "logit_bias"
+    return _FIELDS.get(message.partition(" ")[0])
 
 
 def explain_format(error: FormatError, field: str | None) -> ApiError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Served, home_with, rest_of, serving, table_engine
@@ -111,6 +112,9 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         (CHAT, {"messages": [HI["messages"][0]] * 10_001}, "messages"),
         (COMPLETIONS, {"prompt": ["a"] * 5, "n": 5}, "prompt"),
+        (COMPLETIONS, {"prompt": [99999]}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (CHAT, {"logit_bias": {str(i): -100 for i in range(tiny.VOCAB)}}, "logit_bias"),
         (COMPLETIONS, {"prompt": [1] * ((1 << 20) + 1)}, "prompt"),
         (RESPONSES, {"conversation": "conv_1"}, "conversation"),
         (RESPONSES, {"conversation": {"id": "conv_1"}}, "conversation"),
