@@ -26,6 +26,7 @@ _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
 _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
     "draft_length": "speculation",
     "token_ids": "tokens",
+    "tools": "tools",
 }
 _CONVERSATIONS = {  # fields that have what chat completions have as messages
     "/v1/responses": "input",

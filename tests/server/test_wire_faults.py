@@ -24,6 +24,7 @@ from edgespec.server.protocol import ChatRequest, CompletionRequest, ResponsesRe
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
 PATIENT = Limits(drain_s=0.3, body_bytes=4 << 20, tokenize_length=300_000)
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 JSON = {"Content-Type": "application/json"}
 
 
@@ -113,6 +114,8 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
         (CHAT, {"messages": [HI["messages"][0]] * 10_001}, "messages"),
         (COMPLETIONS, {"prompt": ["a"] * 5, "n": 5}, "prompt"),
         (COMPLETIONS, {"prompt": [99999]}, "prompt"),
+        (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2}, "tools"),
+        (CHAT, {"tools": TOOLS, "response_format": {"type": "regex", "regex": "a"}}, "tools"),
         (COMPLETIONS, {"prompt": [-1]}, "prompt"),
         (CHAT, {"logit_bias": {str(i): -100 for i in range(tiny.VOCAB)}}, "logit_bias"),
         (COMPLETIONS, {"prompt": [1] * ((1 << 20) + 1)}, "prompt"),
