@@ -187,11 +187,15 @@ class Closer:
     ) -> list[list[int]]:
         """The first text that ends the value, if there is one; within a free text it must do so at once."""
         for i in np.flatnonzero(mask[endings.first]).tolist():
+            tokens = endings.tokens[i]
+            # First all at once: of a text that repeats itself, most ends follow for long and then do not.
+            if matcher.deep_copy().try_consume_tokens(tokens) < len(tokens):
+                continue
             copy = matcher.deep_copy()
-            if all(may_follow(copy, token) for token in endings.tokens[i]) and (
+            if all(may_follow(copy, token) for token in tokens) and (
                 not is_free or copy.is_accepting() or not _is_free(mask_of(copy, self._vocab_size))
             ):
-                return [endings.tokens[i]]
+                return [tokens]
         return []
 
     def _ends_by_quote(self, matcher: Matcher, mask: Mask) -> bool:

@@ -1,11 +1,14 @@
 """What is checked of a JSON schema before it is compiled, and what is worked out from it."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from edgespec.errors import FormatError
+from edgespec.grammar.pattern_length import UNKNOWN, longest_way
 
 MAX_DEPTH = 64
 _MAX_COMPARED = 8  # levels to which two schemas are compared
@@ -267,7 +270,7 @@ def _comparable(value: Any) -> Any:
 
 
 def largest_opening(schema: Any, *, is_part: bool = False) -> int:
-    """A bound of the characters that the shortest value of any schema within a schema has.
+    """A bound of the bytes that the shortest value of any schema within a schema has.
 
     As much more may be wanted to end an answer once a single token has begun such a value.
 
@@ -275,10 +278,12 @@ def largest_opening(schema: Any, *, is_part: bool = False) -> int:
         is_part: The whole schema may come in the middle of an answer, too.
     """
     root, known = schema, dict[int, int]()
-    has_whole = is_part or _holds_itself(schema)
-    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or has_whole]
+    # The shortest answer is known, and one of several values or matches may be longer.
+    has_whole = is_part or _holds_itself(schema) or _may_branch(schema)
+    parts = [part for _, part in subschemas(schema)]
     try:
-        return max((_least_characters(part, root, known) for part in parts), default=2)
+        least = [_least_bytes(part, root, known) for part in parts[0 if has_whole else 1 :]]
+        return max([2, *least, *(_least_pair(part, root, known) for part in parts)])
     except RecursionError:  # references through hundreds of levels
         return _ENDLESS
 
@@ -287,11 +292,17 @@ def _holds_itself(schema: Any) -> bool:
     return any(isinstance(part, Mapping) and part.get("$ref") == "#" for _, part in subschemas(schema))
 
 
+def _may_branch(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and not _BRANCHING.isdisjoint(schema)
+
+
 _ENDLESS = 1 << 16  # of values that cannot end
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
 
 
-def _least_characters(schema: Any, root: Any, known: dict[int, int]) -> int:
-    """Characters of the longest of the shortest values of a schema's branches."""
+def _least_bytes(schema: Any, root: Any, known: dict[int, int]) -> int:
+    """Bytes of the longest of the shortest values of a schema's branches."""
     if not isinstance(schema, Mapping):
         return 2
     key = id(schema)
@@ -303,26 +314,53 @@ def _least_characters(schema: Any, root: Any, known: dict[int, int]) -> int:
 
 def _count_least(schema: Schema, root: Any, known: dict[int, int]) -> int:
     if (values := _values_of(schema)) is not None:
-        return max((len(str(value)) + 2 for value in values), default=2)
+        return max((_bytes_of(value) for value in values), default=2)
     total = 2
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        total = max(total, _least_characters(resolve(reference, root), root, known))
+        total = max(total, _least_bytes(resolve(reference, root), root, known))
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
-            total = max([total, *(_least_characters(each, root, known) for each in branches)])
+            total = max([total, *(_least_bytes(each, root, known) for each in branches)])
     if isinstance(branches := schema.get("allOf"), list):
-        total += sum(_least_characters(each, root, known) for each in branches)
+        total += sum(_least_bytes(each, root, known) for each in branches)
     properties = schema.get("properties", {})
     for name in schema.get("required", ()):
         inner = properties.get(name, True) if isinstance(properties, Mapping) else True
-        total += len(str(name)) + 4 + _least_characters(inner, root, known)
-    total += _number(schema, "minLength") + (40 if "pattern" in schema or "format" in schema else 0)
+        total += _bytes_of(name) + 2 + _least_bytes(inner, root, known)
+    total += _number(schema, "minLength") + (UNKNOWN if "format" in schema else 0)
+    total += max((_bytes_of(schema[name]) for name in _BOUNDS if name in schema), default=0)
+    if isinstance(pattern := schema.get("pattern"), str):
+        total += longest_way(pattern)
+    if (least := _number(schema, "minProperties")) > (num := len(schema.get("required", ()))):
+        total += (least - num) * (UNKNOWN + _least_bytes(schema.get("additionalProperties", True), root, known))
     if least := _number(schema, "minItems"):
         items = schema.get("prefixItems", ())
-        parts = [_least_characters(each, root, known) + 1 for each in items[:least]]
-        rest = _least_characters(schema.get("items", True), root, known) + 1
+        parts = [_least_bytes(each, root, known) + 1 for each in items[:least]]
+        rest = _least_bytes(schema.get("items", True), root, known) + 1
         total += sum(parts) + rest * max(0, least - len(parts))
     return min(total, _ENDLESS)
+
+
+def _least_pair(schema: Any, root: Any, known: dict[int, int]) -> int:
+    """Bytes of the longest name of a property with its shortest value."""
+    if not isinstance(schema, Mapping):
+        return 0
+    found = [0]
+    for key, length_of in (("properties", _bytes_of), ("patternProperties", longest_way)):
+        if isinstance(inner := schema.get(key), Mapping):
+            found += (length_of(name) + 4 + _least_bytes(each, root, known) for name, each in inner.items())
+    return max(found)
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of a value as a grammar has it: numbers have no exponent."""
+    if isinstance(value, Mapping):
+        return 2 + sum(_bytes_of(name) + 2 + _bytes_of(each) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return 2 + sum(_bytes_of(each) + 1 for each in value)
+    if isinstance(value, float):
+        return len(format(Decimal(repr(value)), "f"))
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _number(schema: Schema, name: str) -> int:

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
@@ -98,30 +98,44 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
     return names
 
 
-def format_of(asked: GenerationFields) -> Mapping[str, Any] | None:
-    """What the answer has to match, as response_format states it; None for any text.
+class StatedFormat(NamedTuple):
+    """What an answer has to match, as response_format states it, and the field of the request that has it."""
+
+    field: str
+    value: Mapping[str, Any]
+
+
+def format_of(asked: GenerationFields) -> StatedFormat | None:
+    """What the answer has to match; None for any text.
 
     Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON.
     """
-    # An empty schema is one, too: any JSON.
-    schema = asked.json_schema if asked.guided_json is None else asked.guided_json
-    grammar = asked.guided_grammar or asked.grammar
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"guided_json is no JSON ({error}); give a schema", param="guided_json") from None
-    if asked.guided_choice:
-        grammar = "start: " + " | ".join(map(json.dumps, asked.guided_choice))
-    stated = [
-        asked.response_format,
-        None if schema is None else {"type": "json_schema", "schema": schema},
-        {"type": "regex", "regex": asked.guided_regex} if asked.guided_regex else None,
-        {"type": "grammar", "grammar": grammar} if grammar else None,
-    ]
-    found = [each for each in stated if each is not None]
+    choices = " | ".join(map(json.dumps, asked.guided_choice or ()))
+    stated = {
+        "response_format": asked.response_format,
+        # An empty schema is one, too: any JSON.
+        "guided_json": _of_kind("json_schema", "schema", _schema_of(asked.guided_json)),
+        "json_schema": _of_kind("json_schema", "schema", asked.json_schema),
+        "guided_regex": _of_kind("regex", "regex", asked.guided_regex or None),
+        "guided_choice": _of_kind("grammar", "grammar", f"start: {choices}" if choices else None),
+        "guided_grammar": _of_kind("grammar", "grammar", asked.guided_grammar or None),
+        "grammar": _of_kind("grammar", "grammar", asked.grammar or None),
+    }
+    found = [StatedFormat(field, value) for field, value in stated.items() if value is not None]
     if len(found) > 1:
-        raise ApiError(
-            400, "the format of the answer is stated twice; give response_format alone", param="response_format"
-        )
+        names = " and ".join(each.field for each in found)
+        raise ApiError(400, f"{names} each state the format of the answer; give one of them", param=found[1].field)
     return found[0] if found else None
+
+
+def _of_kind(kind: str, key: str, value: Any) -> Mapping[str, Any] | None:
+    return None if value is None else {"type": kind, key: value}
+
+
+def _schema_of(stated: dict[str, Any] | str | None) -> Any:
+    if not isinstance(stated, str):
+        return stated
+    try:
+        return json.loads(stated)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"guided_json is no JSON ({error}); give a schema", param="guided_json") from None

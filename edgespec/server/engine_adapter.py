@@ -1,15 +1,18 @@
 """The one place where the server talks to an engine: from a request to the chunks of its answer."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import chunks_of
 from edgespec.engine.answers import Chunk
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.engine import Engine
+from edgespec.errors import FormatError
+from edgespec.server.answer_fields import StatedFormat
+from edgespec.server.errors import explain_format
 from edgespec.server.model_host import in_daemon
 from edgespec.tokenization.prompt_encoder import Prompt
 from edgespec.tools.tool_use import ToolUse
@@ -21,7 +24,7 @@ class AnswerRequest:
 
     raw: The prompt is continued as it is, without the chat template.
     prefill: The beginning of the answer, which the model continues.
-    response_format: What the answer has to match, as the OpenAI API states it.
+    response_format: What the answer has to match.
     whole_tool_calls: Give calls once they are whole.
     priority: Answers of a lower one wait for it.
     thinking: Whether the model is to reason first; None leaves that to its chat template.
@@ -37,7 +40,7 @@ class AnswerRequest:
     prefill: str = ""
     num_top_logprobs: int | None = None
     drafting: Drafting | None = None
-    response_format: Mapping[str, Any] | None = None
+    response_format: StatedFormat | None = None
     tool_use: ToolUse | None = None
     whole_tool_calls: bool = False
     priority: int = 0
@@ -53,8 +56,11 @@ class OpenAnswer(NamedTuple):
 
 
 async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
-    """Encode and check a request, while other tasks run; raises what Engine.stream raises."""
-    use = request.tool_use
+    """Encode and check a request, while other tasks run; raises what Engine.stream raises.
+
+    Raises ApiError: 400, no answer can match its format.
+    """
+    use, stated = request.tool_use, request.response_format
     ask = partial(
         engine.stream,
         request.prompt,
@@ -65,7 +71,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         prefill=request.prefill,
         logprobs=request.num_top_logprobs,
         drafting=request.drafting,
-        response_format=request.response_format,
+        response_format=stated.value if stated else None,
         tools=use.tools if use else None,
         tool_choice=use.choice if use else None,
         parallel_tool_calls=use.is_parallel if use else True,
@@ -74,7 +80,10 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         thinking=request.thinking,
     )
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
-    stream = await in_daemon(ask)
+    try:
+        stream = await in_daemon(ask)
+    except FormatError as error:
+        raise explain_format(error, stated.field if stated else None) from None
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 
 

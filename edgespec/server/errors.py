@@ -26,12 +26,13 @@ _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
 _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
     "draft_length": "speculation",
     "token_ids": "tokens",
+    "tools": "tools",
 }
-# Fields of chat completions that have other names at other addresses.
-_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
-    "/v1/responses": {"messages": "input", "response_format": "text.format"},
-    "/v1/completions": {"messages": "prompt"},
+_CONVERSATIONS = {  # fields that have what chat completions have as messages
+    "/v1/responses": "input",
+    "/v1/completions": "prompt",
 }
+_PROMPT, _NOTHING_LEFT = "the prompt ", "no token may follow here"  # as other messages of the engine begin
 # In messages of the engine, and not within a text or a path of the schema that they quote.
 _FORMAT_NAME = re.compile(r"(?<![\w/'\".#])response_format\b")
 RETRY_S = 5  # when a client may ask again where nobody can say
@@ -87,8 +88,7 @@ def explain(error: Exception, path: str = "") -> ApiError:
     Args:
         path: The address that was asked: errors of the engine name the fields that requests to it have.
     """
-    names = _OTHER_NAMES.get(path, {})
-    conversation, wanted = names.get("messages", "messages"), names.get("response_format", "response_format")
+    conversation = _CONVERSATIONS.get(path, "messages")
     match error:
         case ApiError():
             return error
@@ -100,15 +100,27 @@ def explain(error: Exception, path: str = "") -> ApiError:
             return ApiError(400, str(error), param=error.field)
         case UnsuitedModel():
             return ApiError(400, str(error), param="model", code="unsuited_model")
-        case FormatError():
-            return ApiError(400, _FORMAT_NAME.sub(wanted, str(error), 1), param=wanted)
         case UsageError():
-            return ApiError(400, str(error), param=_FIELDS.get(str(error).partition(" ")[0]))
+            return ApiError(400, str(error), param=_field_of(str(error), conversation))
         case MemoryExhausted():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
         case EdgeSpecError():
             return ApiError(500, str(error), code="engine_error")
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
+
+
+def _field_of(message: str, conversation: str) -> str | None:
+    """The field that a message of the engine is about, where it begins with one."""
+    if message.startswith(_PROMPT):
+        return conversation
+    if message.startswith(_NOTHING_LEFT):
+        return "logit_bias"
+    return _FIELDS.get(message.partition(" ")[0])
+
+
+def explain_format(error: FormatError, field: str | None) -> ApiError:
+    """What a client is told of a format that no answer can match; field is where the request has it."""
+    return ApiError(400, _FORMAT_NAME.sub(field or "response_format", str(error), 1), param=field)
 
 
 def closing() -> ApiError:

@@ -35,6 +35,29 @@ def token_entries(found: Sequence[TokenLogprob], words: TokenWords) -> list[dict
     return [_entry(each, words) for each in found]
 
 
+def entries_of(
+    text: str, entries: Sequence[dict[str, Any]], *, is_last: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Those of several tokens that spell a text, and those of the tokens behind it.
+
+    Args:
+        is_last: Of several places the last one is the text's, else the first one.
+    """
+    joined, wanted = b"".join(bytes(each["bytes"]) for each in entries), text.encode("utf-8", "replace")
+    begin = (joined.rfind if is_last else joined.find)(wanted)
+    if not wanted or begin < 0:
+        # Bytes that are no character have other ones in the text.
+        return ([*entries], []) if "\ufffd" in text else ([], [*entries])
+    taken, at, num = [], 0, 0
+    for each in entries:
+        if at >= begin + len(wanted):
+            break
+        at, num = at + len(each["bytes"]), num + 1
+        if at > begin:
+            taken.append(each)
+    return taken, [*entries[num:]]
+
+
 def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, offset: int = 0) -> dict[str, Any]:
     """The logprobs object of a choice of /v1/completions: a list for each property of the tokens.
 

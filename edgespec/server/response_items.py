@@ -99,6 +99,10 @@ class ResponseItems:
         yield "response.content_part.added", {**self._place, "part": dict(part)}
         item["content"] = [part]
 
+    @property
+    def has_open_message(self) -> bool:
+        return self._is_last_open("message")
+
     def _is_last_open(self, kind: str) -> bool:
         return self._is_open and self.items[-1]["type"] == kind
 

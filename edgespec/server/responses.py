@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.engine.reasoning import Part, ReasoningStream
-from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answer_fields import StatedFormat, drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.chat_completions import read_conversation
 from edgespec.server.client import read_request, run_for_client, run_until_closing
@@ -21,7 +21,7 @@ from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
-from edgespec.server.logprobs import TokenWords, token_entries
+from edgespec.server.logprobs import TokenWords, entries_of, token_entries
 from edgespec.server.priority import priority_of
 from edgespec.server.protocol import ResponsesRequest, answer_length, within
 from edgespec.server.request_log import Record, record_of
@@ -82,14 +82,14 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
-def _format_of(asked: ResponsesRequest) -> dict[str, Any] | None:
+def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
     """Raises ApiError: 400, a JSON schema is announced, and there is none."""
     stated = asked.text.format if asked.text else None
     if stated and stated.get("type") == "json_schema" and not {"schema", "json_schema"} & stated.keys():
         raise ApiError(
             400, 'text.format has no schema; wanted {"type": "json_schema", "schema": …}', param="text.format"
         )
-    return stated
+    return None if stated is None else StatedFormat("text.format", stated)
 
 
 @dataclass(slots=True)
@@ -108,28 +108,33 @@ class _Writing:
     _reasoning: ReasoningStream | None = None
     _num_reasoning: int = 0  # tokens of reasoning that came so far
     _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens that may yet be reasoning
+    _untold: list[dict[str, Any]] = field(default_factory=list)  # of tokens that are none, and whose text may come
 
     def begin(self, answers: Answers) -> None:
         (request,) = answers.requests
         self.model, self.sampling = answers.model.name, request.sampling
         self.notes = tool_notes(self.use, answers.model.engine)
-        self._reasoning, self._num_reasoning, self._logprobs = reasoning_of(request), 0, []
+        self._reasoning, self._num_reasoning = reasoning_of(request), 0
+        self._logprobs, self._untold = [], []
 
     def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
         """Add what a chunk has, in the order in which the model wrote it."""
         self.reason = chunk.finish_reason or self.reason
-        logprobs = self._take_logprobs(chunk, answers)
+        self._untold += self._take_logprobs(chunk, answers)
+        num_events = len(chunk.tool_calls)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, TextPart):
-                yield from self._add_text(part.text, logprobs)
+                yield from self._add_text(part.text, is_last=not num_events)
             else:
+                num_events -= 1
                 if isinstance(part, CallStart):
-                    yield from self._end_text(logprobs)
+                    yield from self._end_text()
                 yield from self.items.add_call(part)
         if self.reason is not None:
-            yield from self._end_text(logprobs)
-        if logprobs:
-            yield from self.items.add_text("", logprobs)
+            yield from self._end_text()
+        if self._untold and (self.use is None or (self.reason is not None and self.items.has_open_message)):
+            yield from self.items.add_text("", self._untold)
+            self._untold = []
 
     def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
@@ -142,25 +147,32 @@ class _Writing:
         found, self._logprobs = self._logprobs, []
         return found
 
-    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
-        """Add text, reasoning apart; logprobs go with the first of it that is none, and are taken."""
+    def _add_text(self, text: str, *, is_last: bool) -> Iterator[NamedEvent]:
+        """Add text, reasoning apart; is_last: no call follows in its chunk."""
         parts = self._reasoning.push(text) if self._reasoning else [Part(text, False)]
-        yield from self._add_parts(parts, logprobs)
+        yield from self._add_parts(parts, is_last=is_last)
 
-    def _end_text(self, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+    def _end_text(self) -> Iterator[NamedEvent]:
         """Add what was held back, as a call or the end follows."""
         held = self._reasoning.end() if self._reasoning else []
         yield from self._add_parts(
-            [Part(each.text.rstrip(), True) if each.is_reasoning else each for each in held], logprobs
+            [Part(each.text.rstrip(), True) if each.is_reasoning else each for each in held], is_last=False
         )
 
-    def _add_parts(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+    def _add_parts(self, parts: Sequence[Part], *, is_last: bool) -> Iterator[NamedEvent]:
         for part in parts:
             if not part.is_reasoning:
-                yield from self.items.add_text(part.text, tuple(logprobs))
-                logprobs.clear()
+                yield from self.items.add_text(part.text, self._take_untold(part.text, is_last=is_last))
             elif part.text:
                 yield from self.items.add_reasoning(part.text)
+
+    def _take_untold(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
+        """The log-probabilities of a text; where tools may be called, those of tokens before it are of calls."""
+        if self.use is None:
+            taken, self._untold = self._untold, []
+        else:
+            taken, self._untold = entries_of(text, self._untold, is_last=is_last)
+        return taken
 
     def end(self, answers: Answers) -> None:
         self.usage = _usage(answers.usage())

@@ -5,6 +5,7 @@ A page of another site can make a browser send requests here, and can point a ho
 response allows an origin (CORS).
 """
 
+import re
 import secrets
 from ipaddress import ip_address
 
@@ -17,6 +18,7 @@ from edgespec.server.sse import error_response
 
 _OPEN = "/health"  # says nothing but that the server runs
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")  # a name, or an address of IPv6, and a port
 _SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
@@ -97,6 +99,5 @@ def _read_whole_address(scope: Scope) -> None:
 
 def _host_name(host: str) -> str:
     """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower().rstrip(".")
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower().rstrip(".") if found else ""

@@ -104,6 +104,26 @@ def test_an_answer_that_nears_its_limit_ends_validly(
     jsonschema.validate(json.loads(tokenizer.decode(answer)), PERSON)
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"enum": ["a" * 90, "b"]},
+        {"enum": [1e90, 0.1]},
+        {"enum": ["\U0001f600" * 30, "b"]},
+        {"type": "array", "items": {"const": -1e-90}},
+        {"type": "string", "pattern": "^x(a{90})?$"},
+        {"type": "object", "properties": {"\u00e9" * 40: {"type": "null"}}, "additionalProperties": False},
+    ],
+)
+def test_no_value_is_begun_that_is_too_long_to_end(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, stated: dict[str, Any]
+) -> None:
+    for seed in range(4):
+        answer = answer_at_random(constraint_of(compiler, schema(stated), 40), seed)
+        assert len(answer) <= 40
+        jsonschema.validate(json.loads(tokenizer.decode(answer)), stated)
+
+
 @pytest.mark.parametrize("number", range(17))
 def test_random_answers_to_schemas_of_all_kinds_are_valid(
     compiler: GrammarCompiler, tokenizer: Tokenizer, number: int

@@ -419,6 +419,7 @@ def test_an_empty_schema_is_one_too(served: Served, fields: dict[str, Any]) -> N
         ({"response_format": {"type": "regex", "regex": "[0-9]{3}-(ab|cd)"}}, "[0-9]{3}-(ab|cd)"),
         ({"guided_regex": "[xyz]{5}"}, "[xyz]{5}"),
         ({"guided_choice": ["yes sir", 'no "way"']}, 'yes sir|no "way"'),
+        ({"guided_choice": ["\u00fcber/\\n\n", "\U0001f600"]}, "\u00fcber/\\\\n\n|\U0001f600"),
         ({"response_format": {"type": "grammar", "grammar": 'start: "a" /[bc]+/ "d"'}}, "a[bc]+d"),
         ({"guided_grammar": 'start: ("x" | "y")~3'}, "[xy]{3}"),
         ({"grammar": 'root ::= "left" | "right"'}, "left|right"),
@@ -445,7 +446,7 @@ def test_a_response_has_the_text_format_that_was_asked_for(served: Served) -> No
 
 def test_a_format_that_is_stated_twice_is_refused(served: Served) -> None:
     answer = served.post(CHAT, asked(guided_regex="a", response_format={"type": "json_object"}))
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_regex")
 
 
 def test_answers_that_share_passes_keep_their_own_formats(served: Served) -> None:

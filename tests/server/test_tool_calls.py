@@ -215,6 +215,21 @@ def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
     assert again["output"][0]["content"][0]["text"] == "2 turns"  # that of the calls, and the one that begins
 
 
+def test_log_probabilities_of_calls_are_not_those_of_messages(served: Served) -> None:
+    """As in OpenAI's API, where only texts have them."""
+    fields = {"model": "tiny", "input": "between", "tools": FLAT, "include": ["message.output_text.logprobs"]}
+    whole = served.post(RESPONSES, fields).json()
+    events = served.events(RESPONSES, fields)
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        parts = [item["content"][0] for item in output if item["type"] == "message"]
+        said = ["".join(each["token"] for each in part["logprobs"]).strip() for part in parts]
+        assert [text.removesuffix("<|im_end|>") for text in said] == ["I look.", "It may rain.", "Done."]
+    streamed = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert len(streamed) == sum(len(part["logprobs"]) for part in parts)
+    only = served.post(RESPONSES, {**fields, "input": "x"}).json()["output"]
+    assert [item["type"] for item in only] == ["function_call"]
+
+
 def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
     events = served.events(CHAT, asked(max_tokens=50))
     assert events[-2]["choices"][0]["finish_reason"] == "length"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Served, home_with, rest_of, serving, table_engine
 from stuck import StuckDecoder
 
 from edgespec.errors import FormatError
-from edgespec.server.errors import explain
+from edgespec.server.errors import explain_format
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 from edgespec.server.protocol import ChatRequest, CompletionRequest, ResponsesRequest
@@ -23,6 +24,7 @@ from edgespec.server.protocol import ChatRequest, CompletionRequest, ResponsesRe
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
 PATIENT = Limits(drain_s=0.3, body_bytes=4 << 20, tokenize_length=300_000)
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 JSON = {"Content-Type": "application/json"}
 
 
@@ -111,6 +113,11 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         (CHAT, {"messages": [HI["messages"][0]] * 10_001}, "messages"),
         (COMPLETIONS, {"prompt": ["a"] * 5, "n": 5}, "prompt"),
+        (COMPLETIONS, {"prompt": [99999]}, "prompt"),
+        (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2}, "tools"),
+        (CHAT, {"tools": TOOLS, "response_format": {"type": "regex", "regex": "a"}}, "tools"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (CHAT, {"logit_bias": {str(i): -100 for i in range(tiny.VOCAB)}}, "logit_bias"),
         (COMPLETIONS, {"prompt": [1] * ((1 << 20) + 1)}, "prompt"),
         (RESPONSES, {"conversation": "conv_1"}, "conversation"),
         (RESPONSES, {"conversation": {"id": "conv_1"}}, "conversation"),
@@ -197,10 +204,47 @@ def test_refusals_have_the_names_that_the_client_sent(
         assert other not in error["message"]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guided_json", {"not": {}}),
+        ("guided_json", '{"const": "aaaaaaaaaaaaaaaaaaaaaaaaaa"}'),
+        ("guided_json", "{"),
+        ("json_schema", {"not": {}}),
+        ("guided_regex", "(a"),
+        ("guided_choice", ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]),
+        ("guided_grammar", "start: b"),
+        ("grammar", "root ::= b"),
+    ],
+)
+def test_formats_of_other_servers_are_refused_by_their_own_names(
+    served: Served, path: str, field: str, value: Any
+) -> None:
+    base = HI if path == CHAT else {"model": "tiny", "prompt": "a"}
+    error = error_of(served, path, {**base, "max_tokens": 3, field: value})
+    assert error["param"] == field
+    assert "response_format" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {}, "json_schema": {"type": "object"}},
+        {"guided_grammar": 'start: "a"', "grammar": 'start: "b"'},
+        {"guided_choice": ["a"], "grammar": 'start: "b"'},
+    ],
+)
+def test_two_formats_are_refused_by_their_names(served: Served, fields: dict[str, Any]) -> None:
+    error = error_of(served, CHAT, {**HI, **fields})
+    assert error["param"] == [*fields][1]
+    assert all(name in error["message"] for name in fields)
+
+
 def test_names_that_a_schema_has_are_not_changed() -> None:
     for message in ("the schema refers at /x to '#/response_format'", "a 'response_format' is no type"):
-        assert str(explain(FormatError(message), RESPONSES)) == message
-    found = explain(FormatError("the response_format has 'response_format'"), RESPONSES)
+        assert str(explain_format(FormatError(message), "text.format")) == message
+    found = explain_format(FormatError("the response_format has 'response_format'"), "text.format")
     assert (str(found), found.param) == ("the text.format has 'response_format'", "text.format")
 
 
