@@ -22,7 +22,7 @@ _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 
 
 
 class SavedChat(NamedTuple):
-    """A conversation in a file; its title is its name, or how its first message begins, unless /compact wrote it."""
+    """A conversation in a file; its title is its name, or how the first message begins that a person wrote."""
 
     path: Path
     transcript: Transcript
