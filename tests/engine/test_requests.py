@@ -76,6 +76,13 @@ def test_what_has_the_wrong_type_is_refused_by_its_name(
         engine.generate(prompt, **options)
 
 
+@pytest.mark.parametrize(("name", "given"), [("progress", 5), ("report", None)])
+def test_what_is_to_be_called_while_loading_is_a_function(tiny_model: Path, name: str, given: Any) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises(UsageError, match=f"{name} is {given}; wanted a function"):
+        load(tiny_model, **options)
+
+
 def test_a_whole_answer_takes_every_option_of_a_stream(engine: Engine) -> None:
     answer = engine.generate(PROMPT, max_tokens=3, whole_tool_calls=True)
     assert answer.text == engine.generate(PROMPT, max_tokens=3).text
