@@ -26,6 +26,8 @@ def name_chat(session: ChatSession, name: str) -> None:
         raise UsageError(f"another chat is called {name}; take another name, or /delete {name}")
     session.name = name
     session.save()
+    if session.autosave and session.autosave.has_failed:
+        raise UsageError(f"this chat is called {name}, but it is not saved; /save FILE saves it elsewhere")
     again = join_words(["edgespec", "chat", "--continue", name])
     session.info(f"this chat is called {name}; {again} opens it again")
 

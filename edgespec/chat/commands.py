@@ -1,6 +1,7 @@
 """The table of the chat's commands, and what each does."""
 
 import difflib
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ _OTHER_NAMES = {
     "file": "attach",
     "read": "attach",
 }
+_BAR_COLUMNS = 40  # of /context, in a window that has as many
 _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
 _KEYS = (
     ("Enter", "send"),
@@ -324,8 +326,9 @@ def _copy(session: ChatSession, argument: str) -> None:
 def _context(session: ChatSession, argument: str) -> None:
     conversation, engine = session.conversation, session.engine
     used, whole = conversation.num_tokens, engine.context_length
-    bar = round(40 * min(1.0, used / whole))
-    lines = [f"{'█' * bar}{'·' * (40 - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
+    width = min(_BAR_COLUMNS, shutil.get_terminal_size().columns - 1)
+    bar = round(width * min(1.0, used / whole))
+    lines = [f"{'█' * bar}{'·' * (width - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
     has_system = conversation.system is not None
     if conversation.system is not None:
         lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")

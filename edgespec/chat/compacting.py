@@ -8,7 +8,7 @@ from edgespec.engine.reply import Reply
 from edgespec.errors import UsageError
 from edgespec.tokenization.chat_template import Message
 
-_REQUEST = (
+SUMMARY_REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "
     "decisions, and what is still open. Write nothing else."
 )
@@ -23,7 +23,7 @@ def begin_compacting(session: ChatSession) -> Reply:
     if len(session.conversation.rounds) < _FEWEST:
         raise UsageError(f"there is nothing to shorten yet; /compact wants at least {_FEWEST} messages")
     session.info("(summing up the conversation; Ctrl-C leaves it as it is)")
-    return session.conversation.stream(_REQUEST)
+    return session.conversation.stream(SUMMARY_REQUEST)
 
 
 def finish_compacting(session: ChatSession) -> None:
@@ -40,7 +40,7 @@ def finish_compacting(session: ChatSession) -> None:
     path, name = session.file, session.name
     last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
-    folded = (*system, Message("user", _REQUEST), Message("assistant", summary), *last)
+    folded = (*system, Message("user", SUMMARY_REQUEST), Message("assistant", summary), *last)
     session.start_new_file()
     conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
     session.before_compacting = before, path, name

@@ -10,6 +10,7 @@ from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
@@ -32,6 +33,19 @@ def _create_output() -> Output:
     """The terminal's output, also where answers go to a file or a pipe."""
     stream = sys.stdout if sys.stdout.isatty() else sys.stderr
     return PlainTextOutput(stream) if is_dumb_terminal() else create_output(stdout=stream)
+
+
+def _without_clicks() -> KeyBindings:
+    """Bindings without a mouse: colours in a text that is pasted without brackets look like clicks to
+    prompt_toolkit, which fails at them.
+    """
+    keys = KeyBindings()
+
+    @keys.add(Keys.Vt100MouseEvent)
+    def leave_out(event: KeyPressEvent) -> None:
+        pass
+
+    return keys
 
 
 class ChatInput:
@@ -68,7 +82,9 @@ class ChatInput:
                 style=_STYLE,
                 include_default_pygments_style=False,
             )
-            self._question: PromptSession[str] = PromptSession(style=_STYLE, include_default_pygments_style=False)
+            self._question: PromptSession[str] = PromptSession(
+                style=_STYLE, include_default_pygments_style=False, key_bindings=_without_clicks()
+            )
 
     def __enter__(self) -> "ChatInput":
         self._is_open = True
@@ -123,7 +139,7 @@ class ChatInput:
             return "no"
 
     def _key_bindings(self) -> KeyBindings:
-        keys = KeyBindings()
+        keys = _without_clicks()
 
         # In a search (Ctrl-R), Enter takes the line that was found, and Ctrl-C leaves: prompt_toolkit does both.
         @keys.add("enter", filter=Condition(lambda: not self.is_multi_line) & ~is_searching)

@@ -29,7 +29,7 @@ from edgespec.engine.reply import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words
-from edgespec.system.console import info, warn
+from edgespec.system.console import info, lines_wait, warn
 from edgespec.system.printable import printable
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
 
@@ -104,7 +104,10 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     if session.file and session.conversation.rounds and not session.is_quiet:
         again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
         with suppress(OSError):  # the terminal is gone
-            session.info(f"{again} goes on with this chat")
+            if session.autosave and session.autosave.has_failed:
+                session.info("the end of this chat is not saved")
+            else:
+                session.info(f"{again} goes on with this chat")
     return code
 
 
@@ -239,7 +242,7 @@ def _print_reply(
 ) -> tuple[Chunk, ...]:
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
-    with live_line(session, sys.stdout) as live:
+    with lines_wait(), live_line(session, sys.stdout) as live:
         chunks = live.watch(_bound_thinking(session, reply, _save_regularly(session, reply)))
         return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from edgespec.chat.attachments import brief_message, fence
 from edgespec.chat.call_text import format_turn
+from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.engine.transcript import SUFFIX, Transcript, describe_turn, read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
@@ -21,7 +22,7 @@ _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 
 
 
 class SavedChat(NamedTuple):
-    """A conversation in a file; its title is its name, or the beginning of its first message."""
+    """A conversation in a file; its title is its name, or how the first message begins that a person wrote."""
 
     path: Path
     transcript: Transcript
@@ -31,7 +32,8 @@ class SavedChat(NamedTuple):
     def title(self) -> str:
         if self.transcript.name:
             return self.transcript.name
-        first = next((each.content for each in self.transcript.messages if each.role == "user"), "")
+        typed = (each.content for each in self.transcript.messages if each.role == "user")
+        first = next((text for text in typed if text != SUMMARY_REQUEST), "")
         return one_line(brief_message(first), _TITLE_CHARACTERS)
 
     def contains(self, words: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.transcript import AutosaveFile, Transcript
 
+_LARGEST_SCHEMA = 4 << 20  # bytes of a file
 _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampling" and name != "model-sampling"]
 
 
@@ -236,7 +237,11 @@ def _read_schema(path: Path) -> dict[str, Any]:
     from edgespec.grammar.response_format import read_format
 
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # which may be a pipe, or a device without an end
+            text = file.read(_LARGEST_SCHEMA + 1)
+        if len(text) > _LARGEST_SCHEMA:
+            raise UsageError(f"{path} has more than {_LARGEST_SCHEMA >> 20} MiB; give a file with a JSON schema")
+        schema = json.loads(text.decode())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

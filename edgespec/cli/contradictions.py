@@ -73,6 +73,12 @@ _TABLE = (
         "--no-history saves nothing of what is said, and learning does; leave out one of them",
     ),
     _Contradiction(
+        "keep-prefix",
+        "no-history",
+        lambda options: options.keep_prefix and options.no_history and _is_given(options, "keep-prefix"),
+        "--no-history saves nothing, and --keep-prefix keeps what the model has read; leave out one of them",
+    ),
+    _Contradiction(
         "learn",
         "drafter",
         lambda options: options.learn is not None and _has_no_model(options),

@@ -214,8 +214,15 @@ def main(
 
 def _origin_note(message: str, origins: Mapping[str, str]) -> str:
     """Where a value that a message quotes was set, if not on the command line."""
-    notes = [origin for value, origin in origins.items() if f"'{value}'" in message]
+    notes = dict.fromkeys(origin for quotation, origin in origins.items() if quotation in message)
     return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _quotations(name: str, value: object) -> tuple[str, ...]:
+    """How messages quote the value of an option: a text in quotes, a number behind the name."""
+    if isinstance(value, str):
+        return (f"'{value}'",)
+    return (f"{name} is {value};", f"{attribute_name(name)} is {value};", f"{name} is {value}, ")
 
 
 def _stdout_problem() -> str:
@@ -257,7 +264,7 @@ def _report_failure(message: str, code: int) -> int:
 def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[argparse.Namespace, list[str]]:
     """What a command line asks for, with the user's configuration as defaults, and one line per such default.
 
-    origins gets the texts among these defaults, with what set each.
+    origins gets what messages quote of these defaults, with what set each.
     """
     parser = command_parser()
     answer_shell(parser)
@@ -281,8 +288,8 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
     for name, each in defaults.items():
-        if isinstance(each.value, str) and not OPTIONS[name].is_secret:
-            origins[each.value] = f"{name} is set in {each.origin}"
+        if not OPTIONS[name].is_secret:
+            origins.update(dict.fromkeys(_quotations(name, each.value), f"{name} is set in {each.origin}"))
     options.stated = vars(options).get("stated", set()) | {attribute_name(name) for name in defaults}
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}

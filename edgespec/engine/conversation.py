@@ -300,7 +300,9 @@ class Conversation:
             self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer), None
 
     def keep(self, num_rounds: int) -> None:
-        """Forget all but the first messages and their answers."""
+        """Forget all but the first messages and their answers. Raises UsageError: no such number of messages."""
+        if type(num_rounds) is not int or num_rounds < 0:
+            raise UsageError(f"num_rounds is {num_rounds!r}; wanted a whole number from 0")
         with self._lock:
             self._require_idle()
             cut_short = {i: reason for i, reason in self._cut_short.items() if i < num_rounds}

@@ -344,8 +344,15 @@ class Engine:
         use = parse_tool_use(
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
+        is_whole = check_flag("whole_tool_calls", whole_tool_calls)
+        tools_told = use.tools if use else ()
         tokens = self._encoder.encode(
-            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
+            prompt,
+            system,
+            raw=check_flag("raw", raw),
+            tools=tools_told,
+            thinking=thinking,
+            is_bounded=True,
         )
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
@@ -359,7 +366,7 @@ class Engine:
             mask=self._mask_of(check_texts("banned", banned)),
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
-            calls=self._call_reading(use, tokens, whole=whole_tool_calls) if use else None,
+            calls=self._call_reading(use, tokens, whole=is_whole) if use else None,
             ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
@@ -379,8 +386,14 @@ class Engine:
         """
         return chunks_of(lambda: self.stream(prompt, **options))
 
-    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
-        """A whole answer; arguments and errors as in stream."""
+    def generate(
+        self, prompt: Prompt, *, whole_tool_calls: bool = True, **options: Unpack[AnswerOptions]
+    ) -> Completion:
+        """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
+        if not check_flag("whole_tool_calls", whole_tool_calls):
+            raise UsageError(
+                "whole_tool_calls is False; a whole answer has whole calls: use stream, or leave it out"
+            )
         stream = self.stream(prompt, **options, whole_tool_calls=True)
         return join_chunks(list(stream), stream.prompt_tokens)
 

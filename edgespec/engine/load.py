@@ -11,6 +11,7 @@ from edgespec.engine.load_options import (
     LoadOptions,
     check_options,
     require_folder,
+    require_functions,
     require_switches,
     require_texts,
 )
@@ -117,6 +118,7 @@ def load(
     require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
     require_switches(exact=exact, answer_cache=answer_cache, allow_fallback=allow_fallback)
     require_folder(home=home)
+    require_functions(report=report, progress=progress)
     find = partial(
         resolve,
         drafter=drafter,

@@ -92,6 +92,13 @@ def require_folder(**settings: str | Path | None) -> None:
     _require_kinds(settings, (str, Path, NoneType), "a folder")
 
 
+def require_functions(**settings: object) -> None:
+    """Raises UsageError: One of the settings cannot be called."""
+    for name, value in settings.items():
+        if not callable(value):
+            raise UsageError(f"{name} is {value!r}; wanted a function")
+
+
 def _require_kinds(settings: Mapping[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
     for name, value in settings.items():
         if not isinstance(value, kind):

@@ -4,6 +4,7 @@ The file is numpy's npz with the tokens, the values, and the key of all that the
 device, ONNX Runtime and the processor. Under another key it is not used. Its checksums are those of a zip archive.
 """
 
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,7 +56,10 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     assert isinstance(decoder, StorableDecoder)
     try:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
-        if path.stat().st_size > largest:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a device has no end
+            raise UsageError(f"{path} is not a file; wanted one that save_prefix wrote")
+        if status.st_size > largest:
             raise UsageError(f"{path} holds more than the context of {decoder.context_length} tokens")
         with path.open("rb") as file:
             _require_stored(file)

@@ -173,10 +173,10 @@ class AutosaveFile:
     """The file of a conversation in a folder, made with the first message and rewritten with each change."""
 
     folder: Path
-    report: Callable[[str], None]  # takes a line, once, if the file cannot be written
+    report: Callable[[str], None]  # takes a line, if the file can no longer be written
     path: Path | None = None
     on_path: Callable[[Path], None] = lambda path: None  # called with each new path
-    _has_failed: bool = False
+    has_failed: bool = False  # at the last write
 
     def __post_init__(self) -> None:
         if self.path:
@@ -190,9 +190,10 @@ class AutosaveFile:
         try:
             with defer_signals():  # a write that Ctrl-C left half done would look like another process's
                 self._write(transcript)
+            self.has_failed = False
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
+            if not self.has_failed:
+                self.has_failed = True
                 self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
 
     def go_on_in(self, path: Path) -> None:

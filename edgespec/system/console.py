@@ -51,6 +51,7 @@ class _Stderr(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._shown, self._shown_at = "", 0.0  # the line of progress on the terminal
+        self._held: list[str] | None = None  # lines that wait, while some do
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == _PROGRESS.name:
@@ -60,9 +61,23 @@ class _Stderr(logging.Handler):
             return
         self._show("")
         where = f"[{record.name.removeprefix('edgespec.')}] " if record.levelno < logging.INFO else ""
-        print_stderr(f"edgespec: {where}{record.getMessage()}")
+        line = f"edgespec: {where}{record.getMessage()}"
+        if self._held is None:
+            print_stderr(line)
+        else:
+            self._held.append(line)
+
+    def hold_lines(self) -> None:
+        """Keep lines back until print_held."""
+        self._held = self._held or []
+
+    def print_held(self) -> None:
+        lines, self._held = self._held or [], None
+        for line in lines:
+            print_stderr(line)
 
     def close(self) -> None:
+        self.print_held()
         self._show("")
         super().close()
 
@@ -93,6 +108,21 @@ def log_to_stderr(*, quiet: bool = False, verbose: bool = False) -> Iterator[Non
         _ALL.removeHandler(handler)
         for log, level in before:
             log.setLevel(level)
+
+
+@contextmanager
+def lines_wait() -> Iterator[None]:
+    """Within it, lines wait for its end where stdout and stderr share a terminal, on which a text is written."""
+    handlers = [each for each in _ALL.handlers if isinstance(each, _Stderr)]
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        handlers = []
+    for each in handlers:
+        each.hold_lines()
+    try:
+        yield
+    finally:
+        for each in handlers:
+            each.print_held()
 
 
 def _is_terminal() -> bool:

@@ -95,6 +95,8 @@ class PromptEncoder:
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
         """Tokens of the beginning of an answer, [num_tokens]; raises as a bounded encode does."""
         if not isinstance(prefill, str):
+            if not isinstance(prefill, (Sequence, np.ndarray)) or isinstance(prefill, bytes):
+                raise UsageError(f"prefill is {prefill!r}; wanted a text or token ids")
             return parse_ids(prefill, self._manifest.vocab_size, "prefill")
         self._require_short(prefill)
         return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
@@ -178,7 +180,7 @@ def _texts(parsed: _Parsed) -> list[str]:
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {system!r}; wanted a text")
-    if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
+    if isinstance(prompt, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompt, (str, Sequence)):
         raise UsageError(
             f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
         )

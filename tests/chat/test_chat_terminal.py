@@ -18,7 +18,7 @@ import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec import Message
-from edgespec.chat.compacting import _REQUEST
+from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.saved_chats import list_chats
 from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
@@ -455,7 +455,7 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
 
 def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> None:
     summary = ["We ", "spoke ", "of rivers."]
-    answers = {"one": ["ONE " * 50], "two": ["TWO"], "three": ["THREE"], _REQUEST: summary}
+    answers = {"one": ["ONE " * 50], "two": ["TWO"], "three": ["THREE"], SUMMARY_REQUEST: summary}
     terminal = rule_chat(tmp_path, answers, saves=True)
     terminal.ask("/compact", "there is nothing to shorten yet")
     terminal.ask("one", "ONE")
@@ -464,7 +464,8 @@ def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> No
     assert "We spoke of rivers." in terminal.written
     terminal.ask("three", "THREE")
     contents = [each.content for each in list_chats(tmp_path / "chats")[0].transcript.messages]
-    assert contents == [_REQUEST, "We spoke of rivers.", "two", "TWO", "three", "THREE"]
+    assert contents == [SUMMARY_REQUEST, "We spoke of rivers.", "two", "TWO", "three", "THREE"]
+    assert [each.title for each in list_chats(tmp_path / "chats")] == ["two", "one"]
     terminal.ask("/compact undo", "4 messages")
     assert user_messages(tmp_path) == ["one", "two"]
     terminal.ask("/compact undo", "was not shortened here")
@@ -473,7 +474,7 @@ def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> No
 
 
 def test_a_summary_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
-    answers = {"one": ["ONE"], "two": ["TWO"], _REQUEST: [f"s{i} " for i in range(400)]}
+    answers = {"one": ["ONE"], "two": ["TWO"], SUMMARY_REQUEST: [f"s{i} " for i in range(400)]}
     terminal = rule_chat(tmp_path, answers, pause_s=0.03, saves=True)
     terminal.ask("one", "ONE")
     terminal.ask("two", "TWO")

@@ -52,6 +52,11 @@ def ask(keys: PipeInput, typed: str, default: str = "", *, is_multi_line: bool =
         ("  indented\n    more\r", False, "  indented\n    more"),
         ("dropped\x03kept\r", False, "kept"),
         ("世界 👩‍👩‍👧\r", False, "世界 👩‍👩‍👧"),
+        (
+            "a \x1b[31mred\x1b[0m word\r",
+            False,
+            "a red word",
+        ),  # not bracketed: as if colours were clicks of a mouse
     ],
 )
 def test_keys_send_and_break_lines(keys: PipeInput, typed: str, is_multi_line: bool, text: str) -> None:

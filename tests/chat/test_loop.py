@@ -100,6 +100,14 @@ def test_a_name_is_one_that_can_be_given_to_continue(session: ChatSession, name:
     assert "--continue 'it is' opens" in output(session, "/name it is")
 
 
+def test_a_name_that_cannot_be_saved_is_no_promise(session: ChatSession, tmp_path: Path) -> None:
+    answer(session, "Hi")
+    (tmp_path / "file").touch()
+    session.autosave = AutosaveFile(tmp_path / "file", lambda line: None)
+    with pytest.raises(UsageError, match="this chat is called mine, but it is not saved"):
+        run_command(session, "/name mine")
+
+
 def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> None:
     answer(session, "Hi")
     assert session.autosave

@@ -34,6 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         ("chat m --deterministic --acceptance rejection", "--deterministic", "--acceptance rejection"),
         ("chat m --learn mail --acceptance rejection", "--learn mail", "--acceptance rejection"),
         ("chat m --learn mail --no-history", "--learn mail", "--no-history"),
+        ("chat m --keep-prefix --no-history", "--keep-prefix", "--no-history"),
         ("chat m --learn mail --drafter suffix", "--learn mail", "--drafter suffix"),
         ("chat m --schedule hedged --drafter ngram", "--schedule hedged", "--drafter ngram"),
         ("bench m --schedule pipelined --drafter suffix+lookahead", "--schedule pipelined", "suffix+lookahead"),

@@ -473,6 +473,14 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(
     assert str(path) in err
 
 
+def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/zero").exists():
+        pytest.skip("needs a device without an end")
+    code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--schema", "/dev/zero")
+    assert (code, out) == (2, "")
+    assert "/dev/zero has more than 4 MiB" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -296,6 +296,20 @@ def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pyt
     assert "is set in" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [("temperature = -1", "temperature is -1.0; wanted"), ("top-p = 2.5", "top_p is 2.5; wanted")],
+)
+def test_a_number_out_of_its_range_is_refused_with_the_line_that_set_it(
+    path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], line: str, refused: str
+) -> None:
+    path.write_text(f"{line}\n")
+    assert main(["chat", str(tiny_model), "--prompt", "the"]) == 2
+    message = capsys.readouterr().err
+    assert refused in message
+    assert f"is set in {path}:1" in message
+
+
 def test_home_may_be_configured(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -387,6 +387,15 @@ def test_a_conversation_is_cut_to_its_first_messages() -> None:
     assert contents(engine.asked[-1]) == ["one", "0: one", "other"]
 
 
+@pytest.mark.parametrize("number", [-1, "1", True, 1.0])
+def test_a_conversation_is_cut_to_a_number_of_messages(number: Any) -> None:
+    conversation, _ = talk()
+    answer(conversation, "one")
+    with pytest.raises(UsageError, match="wanted a whole number from 0"):
+        conversation.keep(number)
+    assert contents(conversation.messages) == ["one", "0: one"]
+
+
 def test_a_context_that_the_user_bounds(tiny_model: Path, tmp_path: Path) -> None:
     with load(tiny_model, drafter="none", context=40, home=tmp_path) as engine:
         assert engine.context_length == 40

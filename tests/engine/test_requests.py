@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import ContextOverflow, Engine, LoadProgress, ModelError, SamplingParams, UsageError, load
+from edgespec import (
+    ContextOverflow,
+    Engine,
+    LoadProgress,
+    ModelError,
+    SamplingParams,
+    UsageError,
+    load,
+)
 from edgespec.decoders import Argmax
 from edgespec.manifest import SuggestedSampling
 from edgespec.policy.speculation import Speculation
@@ -50,6 +58,36 @@ def test_ids_of_a_prompt_are_the_prompt(engine: Engine, as_given: Any) -> None:
     assert engine.generate(ids, max_tokens=20).token_ids == engine.generate(PROMPT, max_tokens=20).token_ids
     assert engine.encode(ids).tolist() == list(ids)
     assert engine.count(ids) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "refused"),
+    [
+        (b"the in", {}, "the prompt has the type bytes; wanted a text"),
+        (PROMPT, {"raw": "yes"}, "raw is 'yes'; wanted True or False"),
+        (PROMPT, {"prefill": 5}, "prefill is 5; wanted a text or token ids"),
+        (PROMPT, {"whole_tool_calls": "yes"}, "whole_tool_calls is 'yes'; wanted True or False"),
+    ],
+)
+def test_what_has_the_wrong_type_is_refused_by_its_name(
+    engine: Engine, prompt: Any, options: dict[str, Any], refused: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(refused)):
+        engine.generate(prompt, **options)
+
+
+@pytest.mark.parametrize(("name", "given"), [("progress", 5), ("report", None)])
+def test_what_is_to_be_called_while_loading_is_a_function(tiny_model: Path, name: str, given: Any) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises(UsageError, match=f"{name} is {given}; wanted a function"):
+        load(tiny_model, **options)
+
+
+def test_a_whole_answer_takes_every_option_of_a_stream(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, max_tokens=3, whole_tool_calls=True)
+    assert answer.text == engine.generate(PROMPT, max_tokens=3).text
+    with pytest.raises(UsageError, match="a whole answer has whole calls"):
+        engine.generate(PROMPT, whole_tool_calls=False)
 
 
 def test_the_rendered_template_as_raw_text_is_the_chat(engine: Engine) -> None:

@@ -121,6 +121,9 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
     file.write(TALK)
     assert len(lines) == 1
     assert "this conversation is not saved" in lines[0]
+    (tmp_path / "chats").unlink()
+    file.write(TALK)
+    assert not file.has_failed
 
 
 def test_lines_are_ascii_so_that_any_tool_reads_them() -> None:

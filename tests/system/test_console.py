@@ -3,11 +3,12 @@
 import io
 import itertools
 import logging
+from contextlib import suppress
 
 import pytest
 
 from edgespec.system import console
-from edgespec.system.console import info, log_to_stderr, show_progress
+from edgespec.system.console import info, lines_wait, log_to_stderr, show_progress, warn
 
 
 class _Screen(io.StringIO):
@@ -90,3 +91,24 @@ def test_quiet_and_dumb_terminals_get_no_progress(monkeypatch: pytest.MonkeyPatc
     with log_to_stderr():
         _work()
     assert screen.getvalue() == "edgespec: a stage\n"
+
+
+def test_lines_wait_while_a_text_is_written_to_the_same_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    monkeypatch.setattr("sys.stdout", screen)
+    with log_to_stderr():
+        with suppress(KeyboardInterrupt), lines_wait():
+            screen.write("one ")
+            warn("the disk is full")
+            screen.write("two\n")
+            raise KeyboardInterrupt
+        warn("later")
+    assert screen.lines == ["one two", "edgespec: the disk is full", "edgespec: later", ""]
+
+
+def test_lines_do_not_wait_for_a_text_that_goes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    monkeypatch.setattr("sys.stdout", _Screen(is_terminal=False))
+    with log_to_stderr(), lines_wait():
+        warn("the disk is full")
+        assert screen.lines == ["edgespec: the disk is full", ""]
