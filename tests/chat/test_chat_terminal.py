@@ -432,8 +432,8 @@ def test_a_chat_is_continued_by_its_name(tiny_model: Path, tmp_path: Path) -> No
 def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Path) -> None:
     thought = [f"idea{i} " for i in range(40)]
     answers: dict[str, Any] = {"why": ["<think>\n", *thought, "\n</think>\n\n", "BECAUSE"], "why|off": ["BRIEF"]}
-    cut = "".join(["<think>\n", *thought[:9]]).rstrip()
-    answers[f"why|{cut}\n</think>\n\n"] = ["EARLY"]
+    answers["why|at most 50"] = answers["why"]
+    answers["why|at most 10"] = ["<think>", *thought[:10], "\n</think>\n\n", "EARLY"]
     terminal = rule_chat(tmp_path, answers)
     terminal.ask("why", "drafting is off")
     assert "\x1b[2midea0" in terminal.written
@@ -446,7 +446,12 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     assert "BECAUSE" in terminal.settle()
     terminal.ask("/think 10")
     terminal.ask("why", "EARLY")
-    assert "which is its budget" in terminal.settle()
+    assert "it thought for 10 tokens, which is its budget" in terminal.settle()
+    terminal.ask("/think 50", "at most 50 tokens")
+    answers_whole = terminal.position
+    terminal.ask("why", "drafting is off")
+    assert "which is its budget" not in terminal.written[answers_whole:]
+    terminal.ask("/think -", "no bound")
     terminal.ask("/think off")
     terminal.ask("why", "BRIEF")
     terminal.ask("/think nonsense", "/think takes on, off")
