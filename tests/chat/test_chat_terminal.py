@@ -214,6 +214,22 @@ def test_a_paste_during_an_answer_waits_in_the_input_as_one_message(tmp_path: Pa
     terminal.leave()
 
 
+def test_ten_kilobytes_pasted_during_an_answer_are_no_messages_and_one_ctrl_c_ends_the_answer(
+    tmp_path: Path,
+) -> None:
+    terminal = rule_chat(tmp_path, {"count": [f"n{i} " for i in range(2000)]}, pause_s=0.05)
+    terminal.enter("count")
+    terminal.wait_for("n3")
+    lines = [f"line {i} " + "x" * 100 for i in range(90)]
+    terminal.paste("\n".join([*lines, f"/save {tmp_path / 'saved'}", ""]))
+    terminal.type(CTRL_C)
+    terminal.wait_for("stopped")
+    terminal.ready()
+    assert "what?" not in terminal.settle()  # the answer to any other message
+    assert not (tmp_path / "saved").exists()
+    terminal.process.close(force=True)
+
+
 def test_a_paste_that_ends_after_the_answer_is_still_one_message(tmp_path: Path) -> None:
     terminal = rule_chat(tmp_path, {"count": ["one ", "two"], "a\nb\nc": ["GOT IT"]}, pause_s=0.3)
     terminal.enter("count")
@@ -333,6 +349,17 @@ def test_a_table_that_is_made_says_so_and_keeps_words_whole(tmp_path: Path) -> N
     assert "so far" not in screen
     words = set(screen.replace("│", " ").split())
     assert {*long.split()} <= words
+    terminal.leave()
+
+
+def test_a_wide_table_breaks_no_word_that_fits(tmp_path: Path) -> None:
+    names = "Responsibilities", "Internationalisation", "Work", "Time", "Cost"
+    pieces = [f"| {' | '.join(names)} |\n", "|---|---|---|---|---|\n"]
+    pieces += ["| accountability of everybody within the organisation | many | a | b | unexpectedly high |\n"]
+    terminal = rule_chat(tmp_path, {"go": pieces})
+    terminal.ask("go", "drafting is off")
+    words = set(terminal.settle().replace("│", " ").replace("┃", " ").split())
+    assert {*names, "accountability", "organisation", "unexpectedly"} <= words
     terminal.leave()
 
 

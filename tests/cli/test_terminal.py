@@ -102,7 +102,21 @@ def test_a_chat_samples_as_its_model_suggests_and_goes_on_so(tiny_model: Path, t
     terminal.ask("/set", "0.4")
     shown = terminal.written[at:]
     assert re.search(r"top[-_]k\D+20\b", shown)
-    assert "the in" in terminal.written[:at]  # which is shown when the chat goes on
+    terminal.leave()
+
+
+def test_a_chat_that_goes_on_shows_what_was_said(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = Terminal("chat", tiny_model, *SHORT, home=tmp_path)
+    terminal.ready()
+    terminal.ask("the in", "tokens/s")
+    terminal.leave()
+    terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
+    terminal.ready()
+    assert "> the in" in terminal.settle()
+    at = terminal.position
+    terminal.ask("/history")
+    assert "the in" in terminal.written[at : terminal.position]
+    terminal.ask("/chats", "the in")
     terminal.leave()
 
 
