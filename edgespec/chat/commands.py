@@ -280,9 +280,11 @@ def _think(session: ChatSession, argument: str) -> None:
     elif argument in THINKING_VIEWS:
         session.thinking_view = argument
     elif argument == "-":
-        session.thinking_budget = None
+        conversation.thinking_budget = None
     elif argument.isascii() and argument.isdigit() and int(argument[:9]) > 0:
-        session.thinking_budget = int(argument[:9])
+        if not session.engine.can_think:
+            raise UsageError(f"{one_line(session.engine.manifest.name)} does not reason before it answers")
+        conversation.thinking_budget = int(argument[:9])
     elif argument:
         raise UsageError(
             f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens or - for no bound"
@@ -290,7 +292,8 @@ def _think(session: ChatSession, argument: str) -> None:
     switch = {None: "as its template says", True: "on", False: "off"}[conversation.thinking]
     if not session.engine.can_switch_thinking:
         switch = "its template has no switch for it"
-    budget = "no bound" if session.thinking_budget is None else f"at most {session.thinking_budget} tokens"
+    most = conversation.thinking_budget
+    budget = "no bound" if most is None else f"at most {most} tokens"
     session.info(f"reasoning: {switch}; length: {budget}; view: {session.thinking_view}")
 
 

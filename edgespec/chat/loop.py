@@ -24,7 +24,6 @@ from edgespec.chat.status import format_answer, format_origin_shares, format_sto
 from edgespec.chat.text_block import block_text
 from edgespec.chat.tool_calls import replies_to_results
 from edgespec.engine.answers import Chunk
-from edgespec.engine.reasoning import CLOSE, ReasoningStream
 from edgespec.engine.reply import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
@@ -193,17 +192,14 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
     session.info("")
     session.begin_answer(reply)
     try:
-        with _stop_on_ctrl_c(session, reply) as was_pressed:
+        with _stop_on_ctrl_c(session, reply):
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
     if reply.text or not session.conversation.calls:
         session.info("")
-    if session.is_over_budget and not was_pressed():
-        session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
-        session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")
-        _answer(session, session.conversation.go_on())
-        return
+    if session.has_spent_budget:
+        session.info(f"(it thought for {session.conversation.thinking_budget} tokens, which is its budget)")
     if session.conversation.calls:
         return
     if session.view == "drafted" and is_plain(sys.stdout):
@@ -243,7 +239,7 @@ def _print_reply(
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
     with lines_wait(), live_line(session, sys.stdout) as live:
-        chunks = live.watch(_bound_thinking(session, reply, _save_regularly(session, reply)))
+        chunks = live.watch(_save_regularly(session, reply))
         return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
 
 
@@ -293,20 +289,6 @@ def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
 
     answer, view = MarkdownPrinter(console), session.thinking_view
     return ThinkingPrinter(answer, console, view, is_open=session.opens_reasoning)
-
-
-def _bound_thinking(session: ChatSession, reply: Reply, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Pass the chunks on; end the answer once its reasoning has as many tokens as it may have."""
-    stream = ReasoningStream(is_open=session.opens_reasoning)
-    stream.push(reply.begun)
-    num_tokens = 0
-    for chunk in chunks:
-        yield chunk
-        stream.push(chunk.text)
-        num_tokens += len(chunk.token_ids) if stream.is_reasoning else 0
-        if session.thinking_budget is not None and num_tokens >= session.thinking_budget and stream.is_reasoning:
-            session.is_over_budget = True
-            reply.cancel()
 
 
 def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:

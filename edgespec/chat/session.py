@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.chat.attachments import Attachment, join_message
 from edgespec.chat.permission import Permit
 from edgespec.chat.status import Status
@@ -16,8 +18,10 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
 from edgespec.engine.reply import Reply
 from edgespec.engine.stats import Stats
+from edgespec.engine.thinking_budget import has_spent
 from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.system.printable import one_line
 
 VIEWS = ("markdown", "plain", "drafted")
 THINKING_VIEWS = ("show", "fold", "hide")  # dimmed, as a count of tokens, or not at all
@@ -40,10 +44,9 @@ class ChatSession:
     has_looped: bool = False  # the last answer ends with a span that came over and over
     name: str | None = None  # of the conversation
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
-    thinking_budget: int | None = None  # tokens of reasoning in an answer
+    is_continued: bool = False  # the current answer was given to begin with
     opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
     before_compacting: tuple[Transcript, Path | None, str | None] | None = None  # with its file and name
-    is_over_budget: bool = False  # the current answer was ended for it
     prefill: str = ""  # how the next answer is to begin
     tools: ToolBox | None = None
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
@@ -77,11 +80,19 @@ class ChatSession:
 
     def begin_answer(self, reply: Reply) -> None:
         """Find out what the text of an answer begins with."""
-        self.is_over_budget = False
-        engine, conversation = self.engine, self.conversation
+        engine, conversation, self.is_continued = self.engine, self.conversation, bool(reply.begun)
         self.opens_reasoning = not reply.begun and engine.opens_reasoning(
             conversation.sent, thinking=conversation.thinking
         )
+
+    @property
+    def has_spent_budget(self) -> bool:
+        """Whether the reasoning of the current answer, if that is a whole one, was closed for its budget."""
+        budget = self.conversation.thinking_budget
+        if budget is None or self.is_continued:
+            return False
+        tokens = np.array([token for chunk in self.answer for token in chunk.token_ids], np.int32)
+        return has_spent(tokens, budget, self.engine.tokenizer.decode, is_open=self.opens_reasoning)
 
     def save(self) -> None:
         if self.autosave:
@@ -143,6 +154,9 @@ class ChatSession:
         self.model, self.drafter = model, drafter
         if is_default:
             self.conversation.sampling = _default_sampling(self.engine)
+        if self.conversation.thinking_budget is not None and not self.engine.can_think:
+            self.conversation.thinking_budget = None
+            self.info(f"{one_line(self.engine.manifest.name)} does not reason, so the budget of /think is gone")
         self.answer, self.downgrades = (), []
         self.save()
 

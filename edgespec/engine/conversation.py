@@ -82,7 +82,8 @@ class Conversation:
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
-    thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
+    thinking, thinking_budget: Whether the model reasons before each answer, and in how many tokens at most, as in
+        Engine.stream.
     tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
         answer may then end with calls: give_results goes on, and run does all of it.
     tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
@@ -103,6 +104,8 @@ class Conversation:
         tools: Sequence[Any] | None = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
+        thinking: bool | None = None,
+        thinking_budget: int | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -117,7 +120,8 @@ class Conversation:
         self.tools = tools or ()
         self.tool_choice = tool_choice
         self.parallel_tool_calls = parallel_tool_calls
-        self.thinking: bool | None = None  # argument of Engine.stream for each answer
+        self.thinking = thinking
+        self.thinking_budget = thinking_budget
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -423,6 +427,7 @@ class Conversation:
             stop=self.stop,
             response_format=self.response_format,
             prefill=begun or None,
+            thinking_budget=self.thinking_budget,
             ends_loops=self.ends_loops,
             **self._tool_options(rounds[-1]),
             **self._switches(),

@@ -23,12 +23,12 @@ from edgespec.engine.answer_decoder import answer_decoder
 from edgespec.engine.answer_grammars import AnswerGrammars
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters
+from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.reasoning import OPEN
+from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
     CallReading,
@@ -39,11 +39,13 @@ from edgespec.engine.request import (
     check_seconds,
     check_texts,
     require_answerable,
+    require_budget_possible,
     require_embedding_model,
     require_writer,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.shared_target import SharedTarget, interrupt
+from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget
 from edgespec.engine.tool_calls import call_reading
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
@@ -291,6 +293,7 @@ class Engine:
         parallel_tool_calls: bool = True,
         whole_tool_calls: bool = False,
         thinking: bool | None = None,
+        thinking_budget: int | None = None,
         ends_loops: bool = False,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
@@ -329,6 +332,8 @@ class Engine:
                 arguments are given as they come.
             thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
                 None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
+            thinking_budget: The most tokens of the reasoning; then it is closed, and the model answers. 0 closes
+                it at once, None never. What is written is the same whatever drafts.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
 
         Raises:
@@ -336,8 +341,8 @@ class Engine:
             ConversationError: The chat template of the model refuses the messages.
             ManifestError: The tokenizer gives a token that the model does not have.
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
-            UsageError: An argument has a wrong type, the prompt has no token, or no answer of max_tokens can match
-                response_format.
+            UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
+                response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
         self._require_open()
         require_writer(self.manifest)
@@ -370,8 +375,12 @@ class Engine:
             ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
+        budget = check_count("thinking_budget", thinking_budget, 0)
+        if budget is not None:
+            self._require_budget_possible(use, response_format, request, banned)
         context_length = min(self.context_length, self.target.context_length)
-        return self._stream(self._grammars.constrain(request, response_format, context_length))
+        request = self._grammars.constrain(request, response_format, context_length)
+        return self._stream(request if budget is None else self._bound_thinking(request, budget))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -410,6 +419,8 @@ class Engine:
         tools: Sequence[Any] | None = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
+        thinking: bool | None = None,
+        thinking_budget: int | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -432,6 +443,8 @@ class Engine:
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
+            thinking=thinking,
+            thinking_budget=thinking_budget,
         )
 
     def encode(
@@ -534,16 +547,51 @@ class Engine:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
         if not self._encoder.spells_in_template(OPEN):
             return False
-        return self._ends_in_reasoning(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+        return self._opens_reasoning(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model may reason before it answers: its chat template or its tokenizer knows <think>."""
+        marks = (OPEN, CLOSE)
+        return (
+            self.can_switch_thinking
+            or any(map(self._encoder.spells_in_template, marks))
+            or any(mark in self.tokenizer.added_tokens for mark in marks)
+        )
+
+    def _require_budget_possible(
+        self, use: ToolUse | None, response_format: object, request: Request, banned: str | Sequence[str] | None
+    ) -> None:
+        if not self.can_think:
+            raise UsageError(
+                f"thinking_budget is given, but {self.manifest.name} does not reason before it answers: neither "
+                f"its chat template nor its tokenizer has {OPEN}; leave it out or choose a thinking model"
+            )
+        require_budget_possible(use, response_format, check_texts("banned", banned))
+
+    def _bound_thinking(self, request: Request, num_tokens: int) -> Request:
+        """The request, with an end to the reasoning of its answer."""
+        shown = self.tokenizer.special_within((OPEN, CLOSE))
+        constraint = ThinkingBudget(
+            num_tokens,
+            self.manifest.vocab_size,
+            self.tokenizer.encode(CLOSING, special=True),
+            partial(self.tokenizer.decode, shown=shown),
+            is_open=self._opens_reasoning(request.prompt),
+            inner=request.constraint,
+        )
+        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
+        return request._replace(constraint=constraint, drafters=drafters)
 
     def _call_reading(self, use: ToolUse, prompt: TokenIds, *, whole: bool) -> CallReading:
         """How calls are found in the answer to a prompt."""
-        is_open = self._encoder.spells_in_template(OPEN) and self._ends_in_reasoning(prompt)
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole)
-        return calls._replace(opens_reasoning=is_open)
+        return calls._replace(opens_reasoning=self._opens_reasoning(prompt))
 
-    def _ends_in_reasoning(self, tokens: TokenIds) -> bool:
-        """Whether a prompt ends with the mark that begins the reasoning."""
+    def _opens_reasoning(self, tokens: TokenIds) -> bool:
+        """Whether a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
+        if not self._encoder.spells_in_template(OPEN):
+            return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
         end = self.tokenizer.decode(tokens[-_TAIL:], self.tokenizer.special_tokens.values())
         return end.rstrip().endswith(OPEN)

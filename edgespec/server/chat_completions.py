@@ -29,7 +29,7 @@ from edgespec.server.protocol import (
 )
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
-from edgespec.server.thinking import content_deltas, content_of, reasoning_of, thinking_of
+from edgespec.server.thinking import budget_of, content_deltas, content_of, reasoning_of, thinking_of
 from edgespec.server.tool_fields import call_deltas, tool_notes, tool_use_of
 from edgespec.tokenization.chat_template import Message, Turn
 from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
@@ -80,6 +80,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 whole_tool_calls=not asked.stream,
                 priority=priority,
                 thinking=thinking,
+                thinking_budget=budget_of(asked, engine),
                 opens_reasoning=opens_reasoning,
             )
             for i in range(num_answers)

@@ -28,6 +28,7 @@ class AnswerRequest:
     whole_tool_calls: Give calls once they are whole.
     priority: Answers of a lower one wait for it.
     thinking: Whether the model is to reason first; None leaves that to its chat template.
+    thinking_budget: The most tokens of the reasoning; None for no bound.
     opens_reasoning: The prompt ends with the mark that begins the reasoning.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
@@ -45,6 +46,7 @@ class AnswerRequest:
     whole_tool_calls: bool = False
     priority: int = 0
     thinking: bool | None = None
+    thinking_budget: int | None = None
     opens_reasoning: bool = False
 
 
@@ -78,6 +80,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         whole_tool_calls=request.whole_tool_calls,
         priority=request.priority,
         thinking=request.thinking,
+        thinking_budget=request.thinking_budget,
     )
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     try:

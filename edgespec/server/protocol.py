@@ -117,6 +117,8 @@ class ChatRequest(GenerationFields):
     """POST /v1/chat/completions
 
     chat_template_kwargs: enable_thinking turns reasoning on or off, as in vLLM and llama.cpp.
+    thinking_budget: The most tokens of the reasoning, by Qwen's name; the two below it are those of vLLM and
+        llama.cpp. -1 is no bound.
     reasoning_effort: "none" turns it off; templates know no other degrees.
     """
 
@@ -129,6 +131,9 @@ class ChatRequest(GenerationFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
     reasoning_effort: str | None = None
 
 
@@ -174,7 +179,7 @@ class ReasoningField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(SamplingFields):
-    """POST /v1/responses; chat_template_kwargs as in a ChatRequest."""
+    """POST /v1/responses; chat_template_kwargs and the budget of reasoning as in a ChatRequest."""
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
@@ -189,6 +194,9 @@ class ResponsesRequest(SamplingFields):
     include: list[str] | None = None
     reasoning: ReasoningField | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None

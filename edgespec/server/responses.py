@@ -28,7 +28,7 @@ from edgespec.server.request_log import Record, record_of
 from edgespec.server.response_input import stated_messages
 from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
-from edgespec.server.thinking import reasoning_of, thinking_of
+from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
 from edgespec.tools.call_events import CallStart, TextPart, in_order
 from edgespec.tools.tool_use import ToolUse
@@ -75,6 +75,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 whole_tool_calls=not asked.stream,
                 priority=priority,
                 thinking=thinking,
+                thinking_budget=budget_of(asked, engine),
                 opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
             )
         ]

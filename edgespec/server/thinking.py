@@ -15,6 +15,8 @@ from edgespec.server.protocol import ChatRequest, ResponsesRequest
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 
 _SWITCH = "enable_thinking"
+# Of Qwen's API, vLLM and llama.cpp.
+_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 _NAMES = {True: "reasoning_content", False: "content"}
 
 
@@ -60,6 +62,29 @@ def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool |
     if stated is None and _effort_of(asked) == "none":
         stated = False
     return stated if engine.can_switch_thinking else None
+
+
+def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | None:
+    """The most tokens that the model may reason; None for no bound.
+
+    Raises ApiError: 400, it is below -1, has two values, or the model does not reason.
+    """
+    stated = {name: value for name in _BUDGETS if (value := getattr(asked, name)) is not None}
+    for name, value in stated.items():
+        if value < -1:
+            raise ApiError(
+                400, f"{name} is {value}; wanted a number of tokens from 0, or -1 for no bound", param=name
+            )
+    if len(set(stated.values())) > 1:
+        raise ApiError(400, f"{' and '.join(stated)} are names of one thing; give one of them", param=max(stated))
+    name, budget = next(iter(stated.items()), ("", -1))
+    if budget == -1:
+        return None
+    if not engine.can_think:
+        raise ApiError(
+            400, f"{name} is given, but {asked.model} does not reason before it answers; leave it out", param=name
+        )
+    return budget
 
 
 def _effort_of(asked: ChatRequest | ResponsesRequest) -> str | None:

@@ -214,6 +214,22 @@ def test_a_paste_during_an_answer_waits_in_the_input_as_one_message(tmp_path: Pa
     terminal.leave()
 
 
+def test_ten_kilobytes_pasted_during_an_answer_are_no_messages_and_one_ctrl_c_ends_the_answer(
+    tmp_path: Path,
+) -> None:
+    terminal = rule_chat(tmp_path, {"count": [f"n{i} " for i in range(2000)]}, pause_s=0.05)
+    terminal.enter("count")
+    terminal.wait_for("n3")
+    lines = [f"line {i} " + "x" * 100 for i in range(90)]
+    terminal.paste("\n".join([*lines, f"/save {tmp_path / 'saved'}", ""]))
+    terminal.type(CTRL_C)
+    terminal.wait_for("stopped")
+    terminal.ready()
+    assert "what?" not in terminal.settle()  # the answer to any other message
+    assert not (tmp_path / "saved").exists()
+    terminal.process.close(force=True)
+
+
 def test_a_paste_that_ends_after_the_answer_is_still_one_message(tmp_path: Path) -> None:
     terminal = rule_chat(tmp_path, {"count": ["one ", "two"], "a\nb\nc": ["GOT IT"]}, pause_s=0.3)
     terminal.enter("count")
@@ -336,6 +352,16 @@ def test_a_table_that_is_made_says_so_and_keeps_words_whole(tmp_path: Path) -> N
     terminal.leave()
 
 
+def test_a_wide_table_breaks_no_word_that_fits(tmp_path: Path) -> None:
+    long, text = "Donaudampfschifffahrtsgesellschaft", "a storm that has been seen for some centuries"
+    pieces = ["| name | one | two |\n", "|---|---|---|\n", f"| {long} | {text} | {text} |\n"]
+    terminal = rule_chat(tmp_path, {"go": pieces})
+    terminal.ask("go", "drafting is off")
+    words = set(terminal.settle().replace("│", " ").split())
+    assert {long, *text.split()} <= words
+    terminal.leave()
+
+
 def test_the_list_of_models_fits_80_columns(tmp_path: Path) -> None:
     terminal = Terminal("models", "list", home=tmp_path)
     assert terminal.exit_code() == 0
@@ -432,8 +458,8 @@ def test_a_chat_is_continued_by_its_name(tiny_model: Path, tmp_path: Path) -> No
 def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Path) -> None:
     thought = [f"idea{i} " for i in range(40)]
     answers: dict[str, Any] = {"why": ["<think>\n", *thought, "\n</think>\n\n", "BECAUSE"], "why|off": ["BRIEF"]}
-    cut = "".join(["<think>\n", *thought[:9]]).rstrip()
-    answers[f"why|{cut}\n</think>\n\n"] = ["EARLY"]
+    answers["why|at most 50"] = answers["why"]
+    answers["why|at most 10"] = ["<think>", *thought[:10], "\n</think>\n\n", "EARLY"]
     terminal = rule_chat(tmp_path, answers)
     terminal.ask("why", "drafting is off")
     assert "\x1b[2midea0" in terminal.written
@@ -446,7 +472,12 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     assert "BECAUSE" in terminal.settle()
     terminal.ask("/think 10")
     terminal.ask("why", "EARLY")
-    assert "which is its budget" in terminal.settle()
+    assert "it thought for 10 tokens, which is its budget" in terminal.settle()
+    terminal.ask("/think 50", "at most 50 tokens")
+    answers_whole = terminal.position
+    terminal.ask("why", "drafting is off")
+    assert "which is its budget" not in terminal.written[answers_whole:]
+    terminal.ask("/think -", "no bound")
     terminal.ask("/think off")
     terminal.ask("why", "BRIEF")
     terminal.ask("/think nonsense", "/think takes on, off")

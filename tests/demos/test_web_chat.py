@@ -316,6 +316,17 @@ def test_page_in_a_browser_shows_markup_as_text_and_stops(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
+def test_a_browser_that_has_not_the_whole_address_gets_no_page(server: ChatServer, tmp_path: Path) -> None:
+    with chromium.browser(tmp_path) as page:
+        page.open(f"http://127.0.0.1:{server.server_port}/")
+        assert page.evaluate("document.querySelector('form') === null")
+        assert page.evaluate("fetch('/about').then(found => found.status)") == 403
+        page.open(server.url)
+        page.wait_for("document.querySelector('form') !== null")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
 def test_page_in_a_browser_shows_code_keeps_the_chat_over_a_reload_and_gives_a_refused_message_back(
     tiny_model: Path, tmp_path: Path
 ) -> None:

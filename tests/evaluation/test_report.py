@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import chromium
 import pytest
 
 from edgespec import SamplingParams, UsageError, load
@@ -380,3 +381,22 @@ def test_the_page_explains_its_figures(document: dict[str, Any]) -> None:
     ):
         assert words in text
     assert "half of the answers, those in the middle" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
+def test_a_browser_shows_what_the_figures_of_the_page_are(document: dict[str, Any], tmp_path: Path) -> None:
+    written = tmp_path / "bench.html"
+    written.write_text(page(document))
+    with chromium.browser(tmp_path / "profile") as browser:
+        browser.open(written.as_uri())
+        shown = " ".join(browser.evaluate("document.body.innerText").split())
+        labels = " ".join(
+            browser.evaluate(
+                "[...document.querySelectorAll('svg text')].map(each => each.textContent).join(' ')"
+            ).split()
+        )
+    assert f"a ({document['categories']['a']['prompts']} prompt" in labels + shown
+    assert "half of the answers, those in the middle" in shown
+    for words in ("time of a pass, in passes of one token", "share of the passes"):
+        assert words in labels + shown

@@ -1,5 +1,6 @@
 """What make chat shows while pip installs, and the chat while a model is downloaded."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,37 @@ def test_a_terminal_shows_how_far_a_download_is(tmp_path: Path) -> None:
     finally:
         hub.close()
     assert "/4.19M" in terminal.written
+
+
+_PIP = """
+import os, sys, time
+lines = ["Collecting onnxruntime>=1.30", "  Downloading onnxruntime-1.30.0-cp311-linux.whl (17.2 MB)"]
+if not {"-q", "--quiet"} & {*sys.argv}:
+    print(*lines, sep="\\n", flush=True)
+while not os.path.exists(os.environ["PIP_MAY_END"]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_chat_shows_what_is_fetched_and_begins_the_chat(tmp_path: Path) -> None:
+    pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
+    from terminal import Terminal
+
+    programs, packages, end = tmp_path / "venv" / "bin", tmp_path / "packages" / "pip", tmp_path / "end"
+    programs.mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (packages / "__init__.py").touch()
+    (packages / "__main__.py").write_text(_PIP)
+    for name, line in {"python": f'exec {sys.executable} "$@"', "edgespec": "echo the $1 begins"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    settings = {"PYTHONPATH": str(packages.parent), "PIP_MAY_END": str(end)}
+    program = ("make", "-C", str(Path(__file__).parents[2]))
+    terminal = Terminal("chat", f"VENV={programs.parent}", home=tmp_path, environment=settings, program=program)
+    terminal.wait_for("fetching onnxruntime (17.2 MB) · 1 packages, 17 MB so far")
+    end.touch()
+    terminal.wait_for("the chat begins")
+    assert terminal.exit_code() == 0
+    assert "fetching" not in terminal.screen()

@@ -213,3 +213,48 @@ def test_log_probabilities_of_a_response_are_those_of_its_message(served: Served
 def test_a_wrong_switch_of_a_response_is_refused(served: Served, fields: dict[str, Any], param: str) -> None:
     refused = served.post(RESPONSES, {"model": "tiny", "input": "off", **fields})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_reasoning_is_closed_at_the_budget_of_a_request(served: Served, name: str) -> None:
+    whole = message(served)
+    assert message(served, **{name: 200}) == message(served, **{name: -1}) == whole
+    cut = message(served, **{name: 3})
+    assert len(cut["reasoning_content"]) < len(whole["reasoning_content"])
+    assert whole["reasoning_content"].startswith(cut["reasoning_content"])
+    items = response(served, **{name: 3})["output"]
+    assert (items[0]["type"], items[0]["status"]) == ("reasoning", "completed")
+    assert items[0]["content"][0]["text"] == cut["reasoning_content"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"thinking_budget": -2}, "thinking_budget", "from 0, or -1"),
+        ({"thinking_budget": "many"}, "thinking_budget", ""),
+        ({"thinking_budget": 3, "thinking_token_budget": 4}, "thinking_token_budget", "one thing"),
+        ({"thinking_budget": 3, "response_format": {"type": "json_object"}}, None, "has to begin with"),
+    ],
+)
+def test_a_wrong_budget_is_refused(served: Served, fields: dict[str, Any], param: str | None, words: str) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "2 + 2?"}], **fields}
+    refused = served.post(CHAT, asked)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
+def test_a_model_that_does_not_reason_takes_no_budget(tiny_model: Path, tmp_path: Path) -> None:
+    names = ModelNames(home_with(tmp_path / "home", tiny=tiny_model))
+    plain = TEMPLATE.replace("think", "plan")
+    with serving(names, lambda name: scripted_engine(tiny_model, tmp_path / "t", answer, plain)) as served:
+        for path, fields in (
+            (CHAT, {"messages": [{"role": "user", "content": "?"}]}),
+            (RESPONSES, {"input": "?"}),
+        ):
+            refused = served.post(path, {"model": "tiny", **fields, "thinking_budget": 3})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_budget")
+            assert served.post(path, {"model": "tiny", **fields, "thinking_budget": -1}).status_code == 200

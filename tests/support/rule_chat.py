@@ -2,8 +2,9 @@
 
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
-given. A piece that is an object with call and arguments is a call of a tool; the file tools has their functions.
-Where there is a prompt, it is answered once, and no conversation is held.
+given, and by |at most N where its reasoning has a budget. A piece that is an object with call and arguments is a
+call of a tool; the file tools has their functions. Where there is a prompt, it is answered once, and no
+conversation is held.
 """
 
 import json
@@ -49,7 +50,7 @@ class RuleEngine:
 
     context_length = 10_000
     model_sampling = None
-    can_switch_thinking = takes_tools = True
+    can_switch_thinking = can_think = takes_tools = True
 
     def __init__(self, script: dict[str, Sequence[Any]], pause_s: float = 0.0) -> None:
         self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
@@ -69,6 +70,7 @@ class RuleEngine:
         ticket = Ticket(lambda: None)
         begun = f"|{limits['prefill']}" if limits.get("prefill") else ""
         begun += "|off" if limits.get("thinking") is False else ""
+        begun += f"|at most {budget}" if (budget := limits.get("thinking_budget")) else ""
         chunks = self._chunks(messages[-1].content + begun, ticket)
         return AnswerStream(chunks, RequestQueue(), ticket, ends_loops=limits["ends_loops"])
 

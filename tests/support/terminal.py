@@ -13,6 +13,7 @@ import pyte
 
 COLUMNS, ROWS = 80, 30
 _WAIT_S, _MOST_BUSY = 120, 10.0
+_BRACKETED = 2004 << 5  # as pyte counts the modes that are private
 UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
 
 
@@ -51,8 +52,9 @@ class Terminal:
         self.process.send(text + "\r")
 
     def paste(self, text: str) -> None:
-        """Paste like a terminal that brackets pasted text."""
-        self.process.send(f"\x1b[200~{text}\x1b[201~")
+        """Paste like a terminal: in brackets where the program has asked for them, else as typed lines."""
+        is_bracketed = _BRACKETED in self._display.mode
+        self.process.send(f"\x1b[200~{text}\x1b[201~" if is_bracketed else text.replace("\n", "\r"))
 
     def resize(self, columns: int, rows: int) -> None:
         self.process.setwinsize(rows, columns)
