@@ -23,12 +23,12 @@ from edgespec.engine.answer_decoder import answer_decoder
 from edgespec.engine.answer_grammars import AnswerGrammars
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
+from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.model_reasoning import ModelReasoning
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
     CallReading,
@@ -39,13 +39,11 @@ from edgespec.engine.request import (
     check_seconds,
     check_texts,
     require_answerable,
-    require_budget_possible,
     require_embedding_model,
     require_writer,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.shared_target import SharedTarget, interrupt
-from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget
 from edgespec.engine.tool_calls import call_reading
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
@@ -62,8 +60,6 @@ from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-
-_TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning
 
 
 class Engine:
@@ -121,6 +117,7 @@ class Engine:
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
         self._grammars = AnswerGrammars(encoder.tokenizer, manifest)
+        self._reasoning = ModelReasoning(encoder, manifest)
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -377,10 +374,10 @@ class Engine:
         self._require_possible(request)
         budget = check_count("thinking_budget", thinking_budget, 0)
         if budget is not None:
-            self._require_budget_possible(use, response_format, request, banned)
+            self._reasoning.require_budget_possible(use, response_format, check_texts("banned", banned))
         context_length = min(self.context_length, self.target.context_length)
         request = self._grammars.constrain(request, response_format, context_length)
-        return self._stream(request if budget is None else self._bound_thinking(request, budget))
+        return self._stream(request if budget is None else self._reasoning.bounded(request, budget))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -545,56 +542,19 @@ class Engine:
 
     def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None) -> bool:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
-        if not self._encoder.spells_in_template(OPEN):
+        if not self._reasoning.is_opened_by_template:
             return False
-        return self._opens_reasoning(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+        return self._reasoning.is_open(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
 
     @property
     def can_think(self) -> bool:
         """Whether the model may reason before it answers: its chat template or its tokenizer knows <think>."""
-        marks = (OPEN, CLOSE)
-        return (
-            self.can_switch_thinking
-            or any(map(self._encoder.spells_in_template, marks))
-            or any(mark in self.tokenizer.added_tokens for mark in marks)
-        )
-
-    def _require_budget_possible(
-        self, use: ToolUse | None, response_format: object, request: Request, banned: str | Sequence[str] | None
-    ) -> None:
-        if not self.can_think:
-            raise UsageError(
-                f"thinking_budget is given, but {self.manifest.name} does not reason before it answers: neither "
-                f"its chat template nor its tokenizer has {OPEN}; leave it out or choose a thinking model"
-            )
-        require_budget_possible(use, response_format, check_texts("banned", banned))
-
-    def _bound_thinking(self, request: Request, num_tokens: int) -> Request:
-        """The request, with an end to the reasoning of its answer."""
-        shown = self.tokenizer.special_within((OPEN, CLOSE))
-        constraint = ThinkingBudget(
-            num_tokens,
-            self.manifest.vocab_size,
-            self.tokenizer.encode(CLOSING, special=True),
-            partial(self.tokenizer.decode, shown=shown),
-            is_open=self._opens_reasoning(request.prompt),
-            inner=request.constraint,
-        )
-        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
-        return request._replace(constraint=constraint, drafters=drafters)
+        return self._reasoning.is_possible
 
     def _call_reading(self, use: ToolUse, prompt: TokenIds, *, whole: bool) -> CallReading:
         """How calls are found in the answer to a prompt."""
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole)
-        return calls._replace(opens_reasoning=self._opens_reasoning(prompt))
-
-    def _opens_reasoning(self, tokens: TokenIds) -> bool:
-        """Whether a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
-        if not self._encoder.spells_in_template(OPEN):
-            return False
-        # At its very end: the mark may also stand in a message, of which nothing begins.
-        end = self.tokenizer.decode(tokens[-_TAIL:], self.tokenizer.special_tokens.values())
-        return end.rstrip().endswith(OPEN)
+        return calls._replace(opens_reasoning=self._reasoning.is_open(prompt))
 
     @property
     def tool_format(self) -> str:

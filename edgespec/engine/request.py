@@ -9,7 +9,6 @@ import numpy as np
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.reasoning import ReasoningGate
-from edgespec.engine.thinking_budget import CLOSING
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -135,21 +134,6 @@ def check_seconds(name: str, given: float | None) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
     return float(given)
-
-
-def require_budget_possible(use: ToolUse | None, response_format: object, banned: Sequence[str]) -> None:
-    """Raises UsageError: An answer has no place for reasoning, or must not hold what ends it."""
-    if response_format is not None or (use is not None and use.choice not in ("auto", "none")):
-        other = "response_format" if response_format is not None else "a tool that must be called"
-        raise UsageError(
-            f"thinking_budget is given with {other}, which an answer has to begin with, so that it has no "
-            "reasoning; leave one of them out"
-        )
-    if kept_out := next((text for text in banned if text and text in CLOSING), None):
-        raise UsageError(
-            f"{kept_out!r} is banned, and reasoning ends with {CLOSING!r} where thinking_budget is spent; leave "
-            "one of them out"
-        )
 
 
 def require_writer(manifest: Manifest) -> None:
