@@ -155,6 +155,8 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
             session.save()
             session.info("the answer is changed; /go continues it, or send your next message")
         return NOTHING
+    if line == "?":
+        line = "/help"
     block = block_text(line)
     if not line or block == "":
         return NOTHING

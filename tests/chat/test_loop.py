@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,11 +17,11 @@ from rich.console import Console
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import find_commands, osc52
-from edgespec.chat.command import is_command, split_command, unescape_message
+from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.copied_text import code_blocks
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
-from edgespec.chat.loop import _save_regularly
+from edgespec.chat.loop import _obey, _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
@@ -68,10 +69,62 @@ def answer(session: ChatSession, text: str) -> str:
 
 
 def test_every_command_is_explained_and_does_something(session: ChatSession) -> None:
-    listed = output(session, "/help")
+    listed = output(session, "/help all")
     assert all(f"/{command.name}" in listed for command in COMMANDS)
     assert run_command(session, "/exit").is_exit
     assert run_command(session, "/quit").is_exit
+
+
+def test_the_first_page_of_help_stays_on_a_small_screen(session: ChatSession) -> None:
+    lines = output(session, "/help").splitlines()
+    assert len(lines) <= 18
+    assert max(map(len, lines)) < 80
+    named = re.findall(r"/([a-z]+)", "\n".join(lines))
+    assert len(named) > 15
+    assert {command.name for command in COMMANDS}.issuperset(named)
+    assert "/help all" in lines[-1]
+
+
+def test_help_explains_one_command(session: ChatSession) -> None:
+    assert output(session, "/help retry") == "/retry  answer the last message again, with the next seed"
+    assert output(session, "/help /save").splitlines()[1].startswith("/save! FILE")
+    assert "/exit" in output(session, "/help bye")
+    with pytest.raises(UsageError, match=r"no command /modle; did you mean /model\? /help all"):
+        run_command(session, "/help modle")
+
+
+def test_a_question_mark_alone_asks_for_help(session: ChatSession) -> None:
+    lines: list[str] = []
+    session.info = lines.append
+    _obey(session, "?", NOTHING)
+    assert "/help all" in lines[-1]
+    assert session.conversation.messages == ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("/set system be brief", "/system TEXT"),
+        ("/set format json", "--schema FILE"),
+        ("/set parameter top_k 4", "/set NAME VALUE"),
+        ("/set num-ctx 4096", "--context"),
+        ("/show info", "/model shows"),
+        ("/load smollm2-135m", "/model smollm2-135m"),
+    ],
+)
+def test_words_of_other_programs_lead_to_those_here(session: ChatSession, typed: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        run_command(session, typed)
+    assert hint in str(raised.value)
+
+
+def test_load_of_a_saved_chat_leads_to_open(session: ChatSession, tmp_path: Path) -> None:
+    answer(session, "Hi")
+    output(session, "/name plans")
+    with pytest.raises(UsageError, match="there is no file plans; /open plans continues the saved chat 'plans'"):
+        run_command(session, "/load plans")
+    with pytest.raises(UsageError, match=r"cannot read .*other"):
+        run_command(session, f"/load {tmp_path / 'other'}")
 
 
 @pytest.mark.parametrize("command", ["/save FILE\nfrom a text", "/clear\nmore", "/delete! 1\n2"])
