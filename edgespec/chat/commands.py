@@ -324,9 +324,10 @@ def _copy(session: ChatSession, argument: str) -> None:
 @_command("context", Argument.NONE, "show how much of the context is used")
 def _context(session: ChatSession, argument: str) -> None:
     conversation, engine = session.conversation, session.engine
-    used, whole = conversation.num_tokens, engine.context_length
+    whole = engine.context_length
+    used = min(conversation.num_tokens, whole)  # what a further message takes beside its text is counted too
     width = min(_BAR_COLUMNS, shutil.get_terminal_size().columns - 1)
-    bar = round(width * min(1.0, used / whole))
+    bar = round(width * used / whole)
     lines = [f"{'█' * bar}{'·' * (width - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
     has_system = conversation.system is not None
     if conversation.system is not None:

@@ -417,9 +417,26 @@ def test_lines_of_an_answer_that_was_drafted() -> None:
 def test_the_line_below_the_input_fits(columns: int) -> None:
     line = format_status(replace(STATUS, stats=DRAFTED), columns)
     assert len(line) <= columns
-    assert line.startswith("m on cpu"[: columns - 1])
+    assert line.startswith(("m on cpu" if columns > 23 else "context 9/90")[: columns - 1])
     if columns == 200:
         assert line == "m on cpu · context 9/90 · suffix 75% accepted · 1.50x speed ± 0.03 · 20 tokens/s"
+
+
+def test_figures_come_before_a_long_name_where_columns_are_few() -> None:
+    status = replace(STATUS, model="smollm2-135m-instruct", stats=DRAFTED)
+    assert format_status(status, 30) == "context 9/90 · 20 tokens/s"
+    assert format_status(status, 60).startswith("smollm2-135m-instruct on cpu · context 9/90")
+
+
+def test_a_full_context_is_said_to_be_full() -> None:
+    line = format_status(replace(STATUS, num_context=97), 80)
+    assert "context 90/90, full" in line
+    assert "97" not in line
+
+
+def test_what_is_set_already_is_not_advised() -> None:
+    assert "/set overflow drop-oldest" in format_answer(DRAFTED, "context")[-1]
+    assert "/set overflow" not in format_answer(DRAFTED, "context", drops_oldest=True)[-1]
 
 
 def test_texts_of_tokens_join_to_the_answer_with_their_origins(tiny_model: Path) -> None:
