@@ -25,6 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
     [
         ("chat m --deterministic --no-deterministic", "--deterministic", "--no-deterministic"),
         ("chat m --no-deterministic --deterministic", "--no-deterministic", "--deterministic"),
+        ("chat m --think --no-think", "--think", "--no-think"),
         ("chat m --offline --no-offline", "--offline", "--no-offline"),
         ("export m --output o --check --no-check", "--check", "--no-check"),
         ("chat m --exact --no-deterministic", "--exact", "--no-deterministic"),
