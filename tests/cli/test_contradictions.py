@@ -99,3 +99,12 @@ def test_what_deterministic_promises_with_rejection_is_said(
     assert "same seed, drafter and draft length alone" in capsys.readouterr().err
     main(asked)
     assert "same seed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--attach", "--schema", "--trace"])
+def test_an_empty_name_is_no_file(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["chat", "m", flag, ""])
+    error = capsys.readouterr().err
+    assert flag in error
+    assert "the name of the file is empty" in error
