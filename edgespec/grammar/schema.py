@@ -110,9 +110,8 @@ def _require_end(part: Any, pointer: str, root: Any, ending: set[int]) -> None:
                 "refer to a schema with a type"
             )
         passed.add(id(part))
-        reference = part.get("$ref")
-        is_followed = isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
-        part = resolve(reference, root) if is_followed else None
+        reference = str(part.get("$ref", ""))
+        part = resolve(reference, root) if reference == "#" or reference.startswith("#/") else None
     ending |= passed
 
 
