@@ -8,6 +8,7 @@ from edgespec.chat.past_rounds import show_last
 from edgespec.chat.saved_chats import SavedChat, delete_chat, describe_chats, find_chat, list_chats
 from edgespec.chat.session import ChatSession
 from edgespec.errors import UsageError
+from edgespec.models.catalog import CATALOG
 from edgespec.system.command_line import join_words
 from edgespec.system.printable import one_line
 
@@ -57,6 +58,22 @@ def open_chat(session: ChatSession, wanted: str) -> SavedChat:
     session.open_file(chat.path, chat.transcript)
     show_last(session.conversation.rounds, session.info)
     return chat
+
+
+def suggest_instead(session: ChatSession, wanted: str) -> None:
+    """Raises UsageError: What is no file for /load is a saved chat, or a model of the catalogue."""
+    shown = one_line(wanted, 60)
+    if wanted in CATALOG:
+        raise UsageError(f"there is no file {shown}; /model {shown} switches to the model of that name")
+    if session.autosave is None:
+        return
+    try:
+        chat = find_chat(session.autosave.folder, wanted, session.listed)
+    except UsageError:  # there is no such chat either, which is for read_transcript to say of the file
+        return
+    raise UsageError(
+        f"there is no file {shown}; /open {shown} continues the saved chat '{one_line(chat.title, 60)}'"
+    )
 
 
 def delete_saved(session: ChatSession, wanted: str, *, is_sure: bool) -> None:

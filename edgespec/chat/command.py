@@ -27,6 +27,7 @@ class Argument(Enum):
     UNDO = "[undo]"
     THINKING = "[WORD]"
     ASK = "[ask]"
+    HELP = "[all|COMMAND]"
 
 
 class Next(NamedTuple):

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import brief_message, split_message
-from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
+from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats, suggest_instead
 from edgespec.chat.clipboard import copy
 from edgespec.chat.command import NOTHING, Action, Argument, Command, Next, split_command
 from edgespec.chat.compacting import begin_compacting, undo_compacting
 from edgespec.chat.copied_text import text_to_copy
 from edgespec.chat.files import export_to, parse_new_path, parse_path, save_to, trace_to
+from edgespec.chat.help_text import explain, first_page, full_help
 from edgespec.chat.live_line import switch_figures
+from edgespec.chat.other_words import SHOW_ELSEWHERE
 from edgespec.chat.past_rounds import describe_resumed, show_last, show_rounds
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
@@ -41,19 +43,6 @@ _OTHER_NAMES = {
 }
 _BAR_COLUMNS = 40  # of /context, in a window that has as many
 _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
-_KEYS = (
-    ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "make a new line"),
-    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
-    ("Up, Ctrl-R", "find earlier messages"),
-    ("Tab", "complete commands, files and models"),
-    ("Ctrl-C", "stop the answer; press it twice to leave"),
-    ("Ctrl-D", "leave"),
-)
-_DRAFTING = (
-    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
-    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
-)
 
 
 def find_command(name: str) -> Command | None:
@@ -72,11 +61,15 @@ def run_command(session: ChatSession, line: str) -> Next:
                 "begins with /, type //"
             )
         return command.action(session, argument) or NOTHING
+    raise _unknown_command(name)
+
+
+def _unknown_command(name: str) -> UsageError:
     name = one_line(name, 40)
     near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1)
     hint = f"did you mean /{near[0]}? " if near else ""
-    raise UsageError(
-        f"there is no command /{name}; {hint}/help lists all; to send a text that begins with /, type //"
+    return UsageError(
+        f"there is no command /{name}; {hint}/help all lists all; to send a text that begins with /, type //"
     )
 
 
@@ -104,12 +97,15 @@ def _file_command(
         write(session, parse_path(argument, f"{name}!", example))
 
 
-@_command("help", Argument.NONE, "list the commands")
+@_command("help", Argument.HELP, "show the most used commands, all of them, or what one does")
 def _help(session: ChatSession, argument: str) -> None:
-    commands = [(f"/{each.name} {each.argument.value}".rstrip(), each.meaning) for each in COMMANDS]
-    width = max(len(left) for left, _ in (*commands, *_KEYS))
-    lines = [f"{left:<{width}}  {right}".rstrip() for left, right in (*commands, ("", ""), *_KEYS)]
-    session.info("\n".join([*lines, "", _DRAFTING]))
+    name = argument.removeprefix("/")
+    if not name or name == "all":
+        session.info(full_help(COMMANDS) if name else first_page())
+    elif command := find_command(name):
+        session.info(explain(command, COMMANDS))
+    else:
+        raise _unknown_command(name)
 
 
 @_command("model", Argument.MODEL, "switch to another model; alone, show the current one")
@@ -185,7 +181,10 @@ _file_command("save", "save the conversation to a file (JSON Lines)", save_to)
 
 @_command("load", Argument.PATH, "continue a saved conversation")
 def _load(session: ChatSession, argument: str) -> None:
-    transcript = read_transcript(parse_path(argument, "load"))
+    path = parse_path(argument, "load")
+    if not path.exists():
+        suggest_instead(session, argument)
+    transcript = read_transcript(path)
     session.conversation.restore(transcript)
     session.start_new_file()
     session.save()
@@ -328,9 +327,10 @@ def _copy(session: ChatSession, argument: str) -> None:
 @_command("context", Argument.NONE, "show how much of the context is used")
 def _context(session: ChatSession, argument: str) -> None:
     conversation, engine = session.conversation, session.engine
-    used, whole = conversation.num_tokens, engine.context_length
+    whole = engine.context_length
+    used = min(conversation.num_tokens, whole)  # what a further message takes beside its text is counted too
     width = min(_BAR_COLUMNS, shutil.get_terminal_size().columns - 1)
-    bar = round(width * min(1.0, used / whole))
+    bar = round(width * used / whole)
     lines = [f"{'█' * bar}{'·' * (width - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
     has_system = conversation.system is not None
     if conversation.system is not None:
@@ -389,6 +389,8 @@ def _multi(session: ChatSession, argument: str) -> None:
 
 @_command("show", Argument.VIEW, "markdown, plain, or drafted (coloured by drafter)")
 def _show(session: ChatSession, argument: str) -> Next:
+    if argument in SHOW_ELSEWHERE:
+        raise UsageError(f"/show shows answers in another way; {SHOW_ELSEWHERE[argument]}")
     if argument not in VIEWS:
         raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
     session.view = argument

@@ -47,6 +47,8 @@ def _words(argument: Argument) -> Iterable[str]:
         return [each.title for each in list_chats(default_home() / "chats")]
     if argument is Argument.SETTING:
         return [*SETTINGS, *(f"overflow {policy}" for policy in OVERFLOWS), "loops stop", "loops keep"]
+    if argument is Argument.HELP:
+        return ["all", *(each.name for each in COMMANDS)]
     return {
         Argument.VIEW: VIEWS,
         Argument.PART: ("code", "all"),

@@ -75,7 +75,9 @@ def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
             answer = tuple(_save_regularly(session, reply))
         else:
             answer = _print_reply(session, reply, warn)
-            if reply.last and (reason := format_stop(reply.last.finish_reason)):
+            if reply.last and (
+                reason := format_stop(reply.last.finish_reason, drops_oldest=_drops_oldest(session))
+            ):
                 info(reason)
         session.record(answer)
     return was_pressed()
@@ -138,12 +140,16 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             return 0
         except ContextOverflow as error:
             drop = "/detach, " if session.attachments else ""
-            session.info(
-                f"edgespec: {error}; or use {drop}/undo, /compact, /clear or /set overflow drop-oldest; Up brings "
-                "back what you typed"
+            ways = (
+                "/compact or /clear" if _drops_oldest(session) else "/compact, /clear or /set overflow drop-oldest"
             )
+            session.info(f"edgespec: {error}; or use {drop}/undo, {ways}; Up brings back what you typed")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
+
+
+def _drops_oldest(session: ChatSession) -> bool:
+    return session.conversation.overflow == "drop-oldest"
 
 
 def _obey(session: ChatSession, line: str, before: Next) -> Next:
@@ -154,6 +160,8 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
             session.save()
             session.info("the answer is changed; /go continues it, or send your next message")
         return NOTHING
+    if line == "?":
+        line = "/help"
     block = block_text(line)
     if not line or block == "":
         return NOTHING
@@ -206,7 +214,12 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
     if session.last and session.last.stats and not session.is_quiet:
-        parts = format_answer(session.last.stats, session.last.finish_reason, has_looped=session.has_looped)
+        parts = format_answer(
+            session.last.stats,
+            session.last.finish_reason,
+            has_looped=session.has_looped,
+            drops_oldest=_drops_oldest(session),
+        )
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))

@@ -19,6 +19,8 @@ PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the mod
 # In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
 # than the minimum, the columns that it has in any case, and the columns between two cells.
 _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 8, 2
+# Of names that a user may have meant: how like they are, of 1, how many are named, and among how many.
+_LEAST_LIKENESS, _MOST_NAMED, _MOST_COMPARED = 0.6, 3, 500
 
 
 class SavedChat(NamedTuple):
@@ -89,12 +91,26 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
         raise UsageError(
             f"'{shown}' fits {len(found)} chats: {titles}; write more of the name, or its number in /chats"
         )
-    near = difflib.get_close_matches(wanted, [each.title for each in chats], n=1)
-    if near:
-        hint = f"did you mean '{near[0]}'?"
+    if near := _nearest(wanted, [each.title for each in chats]):
+        hint = f"did you mean {' or '.join(repr(each) for each in near)}?"
     else:
         hint = f"the latest are {', '.join(repr(each.title) for each in chats[:3])}" if chats else "none is saved"
     raise UsageError(f"there is no chat '{shown}'; {hint}")
+
+
+def _nearest(wanted: str, titles: Sequence[str]) -> list[str]:
+    """The titles that are like a text, as a whole or in one of their words; the nearest come first."""
+    text = wanted.lower()
+
+    def likeness(title: str) -> float:
+        parts = [title.lower(), *title.lower().split()]
+        return (
+            1.0 if text in parts[0] else max(difflib.SequenceMatcher(None, text, each).ratio() for each in parts)
+        )
+
+    by_title = {title: likeness(title) for title in titles[:_MOST_COMPARED]}
+    ordered = sorted(by_title, key=lambda title: -by_title[title])
+    return [title for title in ordered if by_title[title] >= _LEAST_LIKENESS][:_MOST_NAMED]
 
 
 def describe_chats(

@@ -4,6 +4,7 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
+from edgespec.chat.other_words import SET_ELSEWHERE
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.conversation import Conversation
 from edgespec.errors import UsageError
@@ -40,6 +41,8 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
     """
     name, *value = argument.replace("=", " ", 1).split(maxsplit=1)
     name = name.replace("-", "_")
+    if name in SET_ELSEWHERE:
+        raise UsageError(f"there is no setting '{name}'; {SET_ELSEWHERE[name]}")
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

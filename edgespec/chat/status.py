@@ -13,11 +13,13 @@ _CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go o
 _LOOPED = "drafting is not judged by an answer that repeats itself"
 
 
-def format_answer(stats: Stats, finish_reason: str | None, *, has_looped: bool = False) -> list[str]:
+def format_answer(
+    stats: Stats, finish_reason: str | None, *, has_looped: bool = False, drops_oldest: bool = False
+) -> list[str]:
     """How fast an answer came and what drafting did for it, in parts; a loop is easy to draft."""
     speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
     drafting = _LOOPED if has_looped else _format_drafting(stats)
-    stop = format_stop(finish_reason)
+    stop = format_stop(finish_reason, drops_oldest=drops_oldest)
     return list(filter(None, [speed, drafting, f"{stop}; /go goes on" if finish_reason in _CUT else stop]))
 
 
@@ -33,14 +35,18 @@ def _format_measured(gain: Gain | None) -> str:
     return "gain not measured yet" if gain is None else f"{gain.value:.2f}x speed (measured, ± {gain.error:.2f})"
 
 
-def format_stop(finish_reason: str | None) -> str:
-    """Why an answer ended, unless it ended by itself."""
+def format_stop(finish_reason: str | None, *, drops_oldest: bool = False) -> str:
+    """Why an answer ended, unless it ended by itself.
+
+    drops_oldest: Whether the conversation makes room for the next answer by itself.
+    """
+    full = "the next message drops the oldest ones" if drops_oldest else "/clear, or /set overflow drop-oldest"
     return {
         "stop": "",
         "tool_calls": "",
         "length": "stopped at the token limit (max-tokens)",
         "loop": "stopped: it repeated itself (/retry tries again; /set loops keep lets such answers go on)",
-        "context": "stopped because the context is full (/clear, or /set overflow drop-oldest)",
+        "context": f"stopped because the context is full ({full})",
     }.get(finish_reason or "", "stopped")
 
 
@@ -77,7 +83,19 @@ class Status:
 
     @property
     def context(self) -> str:
+        if self.num_context > self.context_length:  # what a further message takes beside its text
+            return f"context {self.context_length}/{self.context_length}, full"
         return f"context {self.num_context}/{self.context_length}"
+
+    @property
+    def gain(self) -> str:
+        gain = self.stats.gain if self.stats and not self.has_looped else None
+        return f"{gain.value:.2f}x speed ± {gain.error:.2f}" if gain else ""
+
+    @property
+    def speed(self) -> str:
+        speed = self.stats.decode_tokens_per_second if self.stats else None
+        return f"{format_speed(speed, 0)} tokens/s" if speed else ""
 
     @property
     def drafting(self) -> str:
@@ -95,24 +113,27 @@ class Status:
 
 
 def format_status(status: Status, columns: int) -> str:
-    """The status in one line of at most so many columns; the parts that matter most come first."""
-    stats = status.stats
-    speed = stats.decode_tokens_per_second if stats else None
-    parts = [
-        status.hint,
-        f"{one_line(status.model, 40)} on {status.devices[0]}",
-        status.context,
-        status.drafting,
-        f"{stats.gain.value:.2f}x speed ± {stats.gain.error:.2f}"
-        if stats and stats.gain and not status.has_looped
-        else "",
-        f"{format_speed(speed, 0)} tokens/s" if speed else "",
-    ]
+    """The status in one line of at most so many columns; the parts that matter most come first.
+
+    Where the name of the model leaves no room for figures, it is left out.
+    """
+    model = f"{one_line(status.model, 40)} on {status.devices[0]}"
+    begin = [part for part in (status.hint, model, status.context) if part]
+    if len(" · ".join(begin)) <= columns:
+        return _join_fitting([*begin, status.drafting, status.gain, status.speed], columns)
+    parts = [status.hint, status.context, status.speed, status.gain, status.drafting]
+    line = _join_fitting(parts, columns)
+    first = status.hint or status.context
+    return line or first[: max(0, columns - 1)] + "…"
+
+
+def _join_fitting(parts: Sequence[str], columns: int) -> str:
+    """The parts up to the first one that does not fit."""
     line = ""
     for part in filter(None, parts):
         longer = f"{line} · {part}" if line else part
         if len(longer) > columns:
-            return longer[: max(0, columns - 1)] + "…" if len(line) < max(1, columns // 2) else line
+            break
         line = longer
     return line
 

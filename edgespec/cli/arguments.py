@@ -88,7 +88,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
     """Add a flag that takes a path."""
-    parser.add_argument(flag, metavar="FILE", type=Path, help=help, **settings)
+    parser.add_argument(flag, metavar="FILE", type=_parse_file, help=help, **settings)
+
+
+def _parse_file(text: str) -> Path:
+    if not text:  # which Path takes for the current folder
+        raise argparse.ArgumentTypeError("the name of the file is empty; give one")
+    return Path(text)
 
 
 def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:

@@ -10,7 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
+from edgespec.cli.arguments import (
+    Switch,
+    add_file,
+    add_model,
+    add_options,
+    attribute_name,
+    decode_argument,
+    load_engine,
+)
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.errors import FormatError, ModelError, UsageError
@@ -79,7 +87,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--think",
-        action=argparse.BooleanOptionalAction,
+        action=Switch,
         default=None,
         help="let MODEL reason before it answers, or not, if its chat template has that switch",
     )

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -197,9 +198,13 @@ def _read(path: Path) -> str:
     if not path.exists() and not os.environ.get("EDGESPEC_CONFIG"):
         return ""
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
+        if stat.S_ISFIFO(path.stat().st_mode):  # which would be waited for
+            raise UsageError(f"{path} is a pipe; put a file there, or name one with EDGESPEC_CONFIG")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)  # a device may have no end
+        if len(data) > _LARGEST_BYTES:
             raise UsageError(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB, so it is no configuration file")
-        return path.read_text(encoding="utf-8")
+        return data.decode().replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.reply import Reply
+from edgespec.engine.request import check_count, check_flag, check_path, check_texts
 from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
 from edgespec.engine.tool_runs import REFUSED, functions_among, run_call
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
@@ -109,17 +110,20 @@ class Conversation:
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
+        if not isinstance(sampling, SamplingParams | None):
+            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
+        check_texts("stop", stop)
         self.engine = engine
         self.system = system
         self.overflow = overflow
         self.sampling = sampling or engine.model_sampling or SamplingParams()
-        self.max_tokens = max_tokens
+        self.max_tokens = check_count("max_tokens", max_tokens, 1)
         self.stop = stop
-        self.ends_loops = ends_loops
+        self.ends_loops = check_flag("ends_loops", ends_loops)
         self.response_format = response_format
         self.tools = tools or ()
         self.tool_choice = tool_choice
-        self.parallel_tool_calls = parallel_tool_calls
+        self.parallel_tool_calls = check_flag("parallel_tool_calls", parallel_tool_calls)
         self.thinking = thinking
         self.thinking_budget = thinking_budget
         self._rounds: list[Round] = []
@@ -362,7 +366,7 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write a file (JSON Lines) that load reads. Raises EdgeSpecError: it cannot be written."""
-        save_transcript(Path(path), self.transcript())
+        save_transcript(check_path("path", path), self.transcript())
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
@@ -373,7 +377,7 @@ class Conversation:
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
         loaded = cls(engine, **settings)
-        loaded.restore(read_transcript(Path(path)))
+        loaded.restore(read_transcript(check_path("path", path)))
         if isinstance(sampling := settings.get("sampling"), SamplingParams):
             loaded.sampling = sampling
         return loaded

@@ -195,9 +195,9 @@ class Engine:
         Raises:
             EdgeSpecError: It cannot be written, or an answer is being made.
             ModelError: Keys and values of this model cannot be taken out on its device.
-            UsageError: There is no such cache.
+            UsageError: There is no such cache, it holds nothing, or path is none.
         """
-        return write_prefix(Path(path), self._idle_target(cache))
+        return write_prefix(path, self._idle_target(cache))
 
     def load_prefix(self, path: str | Path, cache: int = 0) -> int:
         """Take what save_prefix has written, so that a text that begins with it is not read again.
@@ -213,14 +213,14 @@ class Engine:
             UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime; or there is no
                 such cache.
         """
-        tokens = read_prefix(Path(path), self._idle_target(cache), self.manifest.kv_cache)
+        tokens = read_prefix(path, self._idle_target(cache), self.manifest.kv_cache)
         self._shared.caches.hold(cache, tokens)
         return len(tokens)
 
     def _idle_target(self, cache: int) -> Decoder:
         self._require_open()
-        if not 0 <= cache < self.max_parallel:
-            raise UsageError(f"the cache is {cache}; wanted 0 to {self.max_parallel - 1}")
+        if type(cache) is not int or not 0 <= cache < self.max_parallel:
+            raise UsageError(f"the cache is {cache!r}; wanted 0 to {self.max_parallel - 1}")
         if self._queue.is_held(cache):
             raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
         return self._shared.caches.open(cache)
@@ -424,7 +424,7 @@ class Engine:
         Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
-            UsageError: The overflow policy does not exist, system is no text, or tools are none.
+            UsageError: An argument has a wrong type, or the overflow policy does not exist.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 

@@ -12,6 +12,7 @@ from edgespec.engine.load_options import (
     check_options,
     require_folder,
     require_functions,
+    require_paths,
     require_switches,
     require_texts,
 )
@@ -116,7 +117,8 @@ def load(
         learn=learn,
     )
     require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
-    require_switches(exact=exact, answer_cache=answer_cache, allow_fallback=allow_fallback)
+    require_switches(exact=exact, offline=offline, answer_cache=answer_cache, allow_fallback=allow_fallback)
+    require_paths(model=model)
     require_folder(home=home)
     require_functions(report=report, progress=progress)
     find = partial(

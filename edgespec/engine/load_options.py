@@ -92,6 +92,11 @@ def require_folder(**settings: str | Path | None) -> None:
     _require_kinds(settings, (str, Path, NoneType), "a folder")
 
 
+def require_paths(**settings: str | Path) -> None:
+    """Raises UsageError: One of the settings is no text and no path."""
+    _require_kinds(settings, (str, Path), "a text or a path")
+
+
 def require_functions(**settings: object) -> None:
     """Raises UsageError: One of the settings cannot be called."""
     for name, value in settings.items():

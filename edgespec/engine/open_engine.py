@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from edgespec.config.drafter_names import DrafterNames
-from edgespec.decoders import Decoder
+from edgespec.decoders import Decoder, PretendingDecoder
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.text_drafters import lookahead_window
 from edgespec.engine.draft_models import Chain, may_draft_trees
@@ -87,10 +87,12 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
         if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
             _LOG.debug("drafts come from: %s", speculation.name)
         encoder = _encoder(stated, target, renderer)
+        near_tie = find_near_tie(target, decoder, encoder, placement, report)
+        _empty(decoder)
         engine = Engine(
             manifest=stated.manifest,
             encoder=encoder,
-            near_tie=find_near_tie(target, decoder, encoder, placement, report),
+            near_tie=near_tie,
             decoders=[decoder],
             speculation=replace(
                 speculation,
@@ -110,6 +112,12 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
+
+
+def _empty(decoder: Decoder) -> None:
+    """Drop what checks and measurements have left in the cache: nobody asked for these tokens."""
+    if isinstance(decoder, PretendingDecoder):
+        decoder.forget()
 
 
 def _report_serial(asked: str, schedules: Sequence[str], report: Callable[[str], None]) -> None:

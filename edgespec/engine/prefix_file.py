@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder, StorableDecoder
+from edgespec.engine.request import check_path
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import KVCache
 from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
@@ -22,14 +23,15 @@ _OTHER_BYTES = 1 << 20  # of a file, beside keys and values and four bytes a tok
 _RESERVE_BYTES = 1 << 30  # of the disk that stay free
 
 
-def write_prefix(path: Path, decoder: Decoder) -> int:
+def write_prefix(path: str | Path, decoder: Decoder) -> int:
     """Write what a decoder holds, in a file that only its owner may read; returns how many tokens that are.
 
     Raises:
         ModelError: The decoder cannot give its keys and values.
-        UsageError: It holds nothing.
+        UsageError: It holds nothing, or path is none.
         EdgeSpecError: The file cannot be written, as where the disk has no room.
     """
+    path = check_path("path", path)
     key = _require_key(decoder)
     assert isinstance(decoder, StorableDecoder)
     tokens, values = decoder.read_prefix()
@@ -44,7 +46,7 @@ def write_prefix(path: Path, decoder: Decoder) -> int:
     return len(tokens)
 
 
-def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
+def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     """Let a decoder hold what a file has; returns the tokens.
 
     Raises:
@@ -52,6 +54,7 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
         MemoryExhausted: They do not fit.
         UsageError: The file cannot be read, is damaged, or was written for another model or by another program.
     """
+    path = check_path("path", path)
     key = _require_key(decoder)
     assert isinstance(decoder, StorableDecoder)
     try:

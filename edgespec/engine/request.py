@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -104,6 +105,13 @@ def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name} is {given!r}; wanted one or several texts")
     return texts
+
+
+def check_path(name: str, given: str | Path) -> Path:
+    """Raises UsageError: it is no text and no path."""
+    if not isinstance(given, str | Path):
+        raise UsageError(f"{name} is {given!r}; wanted the path of a file")
+    return Path(given)
 
 
 def check_count(name: str, given: int | None, least: int) -> int | None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from edgespec.errors import FormatError
 
 Matcher = Any  # llguidance.LLMatcher
+_NOTHING_FOLLOWS = "NoExtension"  # as the library calls a grammar that no token goes on with
 
 # For each value of a byte of a bit mask the eight summands of logits: 0 where a bit is set, else −∞.
 _SUMMANDS = np.where(
@@ -49,10 +50,15 @@ def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
 
 def require_sound(matcher: Matcher) -> None:
     """Raises FormatError: The grammar takes more work than is allowed for a token, or the library fails at it."""
-    if matcher.is_error():
+    if not matcher.is_error():
+        return
+    reason = first_words(matcher.get_error())
+    if reason.startswith(_NOTHING_FOLLOWS):
         raise FormatError(
-            f"the response_format cannot be followed here ({first_words(matcher.get_error())}); make it simpler"
+            "the response_format matches no text: no token can come next; check for parts that refer to "
+            "themselves in a circle, or exclude each other"
         )
+    raise FormatError(f"the response_format cannot be followed here ({reason}); make it simpler")
 
 
 def first_words(error: str) -> str:

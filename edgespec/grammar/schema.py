@@ -32,15 +32,17 @@ Schema = Mapping[str, Any]
 def prepare_schema(schema: Any) -> Any:
     """A schema with each oneOf whose branches exclude each other as anyOf, which then means the same.
 
-    Raises FormatError: It is nested too deep, refers to another document or to nothing, or has a oneOf of which
-    several branches may match.
+    Raises FormatError: It is nested too deep, refers to another document, to nothing or in a circle, or has a
+    oneOf of which several branches may match.
     """
+    ending: set[int] = set()  # schemas whose references end, by their identity
     for pointer, part in subschemas(schema):
         if not isinstance(part, Mapping):
             continue
         _require_shape(part, pointer)
         if "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
+            _require_end(part, pointer, schema, ending)
     return _without_one_of(schema, _Comparison(schema), "#", 0)
 
 
@@ -96,6 +98,21 @@ def _require_reference(reference: Any, pointer: str, root: Any) -> None:
         )
     if (reference.startswith("#/") or reference == "#") and resolve(reference, root) is None:
         raise FormatError(f"the schema refers at {pointer} to {reference[:80]!r}, which it does not hold; add it")
+
+
+def _require_end(part: Any, pointer: str, root: Any, ending: set[int]) -> None:
+    """Refuse references that lead back to themselves and to no value."""
+    passed: set[int] = set()
+    while isinstance(part, Mapping) and id(part) not in ending:
+        if id(part) in passed:
+            raise FormatError(
+                f"the schema refers at {pointer[:200]} to itself in a circle, so that it says nothing of a value; "
+                "refer to a schema with a type"
+            )
+        passed.add(id(part))
+        reference = str(part.get("$ref", ""))
+        part = resolve(reference, root) if reference == "#" or reference.startswith("#/") else None
+    ending |= passed
 
 
 def resolve(reference: str, root: Any) -> Any:

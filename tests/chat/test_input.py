@@ -127,4 +127,6 @@ def test_commands_words_models_and_paths_are_completed(tmp_path: Path) -> None:
     assert "/model smollm2-135m" in complete("/model smol")
     assert complete("/drafter su") == ["/drafter suffix"]
     assert complete(f"/load {tmp_path}/ta") == [f"/load {tmp_path}/talk.jsonl"]
+    assert complete("/help al") == ["/help all"]
+    assert complete("/help att") == ["/help attach"]
     assert complete("/nonsense x") == complete("/help x") == complete("hello /mo") == complete("//mo") == []

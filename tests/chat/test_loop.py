@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,11 +17,11 @@ from rich.console import Console
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import find_commands, osc52
-from edgespec.chat.command import is_command, split_command, unescape_message
+from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.copied_text import code_blocks
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
-from edgespec.chat.loop import _save_regularly
+from edgespec.chat.loop import _obey, _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
@@ -68,10 +69,62 @@ def answer(session: ChatSession, text: str) -> str:
 
 
 def test_every_command_is_explained_and_does_something(session: ChatSession) -> None:
-    listed = output(session, "/help")
+    listed = output(session, "/help all")
     assert all(f"/{command.name}" in listed for command in COMMANDS)
     assert run_command(session, "/exit").is_exit
     assert run_command(session, "/quit").is_exit
+
+
+def test_the_first_page_of_help_stays_on_a_small_screen(session: ChatSession) -> None:
+    lines = output(session, "/help").splitlines()
+    assert len(lines) <= 18
+    assert max(map(len, lines)) < 80
+    named = re.findall(r"/([a-z]+)", "\n".join(lines))
+    assert len(named) > 15
+    assert {command.name for command in COMMANDS}.issuperset(named)
+    assert "/help all" in lines[-1]
+
+
+def test_help_explains_one_command(session: ChatSession) -> None:
+    assert output(session, "/help retry") == "/retry  answer the last message again, with the next seed"
+    assert output(session, "/help /save").splitlines()[1].startswith("/save! FILE")
+    assert "/exit" in output(session, "/help bye")
+    with pytest.raises(UsageError, match=r"no command /modle; did you mean /model\? /help all"):
+        run_command(session, "/help modle")
+
+
+def test_a_question_mark_alone_asks_for_help(session: ChatSession) -> None:
+    lines: list[str] = []
+    session.info = lines.append
+    _obey(session, "?", NOTHING)
+    assert "/help all" in lines[-1]
+    assert session.conversation.messages == ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("/set system be brief", "/system TEXT"),
+        ("/set format json", "--schema FILE"),
+        ("/set parameter top_k 4", "/set NAME VALUE"),
+        ("/set num-ctx 4096", "--context"),
+        ("/show info", "/model shows"),
+        ("/load smollm2-135m", "/model smollm2-135m"),
+    ],
+)
+def test_words_of_other_programs_lead_to_those_here(session: ChatSession, typed: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        run_command(session, typed)
+    assert hint in str(raised.value)
+
+
+def test_load_of_a_saved_chat_leads_to_open(session: ChatSession, tmp_path: Path) -> None:
+    answer(session, "Hi")
+    output(session, "/name plans")
+    with pytest.raises(UsageError, match="there is no file plans; /open plans continues the saved chat 'plans'"):
+        run_command(session, "/load plans")
+    with pytest.raises(UsageError, match=r"cannot read .*other"):
+        run_command(session, f"/load {tmp_path / 'other'}")
 
 
 @pytest.mark.parametrize("command", ["/save FILE\nfrom a text", "/clear\nmore", "/delete! 1\n2"])
@@ -364,9 +417,26 @@ def test_lines_of_an_answer_that_was_drafted() -> None:
 def test_the_line_below_the_input_fits(columns: int) -> None:
     line = format_status(replace(STATUS, stats=DRAFTED), columns)
     assert len(line) <= columns
-    assert line.startswith("m on cpu"[: columns - 1])
+    assert line.startswith(("m on cpu" if columns > 23 else "context 9/90")[: columns - 1])
     if columns == 200:
         assert line == "m on cpu · context 9/90 · suffix 75% accepted · 1.50x speed ± 0.03 · 20 tokens/s"
+
+
+def test_figures_come_before_a_long_name_where_columns_are_few() -> None:
+    status = replace(STATUS, model="smollm2-135m-instruct", stats=DRAFTED)
+    assert format_status(status, 30) == "context 9/90 · 20 tokens/s"
+    assert format_status(status, 60).startswith("smollm2-135m-instruct on cpu · context 9/90")
+
+
+def test_a_full_context_is_said_to_be_full() -> None:
+    line = format_status(replace(STATUS, num_context=97), 80)
+    assert "context 90/90, full" in line
+    assert "97" not in line
+
+
+def test_what_is_set_already_is_not_advised() -> None:
+    assert "/set overflow drop-oldest" in format_answer(DRAFTED, "context")[-1]
+    assert "/set overflow" not in format_answer(DRAFTED, "context", drops_oldest=True)[-1]
 
 
 def test_texts_of_tokens_join_to_the_answer_with_their_origins(tiny_model: Path) -> None:

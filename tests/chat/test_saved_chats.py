@@ -65,3 +65,10 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(folder: Path) -> N
         find_chat(folder, "海の川の話")
     with pytest.raises(UsageError, match="there is no chat 'xyz'; none is saved"):
         find_chat(folder / "empty", "xyz")
+
+
+def test_the_nearest_names_are_suggested_first(folder: Path) -> None:
+    keep(folder, "c", "Hello", 100, name="plans of yesterday")
+    keep(folder, "d", "Hello", 200, name="yestreday")
+    with pytest.raises(UsageError, match=r"did you mean 'plans of yesterday' or 'yestreday'\?"):
+        find_chat(folder, "Yesterda")

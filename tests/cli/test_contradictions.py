@@ -25,6 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
     [
         ("chat m --deterministic --no-deterministic", "--deterministic", "--no-deterministic"),
         ("chat m --no-deterministic --deterministic", "--no-deterministic", "--deterministic"),
+        ("chat m --think --no-think", "--think", "--no-think"),
         ("chat m --offline --no-offline", "--offline", "--no-offline"),
         ("export m --output o --check --no-check", "--check", "--no-check"),
         ("chat m --exact --no-deterministic", "--exact", "--no-deterministic"),
@@ -98,3 +99,12 @@ def test_what_deterministic_promises_with_rejection_is_said(
     assert "same seed, drafter and draft length alone" in capsys.readouterr().err
     main(asked)
     assert "same seed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--attach", "--schema", "--trace"])
+def test_an_empty_name_is_no_file(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["chat", "m", flag, ""])
+    error = capsys.readouterr().err
+    assert flag in error
+    assert "the name of the file is empty" in error

@@ -317,3 +317,17 @@ def test_home_may_be_configured(
     path.write_text(f"home = {json.dumps(str(tmp_path / 'mine'))}\n")
     main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["home"]["path"] == str(tmp_path / "mine")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="is a pipe; put a file there"):
+        read_file(path)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs devices of Linux")
+def test_a_device_is_read_no_further_than_a_file_may_be() -> None:
+    assert read_file(Path("/dev/null")) == {}
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        read_file(Path("/dev/zero"))

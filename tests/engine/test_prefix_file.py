@@ -1,5 +1,6 @@
 """What a model has read of a text, kept in a file: answers stay the same, and nothing foreign is used."""
 
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,18 @@ def test_what_cannot_be_kept_or_is_not_there_is_said(tiny_model: Path, tmp_path:
         with pytest.raises(EdgeSpecError, match="an answer is being made"):
             engine.save_prefix(tmp_path / "kept")
     assert [each.name for each in tmp_path.iterdir()] == ["scripted"]
+
+
+def test_what_the_first_load_measures_is_not_kept(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    for known in ("experience.json", "row_proofs.json"):
+        (model / known).unlink(missing_ok=True)
+    with open_tiny(model) as engine:
+        assert (model / "experience.json").exists(), "passes were measured"
+        assert engine.held_texts() == {}
+        with pytest.raises(UsageError, match="has read nothing yet that could be kept"):
+            engine.save_prefix(tmp_path / "kept")
 
 
 def test_a_chat_that_goes_on_is_not_read_again(tiny_model: Path, tmp_path: Path) -> None:

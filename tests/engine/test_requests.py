@@ -83,6 +83,48 @@ def test_what_is_to_be_called_while_loading_is_a_function(tiny_model: Path, name
         load(tiny_model, **options)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "refused"),
+    [
+        (None, {}, "model is None; wanted a text or a path"),
+        ("no-such-model", {"offline": "x"}, "offline is 'x'; wanted True or False"),
+    ],
+)
+def test_what_load_is_given_is_checked_before_a_model_is_looked_for(
+    model: Any, options: dict[str, Any], refused: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(refused)):
+        load(model, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("max_tokens", "a"),
+        ("max_tokens", 0),
+        ("stop", 5),
+        ("sampling", {"temperature": 1}),
+        ("ends_loops", "yes"),
+        ("parallel_tool_calls", 1),
+    ],
+)
+def test_a_chat_refuses_a_wrong_option_before_its_first_message(engine: Engine, name: str, given: Any) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises(UsageError, match=re.escape(f"{name} is {given!r}; wanted ")):
+        engine.chat(**options)
+
+
+@pytest.mark.parametrize("name", ["save_prefix", "load_prefix"])
+def test_a_file_of_a_prefix_has_a_path_and_a_cache_a_number(engine: Engine, tmp_path: Path, name: str) -> None:
+    act = getattr(engine, name)
+    with pytest.raises(UsageError, match="path is 5; wanted the path of a file"):
+        act(5)
+    with pytest.raises(UsageError, match="the cache is 'x'; wanted 0 to"):
+        act(tmp_path / "kept", "x")
+    with pytest.raises(UsageError, match="path is 5; wanted the path of a file"):
+        engine.chat().save(5)  # type: ignore[arg-type]
+
+
 def test_a_whole_answer_takes_every_option_of_a_stream(engine: Engine) -> None:
     answer = engine.generate(PROMPT, max_tokens=3, whole_tool_calls=True)
     assert answer.text == engine.generate(PROMPT, max_tokens=3).text

@@ -239,6 +239,7 @@ def test_every_prefix_gives_the_same_whatever_was_asked_before(
         (grammar("\x00"), 100, "grammar of response_format"),
         (schema({"properties": {"a": {"items": {"type": "strin"}}}}), 100, "#/properties/a/items"),
         (schema({"type": "array", "uniqueItems": True}), 100, "uniqueItems"),
+        (schema({"anyOf": [{"$ref": "#"}]}), 100, "matches no text: no token can come next"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason(

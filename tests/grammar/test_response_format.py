@@ -57,11 +57,28 @@ def test_any_text_needs_no_format(stated: dict[str, Any] | None) -> None:
         ({"type": "json_schema", "schema": {"$defs": {"x": {"required": [5]}}}}, "no text"),
         ({"type": "json_schema", "schema": {"$defs": {"x": {"patternProperties": None}}}}, "an object"),
         ({"type": "json_schema", "schema": {"$defs": {"x": {"prefixItems": 5}}}}, "a list"),
+        ({"type": "json_schema", "schema": {"$ref": "#"}}, "at # to itself in a circle"),
+        (
+            {
+                "type": "json_schema",
+                "schema": {
+                    "properties": {"x": {"$ref": "#/$defs/a"}},
+                    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                },
+            },
+            "#/properties/x to itself in a circle",
+        ),
     ],
 )
 def test_what_is_no_format_is_refused(stated: Any, reason: str) -> None:
     with pytest.raises(FormatError, match=reason):
         read_format(stated)
+
+
+def test_a_schema_may_hold_itself() -> None:
+    item = {"type": "object", "properties": {"next": {"$ref": "#/$defs/item"}, "whole": {"$ref": "#"}}}
+    stated = {"$ref": "#/$defs/item", "$defs": {"item": item}}
+    assert prepare_schema(stated) == stated
 
 
 def test_gbnf_is_translated() -> None:
