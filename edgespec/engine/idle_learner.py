@@ -10,6 +10,7 @@ from edgespec.drafters.verified_rows import AnswerLog
 from edgespec.engine.head_learner import HeadLearner
 from edgespec.engine.resolve import NamedDrafter
 from edgespec.system.cancel import Flag
+from edgespec.system.command_line import quote
 from edgespec.system.threads import lower_priority
 from edgespec.types import Report
 
@@ -123,8 +124,14 @@ class IdleLearner:
                 return
 
 
-def make_learner(domain: str | None, drafters: Sequence[NamedDrafter], report: Report) -> IdleLearner | None:
-    """The learner of the first head that can learn; None where no domain is named, or no such head drafts."""
+def make_learner(
+    domain: str | None, drafters: Sequence[NamedDrafter], unused: NamedDrafter | None, report: Report
+) -> IdleLearner | None:
+    """The learner of the first head that can learn; None where no domain is named, or no such head drafts.
+
+    Args:
+        unused: The drafter of a pair that does not draft here.
+    """
     if domain is None:
         return None
     models = [drafter.models[0] for drafter in drafters]
@@ -132,7 +139,13 @@ def make_learner(domain: str | None, drafters: Sequence[NamedDrafter], report: R
         if manifest.head is not None and manifest.head.kind in _KINDS:
             return IdleLearner(HeadLearner(LearnedFile(folder, domain), report), report)
     blocks = [model.manifest.name for model in models if model.manifest.head is not None]
-    why = f"{blocks[0]} drafts in blocks" if blocks else "no drafting head drafts here; edgespec train makes one"
+    if blocks:
+        why = f"{blocks[0]} drafts in blocks"
+    elif unused is not None and unused.models[0].manifest.head is not None:
+        folder = unused.models[0].folder.parent
+        why = f"{unused.name} does not draft here; --drafter {quote(folder)} lets it draft all the same"
+    else:
+        why = "no drafting head drafts here; edgespec train makes one"
     report(f"nothing is learned for {domain}: {why}")
     return None
 

@@ -53,7 +53,7 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
     _require_possible(resolved, placement)
     resolved = replace(resolved, target=_limit_context(resolved.target, options.context))
     stated, names, report = resolved.target, resolved.names, resolved.home.report
-    learner = make_learner(options.domain, resolved.drafters, report)
+    learner = make_learner(options.domain, resolved.drafters, resolved.unused, report)
     chains = [_chain(stated, drafter, placement, options, learner) for drafter in resolved.drafters]
     _report_serial(options.schedule, [chain.schedule for chain in chains], report)
     layers = layers_read(model.manifest for chain in chains for model in chain.models)

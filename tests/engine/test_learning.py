@@ -14,7 +14,7 @@ from edgespec import Engine, load
 from edgespec.cli.main import main
 from edgespec.drafters.correction_training import TrainingRule
 from edgespec.drafters.learned_file import LearnedFile
-from edgespec.engine import head_learner
+from edgespec.engine import head_learner, resolve
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
 from edgespec.models.pair import write_pair
@@ -173,3 +173,18 @@ def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path)
         learning(pair, tmp_path)(acceptance="rejection")
     with pytest.raises(UsageError, match="no name to learn under"):
         learning(pair, tmp_path)(learn="../mail")
+
+
+def test_of_a_head_that_its_check_keeps_from_drafting_it_is_said_how_it_drafts(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(resolve, "_pays", lambda *arguments, **options: False)
+    with learning(pair, tmp_path, report=lines.append, drafter="auto")() as engine:
+        assert engine._learner is None
+    assert [line for line in lines if "learned" in line] == [
+        f"nothing is learned for mail: eagle does not draft here; --drafter {tmp_path / 'pair'} lets it draft all "
+        "the same"
+    ]
+    with learning(pair, tmp_path)() as engine:
+        learner_of(engine)
