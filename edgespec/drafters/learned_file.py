@@ -10,6 +10,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tokenize import TokenError
@@ -26,6 +27,7 @@ from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME, file_record
 from edgespec.system.disk import replace_file
+from edgespec.system.file_lock import hold_lock
 from edgespec.types import Report
 
 FOLDER, _SUFFIX = "learned", ".npz"
@@ -60,6 +62,17 @@ class LearnedFile:
     @property
     def path(self) -> Path:
         return self.head / FOLDER / f"{self.domain}{_SUFFIX}"
+
+    def lock(self) -> ExitStack:
+        """Keep other sessions from learning in this domain until the stack is closed.
+
+        Raises:
+            OSError: No lock can be made beside the head.
+            TimeoutError: Another session learns; the message says which process.
+        """
+        with ExitStack() as held:
+            held.enter_context(hold_lock(self.head / f"{FOLDER}-{self.domain}.lock", timeout_s=0.0))
+            return held.pop_all()
 
     def read(self, report: Report = lambda line: None) -> LearnedHead | None:
         """What was learned; None where there is nothing, or a file that cannot be used, which is reported."""
@@ -160,11 +173,16 @@ def learned_files(head: Path) -> Iterator[LearnedFile]:
 
 
 def forget(file: LearnedFile) -> None:
-    """Delete what was learned in a domain; raises EdgeSpecError: that is not allowed."""
+    """Delete what was learned in a domain; raises EdgeSpecError: a session learns there, or it is not allowed."""
     try:
-        file.path.unlink()
-        if not any(file.path.parent.iterdir()):
-            file.path.parent.rmdir()
+        with file.lock():
+            file.path.unlink()
+            if not any(file.path.parent.iterdir()):
+                file.path.parent.rmdir()
+    except TimeoutError as error:
+        raise EdgeSpecError(
+            f"{file.path} is {error}, which learns and would write it again; end that session first"
+        ) from None
     except OSError as error:
         raise EdgeSpecError(f"cannot remove {file.path} ({error.strerror}); fix its permissions") from None
 

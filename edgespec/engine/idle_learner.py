@@ -1,7 +1,7 @@
 """Has a drafting head learn while no answer is made, in a thread that ends what it does when one begins."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Condition, RLock, Thread
 
 from edgespec.drafters.learned_file import LearnedFile
@@ -10,6 +10,7 @@ from edgespec.drafters.verified_rows import AnswerLog
 from edgespec.engine.head_learner import HeadLearner
 from edgespec.engine.resolve import NamedDrafter
 from edgespec.system.cancel import Flag
+from edgespec.system.command_line import quote
 from edgespec.system.threads import lower_priority
 from edgespec.types import Report
 
@@ -23,8 +24,10 @@ class IdleLearner:
     An error of the learner ends learning and is reported with the next answer; no answer fails because of it.
     """
 
-    def __init__(self, learner: HeadLearner, report: Report = lambda line: None) -> None:
+    def __init__(self, learner: HeadLearner, lock: ExitStack | None, report: Report = lambda line: None) -> None:
+        """lock: Of the learner's file, freed when learning ends; None where nothing is to be learned."""
         self.learner = learner
+        self._lock_of_file = lock or ExitStack()
         self._report = report
         # Entered itself, and not by its condition, in whose code Ctrl-C could strike with the lock taken.
         self._lock = RLock()
@@ -33,7 +36,7 @@ class IdleLearner:
         self._log: AnswerLog | None = None  # of the last answer, until it is read
         self._num_answers = 0  # that are being made
         self._cancel = Flag()  # of what the thread does
-        self._is_working = self._is_closed = False
+        self._is_working, self._is_closed = False, lock is None
         self._problem: str | None = None  # that ended learning
 
     @contextmanager
@@ -77,14 +80,17 @@ class IdleLearner:
             worker, log = self._worker, self._log
         if worker is not None:
             worker.join(_END_S)
-        if worker is None or worker.is_alive():
-            return
+        if worker is not None and worker.is_alive():
+            return  # it may still write; the lock ends with it
         try:
-            if log is not None:
-                self.learner.read(log, Flag())
-            self.learner.write()
+            if worker is not None:
+                if log is not None:
+                    self.learner.read(log, Flag())
+                self.learner.write()
         except Exception as error:
             self._report(_describe(error))
+        finally:
+            self._lock_of_file.close()
 
     def _stop(self) -> None:
         self._cancel.set()
@@ -120,20 +126,47 @@ class IdleLearner:
                     self._problem, self._log = _describe(error), None
                     self._is_closed, self._is_working = True, False
                     self._changed.notify_all()
+                self._lock_of_file.close()
                 return
 
 
-def make_learner(domain: str | None, drafters: Sequence[NamedDrafter], report: Report) -> IdleLearner | None:
-    """The learner of the first head that can learn; None where no domain is named, or no such head drafts."""
+def make_learner(
+    domain: str | None, drafters: Sequence[NamedDrafter], unused: NamedDrafter | None, report: Report
+) -> IdleLearner | None:
+    """The learner of the first head that can learn; None where no domain is named, or no such head drafts.
+
+    Args:
+        unused: The drafter of a pair that does not draft here.
+    """
     if domain is None:
         return None
     models = [drafter.models[0] for drafter in drafters]
     for folder, manifest in models:
         if manifest.head is not None and manifest.head.kind in _KINDS:
-            return IdleLearner(HeadLearner(LearnedFile(folder, domain), report), report)
+            file = LearnedFile(folder, domain)
+            lock = _lock(file, report)
+            return IdleLearner(HeadLearner(file, report), lock, report)
     blocks = [model.manifest.name for model in models if model.manifest.head is not None]
-    why = f"{blocks[0]} drafts in blocks" if blocks else "no drafting head drafts here; edgespec train makes one"
+    if blocks:
+        why = f"{blocks[0]} drafts in blocks"
+    elif unused is not None and unused.models[0].manifest.head is not None:
+        folder = unused.models[0].folder.parent
+        why = f"{unused.name} does not draft here; --drafter {quote(folder)} lets it draft all the same"
+    else:
+        why = "no drafting head drafts here; edgespec train makes one"
     report(f"nothing is learned for {domain}: {why}")
+    return None
+
+
+def _lock(file: LearnedFile, report: Report) -> ExitStack | None:
+    """The lock of a file; None where it cannot be had, which is reported."""
+    try:
+        return file.lock()
+    except TimeoutError as error:
+        why = f"its file is {error}, which learns for it"
+    except OSError as error:
+        why = f"{file.head} cannot be written to ({error.strerror or error})"
+    report(f"nothing is learned for {file.domain} here: {why}; the head drafts with what is stored")
     return None
 
 

@@ -13,7 +13,7 @@ from edgespec.engine.draft_models import Chain, may_draft_trees
 from edgespec.engine.drafter_pool import make_pool
 from edgespec.engine.embedder import Embedder, StatesDecoder
 from edgespec.engine.engine import Engine
-from edgespec.engine.idle_learner import IdleLearner, make_learner
+from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.load_options import ACCEPTANCES, LoadOptions
 from edgespec.engine.near_ties import find_near_tie
@@ -53,8 +53,7 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
     _require_possible(resolved, placement)
     resolved = replace(resolved, target=_limit_context(resolved.target, options.context))
     stated, names, report = resolved.target, resolved.names, resolved.home.report
-    learner = make_learner(options.domain, resolved.drafters, report)
-    chains = [_chain(stated, drafter, placement, options, learner) for drafter in resolved.drafters]
+    chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
     _report_serial(options.schedule, [chain.schedule for chain in chains], report)
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
     layers = layers or stated.manifest.pooled_layers
@@ -70,7 +69,13 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
             fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees, progress=resolved.home.progress
         )
         states = kept_hidden_states(decoder)
-        chains = [replace(chain, hidden_states=states, has_trees=drafts_trees) for chain in chains]
+        learner = make_learner(options.domain, resolved.drafters, resolved.unused, report)
+        if learner is not None:
+            undone.callback(learner.close)
+        head_learner = learner.learner if learner else None
+        chains = [
+            replace(chain, hidden_states=states, has_trees=drafts_trees, learner=head_learner) for chain in chains
+        ]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
@@ -151,7 +156,6 @@ def _chain(
     drafter: NamedDrafter,
     placement: Placement,
     options: LoadOptions,
-    learner: IdleLearner | None,
 ) -> Chain:
     # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
     # unless their length is fixed, on when drafts are ready.
@@ -166,7 +170,6 @@ def _chain(
         placement=placement,
         is_reproducible=is_reproducible,
         schedule="serial" if is_bound else schedule,
-        learner=learner.learner if learner else None,
     )
 
 

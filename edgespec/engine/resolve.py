@@ -56,6 +56,7 @@ class Resolved:
     placement: Placement
     free: ReadFreeMemory  # reads the free memory, within the user's limit
     auto: Mapping[str, str]  # what auto was decided to be, by device and drafter_device
+    unused: NamedDrafter | None = None  # of the pair, whose check says that it does not pay
 
     def refused_device(self, error: EdgeSpecError) -> str:
         """The device that does not run its model, where auto may take another one instead.
@@ -120,8 +121,9 @@ def resolve(
     placement = devices.resolve_auto(
         placement, found.target.manifest, [each.models[0].manifest for each in found.drafters]
     )
+    unused = None
     if found.of_pair and not _pays(*found.of_pair, placement, report, is_weighed=bool(decided)):
-        found = found.without_last_drafter()
+        unused, found = found.drafters[-1], found.without_last_drafter()
     target, names, drafters = found.target, found.names, found.drafters
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
@@ -135,6 +137,7 @@ def resolve(
         placement=placement,
         free=free,
         auto=decided,
+        unused=unused,
     )
 
 

@@ -40,6 +40,7 @@ def measure_pair(
     same_special_tokens: bool,
     same_chat_template: bool,
     same_tokens: bool,
+    is_head: bool = False,
     longest: int | None = None,
     report: Report = lambda line: None,
 ) -> PairCheck:
@@ -47,6 +48,7 @@ def measure_pair(
 
     names: Names of target and drafter.
     same_tokens: Whether the drafter has the target's vocabulary; otherwise its drafts are translated.
+    is_head: Whether the drafter is a drafting head.
     longest: The most tokens that the drafter can draft; None where nothing bounds them.
 
     Raises MemoryExhausted: The drafter was not opened for lack of memory, so that nothing can be measured.
@@ -57,7 +59,8 @@ def measure_pair(
                 f"{names[1]} cannot be measured: there was no memory to open it beside {names[0]}; close other "
                 "programs, raise the memory limit, or use a smaller drafter"
             )
-        return _measure(engine, names, same_special_tokens, same_chat_template, same_tokens, longest, report)
+        alike = same_special_tokens, same_chat_template, same_tokens
+        return _measure(engine, names, *alike, is_head, longest, report)
 
 
 def _measure(
@@ -66,6 +69,7 @@ def _measure(
     same_special_tokens: bool,
     same_chat_template: bool,
     same_tokens: bool,
+    is_head: bool,
     longest: int | None,
     report: Report,
 ) -> PairCheck:
@@ -85,7 +89,7 @@ def _measure(
     draft_s = median(block.draft_s for block in both) / _NUM_DRAFT
     acceptance = _acceptance(drafted[greedy])
     gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s, longest)
-    verdict, reason = _judge(acceptance, gain, draft_s / step_s)
+    verdict, reason = _judge(acceptance, gain, draft_s / step_s, is_head=is_head)
     if not same_tokens:
         verdict += ", translated between two vocabularies"
     return PairCheck(
@@ -149,7 +153,7 @@ def best_gain(
     return best_length(totals, lambda num_draft: 1 + num_draft * token_cost)
 
 
-def _judge(acceptance: float, gain: float, draft_cost: float) -> tuple[str, str]:
+def _judge(acceptance: float, gain: float, draft_cost: float, *, is_head: bool) -> tuple[str, str]:
     kept = f"{acceptance:.0%} of drafted tokens are accepted"
     cost = f"drafting one costs {draft_cost:.0%} of a step of the target"
     if gain >= MIN_GAIN_OF_PAIR:
@@ -157,8 +161,16 @@ def _judge(acceptance: float, gain: float, draft_cost: float) -> tuple[str, str]
         return "this pair pays", f"{kept}{link} {cost}"
     if acceptance < _USUAL_BREAK_EVEN:
         kept = f"only {kept}, where 55 % is the usual break-even"
-        advice = "a drafter trained on the same data or distilled from the target, or n-gram drafting"
+        advice = (
+            "a head trained for longer or with prompts like yours (edgespec train), or n-gram drafting"
+            if is_head
+            else "a drafter trained on the same data or distilled from the target, or n-gram drafting"
+        )
     else:
         kept = f"{kept}, but {cost}"
-        advice = "a smaller drafter, one in fewer bits, a larger target, or a separate device for the drafter"
+        advice = (
+            "a head in fewer bits or with fewer tokens to draft (--vocab-subset), or a larger target"
+            if is_head
+            else "a smaller drafter, one in fewer bits, a larger target, or a separate device for the drafter"
+        )
     return "this pair is unlikely to pay", f"{kept}; more likely to pay: {advice}"

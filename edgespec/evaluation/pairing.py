@@ -85,12 +85,14 @@ def _check(resolved: Resolved, report: Report) -> PairCheck:
         report=report,
     ) as engine:
         templates = list(map(_template, folders, manifests))
+        is_head = manifests[1].head is not None  # which follows its target's text, and has no template of its own
         special = [(manifest.bos_token_id, manifest.eos_token_ids) for manifest in manifests]
         return measure_pair(
             engine,
             names=_distinct_names(*manifests),
             same_special_tokens=special[0] == special[1],
-            same_chat_template=templates[0] == templates[1],
+            same_chat_template=is_head or templates[0] == templates[1],
+            is_head=is_head,
             longest=manifests[1].most_draft_tokens,
             same_tokens=have_same_tokens(*map(read_tokenizer, folders, manifests)),
             report=report,

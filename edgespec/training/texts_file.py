@@ -28,7 +28,8 @@ class TextsFile:
     A last line that was cut short by a power cut is dropped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        """Read what is there. Raises ModelError: It is damaged, or has tokens outside of the vocabulary."""
         self.path = path
         self.numbers: set[int] = set()
         self.texts: list[Text] = []
@@ -37,11 +38,14 @@ class TextsFile:
         if len(whole) != len(content):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
-        for line in whole.splitlines():
+        for place, line in enumerate(whole.splitlines(), 1):
             try:
                 found = read_as(_Line, json.loads(line))
-            except ValueError as error:
-                raise ModelError(f"{path} is damaged ({error}); remove it and train again") from None
+                _require_possible(found, vocab_size)
+            except (ValueError, RecursionError) as error:
+                raise ModelError(
+                    f"{path} is damaged in line {place} ({error}); remove that line, or the file, and train again"
+                ) from None
             self._hold(found.number, np.array(found.tokens, np.int32), found.num_prompt)
 
     def add(
@@ -64,3 +68,11 @@ class TextsFile:
     def _hold(self, number: int, tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]", num_prompt: int) -> None:
         self.numbers.add(number)
         self.texts.append(Text(tokens, num_prompt, self.num_tokens))
+
+
+def _require_possible(line: _Line, vocab_size: int) -> None:
+    """Raises ValueError: No target with this vocabulary has written the text."""
+    if (largest := max(line.tokens)) >= vocab_size:
+        raise ValueError(f"token {largest}, where the target has {vocab_size}")
+    if line.num_prompt > len(line.tokens):
+        raise ValueError(f"a prompt of {line.num_prompt} tokens in a text of {len(line.tokens)}")

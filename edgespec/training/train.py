@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.config.byte_size import format_bytes
 from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgeSpecError, ModelError, UsageError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.manifest import FILE_NAME, read_manifest
@@ -216,7 +216,7 @@ class _Folder:
     def write_texts(
         self, prompts: list[str], stored: list[TokenIds], open_engine: Callable[[], Engine]
     ) -> list[Text]:
-        texts = TextsFile(self.work / _TEXTS)
+        texts = TextsFile(self.work / _TEXTS, self.loaded.config.vocab_size)
         for number, tokens in enumerate(stored):
             if number not in texts.numbers:
                 half = min(NUM_PROMPT_TOKENS, len(tokens) // 2)
@@ -290,7 +290,12 @@ class _Folder:
                 revision=self.source.revision,
                 license=self.source.license,
             )
-        reader = StatesReader(folder, read_manifest(folder), self.layers)
+        reader = self._open_target(folder)
+        states.trust(texts)
+        if num_foreign := states.num_foreign(texts):
+            self.report(
+                f"the hidden states of {num_foreign} texts are of others than {_TEXTS} has; they are made again"
+            )
         if missing := states.missing(texts):
             num_tokens = sum(len(text.tokens) for text in missing)
             size = format_bytes(num_tokens * states.row_bytes)
@@ -300,6 +305,15 @@ class _Folder:
         profile = profile_target(reader.decoder)
         show_progress("")
         return profile
+
+    def _open_target(self, folder: Path) -> StatesReader:
+        """Raises ModelError or IntegrityError: The folder is damaged."""
+        try:
+            return StatesReader(folder, read_manifest(folder), self.layers)
+        except (ModelError, IntegrityError) as error:
+            kind = IntegrityError if isinstance(error, IntegrityError) else ModelError
+            problem = str(error).removesuffix("; export the model again")
+            raise kind(f"{problem}; remove {folder} and train again") from None
 
     def _prepare(self, trained: list[Text], held_out: list[Text]) -> tuple[HeadShape, Data, dict[str, Floats]]:
         """The head's sizes, what it is trained on, and the weights from which it starts."""

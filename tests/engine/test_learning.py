@@ -1,6 +1,7 @@
 """A head learns from answers while none is made; no text changes, and nothing that goes wrong ends an answer."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from edgespec import Engine, load
 from edgespec.cli.main import main
 from edgespec.drafters.correction_training import TrainingRule
 from edgespec.drafters.learned_file import LearnedFile
-from edgespec.engine import head_learner
+from edgespec.engine import head_learner, resolve
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
 from edgespec.models.pair import write_pair
@@ -173,3 +174,73 @@ def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path)
         learning(pair, tmp_path)(acceptance="rejection")
     with pytest.raises(UsageError, match="no name to learn under"):
         learning(pair, tmp_path)(learn="../mail")
+
+
+def test_of_two_sessions_one_learns_and_no_row_is_lost(
+    pair: Path, plain: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    opened = learning(pair, tmp_path, report=lines.append)
+    file = LearnedFile(tmp_path / "pair" / "drafter", "mail")
+    with opened() as engine:
+        answer_all(engine)
+    stored = file.read(pytest.fail)
+    assert stored is not None
+    lines.clear()
+    with opened() as first:
+        with opened() as second:
+            assert lines == [
+                f"nothing is learned for mail here: its file is held by process {os.getpid()}, which learns for "
+                "it; the head drafts with what is stored"
+            ]
+            learned = learner_of(second).learner.learned
+            assert learned is not None
+            assert learned.tally == stored.tally
+            assert answer_all(first)[0] == answer_all(second)[0] == plain
+            assert main(["models", "forget", str(tmp_path / "pair")]) == 1
+        with opened(learn="code") as other:
+            assert len(lines) == 1
+            other.generate(PROMPTS[0], max_tokens=LENGTH)
+    found = file.read(pytest.fail)
+    assert found is not None
+    num_rows = len(PROMPTS) * (LENGTH - 1)
+    assert found.tally.num_rows >= stored.tally.num_rows + num_rows
+    assert not [*(tmp_path / "pair" / "drafter").glob("*.lock")]
+    with opened() as again:
+        again.generate(PROMPTS[0], max_tokens=LENGTH)
+    assert len(lines) == 1
+    after = file.read(pytest.fail)
+    assert after is not None
+    assert after.tally.num_rows > found.tally.num_rows
+
+
+def test_a_session_that_fails_to_open_lets_the_next_one_learn(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, lines = learning(pair, tmp_path), list[str]()
+
+    def fail(*arguments: Any) -> None:
+        raise UsageError("no luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edgespec.engine.open_engine.find_near_tie", fail)
+        with pytest.raises(UsageError, match="no luck") as kept:  # with all that its frames hold
+            opened()
+    with opened(report=lines.append):
+        assert lines == []
+    assert kept.type is UsageError
+
+
+def test_of_a_head_that_its_check_keeps_from_drafting_it_is_said_how_it_drafts(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(resolve, "_pays", lambda *arguments, **options: False)
+    with learning(pair, tmp_path, report=lines.append, drafter="auto")() as engine:
+        assert engine._learner is None
+    assert [line for line in lines if "learned" in line] == [
+        f"nothing is learned for mail: eagle does not draft here; --drafter {tmp_path / 'pair'} lets it draft all "
+        "the same"
+    ]
+    with learning(pair, tmp_path)() as engine:
+        learner_of(engine)

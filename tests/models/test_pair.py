@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+import tiny_heads
 
 from edgespec import load
 from edgespec.cli.main import main
@@ -65,6 +66,15 @@ def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
     assert check.same_special_tokens
     assert check.same_chat_template
     assert check.pays == (check.expected_gain >= 1.05)
+
+
+def test_a_head_has_its_targets_template_and_is_advised_as_a_head(tiny_with_states: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    tiny_heads.write_recurrent(head, tiny_with_states, tiny_heads.recurrent_weights(1), name="eagle")
+    check = check_pair(str(tiny_with_states), str(head))
+    assert check.same_chat_template
+    assert not check.pays
+    assert "more likely to pay: a head " in check.reason
 
 
 def test_a_drafter_that_there_is_no_memory_for_is_not_judged(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 
 from edgespec import load
 from edgespec.training import target
@@ -13,10 +14,10 @@ PROMPTS = ["one", "two two", "three three three", "four"]
 
 
 def answers(model: Path, file: Path, at_once: int, *, most_tokens: int = 10_000) -> dict[int, list[int]]:
-    texts = TextsFile(file)
+    texts = TextsFile(file, tiny.VOCAB)
     with load(model, drafter="none", deterministic=True, max_parallel=at_once) as engine:
         target.write_answers(engine, PROMPTS, texts, longest=6, limit_s=600.0, most_tokens=most_tokens)
-    again = TextsFile(file)
+    again = TextsFile(file, tiny.VOCAB)
     assert again.numbers == texts.numbers
     return dict(zip(_numbers(file), (text.tokens.tolist() for text in again.texts), strict=True))
 
@@ -42,7 +43,7 @@ def test_another_run_writes_only_what_is_missing(tiny_model: Path, tmp_path: Pat
 def test_prompts_that_are_longer_than_the_context_are_counted_and_left_out(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    texts = TextsFile(tmp_path / "texts")
+    texts = TextsFile(tmp_path / "texts", tiny.VOCAB)
     with load(tiny_model, drafter="none", max_parallel=2) as engine:
         prompts = ["one", "too long " * 1000, "two"]
         num_too_long = target.write_answers(engine, prompts, texts, longest=4, limit_s=600.0, most_tokens=10_000)
@@ -53,7 +54,7 @@ def test_prompts_that_are_longer_than_the_context_are_counted_and_left_out(
 def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts, file = TextsFile(tmp_path / "texts"), tmp_path / "texts"
+    texts, file = TextsFile(tmp_path / "texts", tiny.VOCAB), tmp_path / "texts"
 
     def interrupt(line: str) -> None:
         if texts.texts:
@@ -62,4 +63,4 @@ def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
     monkeypatch.setattr(target, "show_progress", interrupt)
     with load(tiny_model, drafter="none", max_parallel=2) as engine, pytest.raises(KeyboardInterrupt):
         target.write_answers(engine, PROMPTS, texts, longest=10_000, limit_s=600.0, most_tokens=10_000)
-    assert 1 <= len(TextsFile(file).texts) <= 2
+    assert 1 <= len(TextsFile(file, tiny.VOCAB).texts) <= 2

@@ -10,10 +10,12 @@ import tiny
 from made_heads import Graphs
 
 from edgespec.cli.main import main
-from edgespec.errors import ModelError
+from edgespec.errors import IntegrityError, ModelError
+from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
+from edgespec.models.hub import LocalSource
 from edgespec.training import train
 from edgespec.training.fit import Data, Trainer
 from edgespec.training.network import Network
@@ -195,6 +197,20 @@ def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
             train._read_tokens(path, 50)
     path.write_bytes(np.array([0, 7, 49], "<i4").tobytes())
     assert train._read_tokens(path, 50).tolist() == [0, 7, 49]
+
+
+def test_a_damaged_target_of_the_work_folder_is_to_be_removed(target: Path, tmp_path: Path) -> None:
+    source, lines = LocalSource(path=target), list[str]()
+    options = train.TrainingOptions()
+    folder = train._Folder(tmp_path, tmp_path / "head", read_source(target), source, options, lines.append)
+    export_model(target, tmp_path / "target", hidden_layers=folder.layers)
+    folder._open_target(tmp_path / "target")
+    for name, content in (("model.onnx.data", b"short"), ("edgespec.json", b"{}")):
+        (tmp_path / "target" / name).write_bytes(content)
+        with pytest.raises((ModelError, IntegrityError)) as error:
+            folder._open_target(tmp_path / "target")
+        assert str(error.value).endswith(f"; remove {tmp_path / 'target'} and train again")
+        assert "export" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -75,12 +75,12 @@ def test_a_corpus_without_prompts_is_refused(tmp_path: Path, content: bytes, mes
 
 def test_texts_that_were_written_are_there_again_without_one_that_was_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
-    first = TextsFile(path)
+    first = TextsFile(path, 50)
     first.add(0, np.array([1, 2], np.int32), (3, 4, 5))
     first.add(7, np.array([6], np.int32), (8,))
     with path.open("a") as file:
         file.write('{"number": 9, "num_pr')
-    again = TextsFile(path)
+    again = TextsFile(path, 50)
     assert again.numbers == {0, 7}
     assert [(text.tokens.tolist(), text.num_prompt, text.start) for text in again.texts] == [
         ([1, 2, 3, 4, 5], 2, 0),
@@ -88,10 +88,29 @@ def test_texts_that_were_written_are_there_again_without_one_that_was_cut_short(
     ]
     assert (again.num_tokens, again.num_answer_tokens) == (7, 4)
     again.add(8, np.array([1], np.int32), (1,))
-    assert len(TextsFile(path).texts) == 3
-    path.write_text('{"number": -1}\n')
-    with pytest.raises(ModelError, match="is damaged"):
-        TextsFile(path)
+    assert len(TextsFile(path, 50).texts) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"number": -1}, "number is -1"),
+        ({"number": 1, "num_prompt": 1, "tokens": [1, 50]}, "token 50, where the target has 50"),
+        ({"number": 1, "num_prompt": 1, "tokens": [1, -2]}, "-2"),
+        ({"number": 1, "num_prompt": 3, "tokens": [1, 2]}, "a prompt of 3 tokens in a text of 2"),
+    ],
+)
+def test_a_damaged_line_of_the_texts_is_named_with_what_to_do(
+    tmp_path: Path, line: dict[str, object], problem: str
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    TextsFile(path, 50).add(0, np.array([1, 2], np.int32), (3, 49))
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    with pytest.raises(ModelError) as error:
+        TextsFile(path, 50)
+    assert f"{path} is damaged in line 2 (" in str(error.value)
+    assert problem in str(error.value)
+    assert str(error.value).endswith("; remove that line, or the file, and train again")
 
 
 def states_of(tokens: np.ndarray) -> np.ndarray:
@@ -112,6 +131,36 @@ def test_states_are_stored_once_in_order_and_in_bounded_space(tmp_path: Path) ->
     assert states.missing(texts) == []
     assert np.array_equal(states.rows()[:, 0], np.arange(16))
     assert states.rows()[1:, 1].tolist() == [65504.0] * 15
+
+
+def test_states_of_texts_that_were_changed_or_lost_are_made_again(tmp_path: Path) -> None:
+    texts = made_texts((2, 3), (1, 4), (3, 3), (2, 2))
+    states = StatesFile(tmp_path / "states", 2)
+    states.fill(texts, states_of)
+    assert (states.missing(texts), states.num_foreign(texts)) == ([], 0)
+    assert states.num_foreign(texts[:2]) == 0  # less room is no change
+    changed = [texts[0], texts[1]._replace(tokens=texts[1].tokens + 100), *texts[2:]]
+    assert (states.missing(changed), states.num_foreign(changed)) == (changed[1:], 3)
+    states.fill(changed, states_of)
+    assert states.rows()[:, 0].tolist() == np.concatenate([text.tokens for text in changed]).tolist()
+    lost = [*changed[:2], changed[3]._replace(start=10)]
+    assert (states.missing(lost), states.num_foreign(lost)) == (lost[2:], 1)
+    states.fill(lost, states_of)
+    assert states.rows()[10:, 0].tolist() == texts[3].tokens.tolist()
+    assert (states.missing(lost), states.num_foreign(lost)) == ([], 0)
+
+
+def test_a_states_file_without_hashes_is_trusted_once(tmp_path: Path) -> None:
+    texts = made_texts((2, 3), (1, 4), (3, 3))
+    states = StatesFile(tmp_path / "states", 2)
+    states.fill(texts, states_of)
+    (tmp_path / "states.texts").unlink()
+    with states.path.open("r+b") as file:
+        file.truncate(12 * states.row_bytes)
+    states.trust(texts)
+    assert (states.missing(texts), states.num_foreign(texts)) == (texts[2:], 0)
+    states.trust(others := [text._replace(tokens=text.tokens + 1) for text in texts])
+    assert (states.missing(others), states.num_foreign(others)) == (others, 2)
 
 
 def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
