@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import FormatError, UsageError
 from edgespec.grammar.response_format import ResponseFormat
-from edgespec.grammar.schema import largest_opening, prepare_schema
+from edgespec.grammar.schema import is_note, largest_opening, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
 from edgespec.tools.tool import Tool, schema_refusal
 from edgespec.tools.tool_use import ToolUse
@@ -229,7 +229,10 @@ def _texts(schema: Mapping[str, Any]) -> list[str]:
 
 def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:
     """Raises ToolError: It bounds a text, which stands as it is, by what no regular expression holds."""
-    if bounds := [each for each in _TEXT_BOUNDS if each in schema]:
+    bounds = [each for each in _TEXT_BOUNDS if each in schema]
+    if is_note(schema.get("format")):
+        bounds.remove("format")
+    if bounds:
         raise schema_refusal(
             tool,
             f"it bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of calls between tags "

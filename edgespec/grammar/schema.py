@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote, unquote
 
 from edgespec.errors import FormatError
 from edgespec.grammar.pattern_length import UNKNOWN, longest_way
@@ -25,21 +26,36 @@ _SINGLE = (
     "else",
     "propertyNames",
 )
+# Formats of texts that llguidance ensures, and those that JSON Schema defines beside them. Any other is a note.
+ENSURED_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+_LACKING_FORMATS = frozenset(
+    {
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"),
+        *("json-pointer", "relative-json-pointer", "regex"),
+    }
+)
+_PLAIN_IN_REFERENCES = "/~!$&'()*+,;=:@?"
 
 Schema = Mapping[str, Any]
 
 
 def prepare_schema(schema: Any) -> Any:
-    """A schema with each oneOf whose branches exclude each other as anyOf, which then means the same.
+    """A schema as llguidance takes it.
 
-    Raises FormatError: It is nested too deep, refers to another document, to nothing or in a circle, or has a
-    oneOf of which several branches may match.
+    Each oneOf whose branches exclude each other is anyOf, which then means the same. References are escaped as in
+    URIs, and formats that are mere notes are left out.
+
+    Raises FormatError: It is nested too deep, refers to another document, to nothing or in a circle, has a oneOf
+    of which several branches may match, or a format of JSON Schema that cannot be ensured.
     """
     ending: set[int] = set()  # schemas whose references end, by their identity
     for pointer, part in subschemas(schema):
         if not isinstance(part, Mapping):
             continue
         _require_shape(part, pointer)
+        _require_ensured(part, pointer)
         if "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
             _require_end(part, pointer, schema, ending)
@@ -90,6 +106,20 @@ def _require_shape(schema: Schema, pointer: str) -> None:
         raise FormatError(f"the schema has a required or a type at {pointer[:200]} that is no text; give texts")
 
 
+def _require_ensured(schema: Schema, pointer: str) -> None:
+    stated = schema.get("format")
+    if isinstance(stated, str) and stated in _LACKING_FORMATS and "string" in _types_of(schema):
+        raise FormatError(
+            f"the schema has the format {stated!r} at {pointer[:200]}, which cannot be ensured; state a pattern, "
+            f"leave it out, or use one of {', '.join(sorted(ENSURED_FORMATS))}"
+        )
+
+
+def is_note(stated: Any) -> bool:
+    """Whether a format bounds no text: it is none of JSON Schema's, such as password, binary and int32."""
+    return isinstance(stated, str) and stated not in ENSURED_FORMATS | _LACKING_FORMATS
+
+
 def _require_reference(reference: Any, pointer: str, root: Any) -> None:
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise FormatError(
@@ -116,9 +146,9 @@ def _require_end(part: Any, pointer: str, root: Any, ending: set[int]) -> None:
 
 
 def resolve(reference: str, root: Any) -> Any:
-    """What a reference such as #/$defs/name stands for; None where there is nothing."""
+    """What a reference such as #/$defs/name stands for, with the escapes of URIs or without; None for nothing."""
     found = root
-    for name in reference.split("/")[1:]:
+    for name in unquote(reference).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and name in found:
             found = found[name]
@@ -181,6 +211,10 @@ def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: i
     for key, value in _with_narrow_bounds(schema).items():
         if key in ("const", "enum", "default", "examples"):  # values, in which oneOf is a name like any other
             changed[key] = value
+        elif key == "format" and is_note(value):
+            continue
+        elif key == "$ref" and isinstance(value, str):
+            changed[key] = "#" + quote(unquote(value[1:]), safe=_PLAIN_IN_REFERENCES, errors="replace")
         elif key in _SCHEMAS and isinstance(value, Mapping):
             changed[key] = {
                 name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)

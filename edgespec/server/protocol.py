@@ -5,6 +5,7 @@ of HTTP.
 """
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -19,6 +20,7 @@ T = TypeVar("T", bound="ModelRequest")
 # No context has room for more, so that a longer list is refused before it makes work.
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,10 @@ def parse(kind: type[T], body: bytes) -> T:
     except RecursionError:
         raise ApiError(400, "the body is nested too deep; send a flat request") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (half := _half_of_pair(body)) is not None:
+            raise ApiError(
+                400, f"the body has {half}, half of a surrogate pair, which is no character; send both halves"
+            ) from None
         raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
         raise ApiError(400, str(error), param=_first_name(str(error))) from None
@@ -267,6 +273,15 @@ def _require_names_once(body: bytes) -> None:
             raise ApiError(400, f"the name {twice[:40]!r} stands twice in one object; give it once")
 
     json.loads(body, object_pairs_hook=read)
+
+
+def _half_of_pair(body: bytes) -> str | None:
+    """The escape of half a surrogate pair without the other half in JSON, if there is one."""
+    try:
+        found = _HALF.search(json.dumps(json.loads(body), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return None
+    return f"\\u{ord(found[0]):04x}" if found else None
 
 
 def _first_name(message: str) -> str | None:

@@ -137,7 +137,7 @@ def _parse_tool(given: Any, where: str) -> Tool:
         name=name,
         description=_require_text(stated.get("description"), name, f"{place}.description"),
         parameters=_require_schema(stated.get("parameters"), name, f"{place}.parameters"),
-        strict=stated.get("strict") is True,
+        strict=_require_switch(stated.get("strict"), name, f"{place}.strict"),
         place=place,
     )
 
@@ -155,6 +155,14 @@ def _require_text(text: Any, name: str, where: str) -> str:
     if text is not None and not isinstance(text, str):
         raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(text)}; wanted a text", field=where)
     return text or ""
+
+
+def _require_switch(value: Any, name: str, where: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ToolError(
+            f"{where} of the tool '{name}' is {reprlib.repr(value)}; wanted true or false", field=where
+        )
+    return bool(value)
 
 
 def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
 def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> None:
     bounds = {
         "fix": {"const": 'f"x'},
-        "size": {"minLength": 3, "maxLength": 5},
+        "size": {"minLength": 3, "maxLength": 5, "format": "password"},
         "shape": {"pattern": r"^[ab]/\d$"},
     }
     bounds |= {"end": {"pattern": "x$"}, "words": {"enum": ["", "a\nb", "</parameter></arg_value>"]}}

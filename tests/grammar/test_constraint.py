@@ -16,6 +16,7 @@ from edgespec.errors import FormatError
 from edgespec.grammar.compile import GrammarCompiler
 from edgespec.grammar.constraint import GrammarConstraint
 from edgespec.grammar.response_format import read_format
+from edgespec.grammar.schema import ENSURED_FORMATS
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
@@ -325,6 +326,36 @@ def test_a_grammar_whose_end_cannot_be_foreseen_is_followed_without(
 @pytest.mark.parametrize("pattern", [r".+@.+\..+", r"(?s:.*)END", ".*a.{30}", r"[^!]*!END"])
 def test_a_way_to_the_end_is_found_behind_any_text(compiler: GrammarCompiler, pattern: str) -> None:
     assert allowed(constraint_of(compiler, regex(pattern), max_tokens=40), np.zeros(0, np.int32))
+
+
+def test_each_format_of_a_text_is_ensured_or_a_note(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    for each in sorted(ENSURED_FORMATS):
+        constraint = constraint_of(compiler, schema({"type": "string", "format": each}), 60)
+        assert constraint.num_allowed(np.zeros(0, np.int32), tokenizer.encode('"!!!"')) < 5
+    constraint = constraint_of(compiler, schema({"type": "string", "format": "password"}), 60)
+    assert constraint.num_allowed(np.zeros(0, np.int32), tokenizer.encode('"!!!"')) > 4
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        ("a%20b", "a b"),
+        ("a b", "a b"),
+        ("a~1b", "a/b"),
+        ("a~0b", "a~b"),
+        ("a%7E1b", "a/b"),
+        ("a%25b", "a%b"),
+        ("List[é]", "List[é]"),
+    ],
+)
+def test_references_are_followed_with_their_escapes(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, reference: str, name: str
+) -> None:
+    stated = {"$defs": {name: {"const": "x"}}, "items": {"$ref": f"#/$defs/{reference}"}, "type": "array"}
+    answer = tokenizer.encode('["x"]')
+    assert constraint_of(compiler, schema(stated)).num_allowed(answer[:0], answer) == len(answer)
+    with pytest.raises(FormatError, match="does not hold"):
+        constraint_of(compiler, schema({**stated, "$defs": {}}))
 
 
 def test_references_through_thousands_of_levels_are_followed(compiler: GrammarCompiler) -> None:

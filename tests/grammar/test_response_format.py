@@ -9,7 +9,7 @@ import pytest
 from edgespec.errors import FormatError
 from edgespec.grammar.endings import endings_of
 from edgespec.grammar.response_format import MAX_CHARACTERS, ResponseFormat, read_format
-from edgespec.grammar.schema import largest_opening, prepare_schema
+from edgespec.grammar.schema import ENSURED_FORMATS, largest_opening, prepare_schema
 
 OBJECT = {"type": "object"}
 
@@ -121,6 +121,22 @@ def test_branches_that_may_both_match_are_refused(branches: list[Any]) -> None:
 def test_names_of_keywords_in_values_stay_as_they_are() -> None:
     schema = {"const": {"oneOf": [1, 1]}, "properties": {"oneOf": {"type": "string"}}}
     assert prepare_schema(schema) == schema
+
+
+@pytest.mark.parametrize("note", ["password", "binary", "int32", "double", "path", "uuid4", "unknown"])
+def test_formats_that_json_schema_does_not_define_are_notes(note: str) -> None:
+    text = {"type": "string", "maxLength": 3}
+    schema = {"properties": {"format": {**text, "format": note}}, "const": {"format": note}}
+    assert prepare_schema(schema) == {"properties": {"format": text}, "const": {"format": note}}
+
+
+def test_formats_that_json_schema_defines_are_kept_or_refused() -> None:
+    for each in sorted(ENSURED_FORMATS):
+        assert prepare_schema({"format": each}) == {"format": each}
+    assert prepare_schema({"type": "integer", "format": "regex"})
+    for each in ("regex", "idn-email", "uri-reference", "json-pointer"):
+        with pytest.raises(FormatError, match=f"'{each}' at #/items, which cannot be ensured"):
+            prepare_schema({"items": {"type": ["string", "null"], "format": each}})
 
 
 def test_the_largest_opening_counts_what_a_value_requires() -> None:

@@ -166,6 +166,15 @@ def test_bodies_that_are_no_request_are_refused(served: Served, body: bytes) -> 
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("text", ["\\ud83d", "a\\ud83d and more", "\\ud83d\\u0041", "\\ud83d\\ud83d", "\\ude00"])
+def test_half_of_a_surrogate_pair_is_named(served: Served, text: str) -> None:
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
+    answer = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    half = "\\ude00" if "de00" in text else "\\ud83d"
+    assert f"the body has {half}, half of a surrogate pair" in answer.json()["error"]["message"]
+
+
 def test_a_huge_body_is_refused_before_it_is_read(served: Served) -> None:
     """S5, with a stated length and without."""
     content = {"Content-Type": "application/json"}

@@ -116,6 +116,11 @@ def test_what_is_no_call_stays_text(served: Served) -> None:
             "'f' is [1]; wanted a JSON schema",
         ),
         ({"tools": [{"name": "f", "parameters": [1]}]}, "tools[0].parameters", "tool 'f'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools[0].function.strict",
+            "is 1; wanted true or false",
+        ),
         ({"tool_choice": "sometimes"}, "tool_choice", "'sometimes'"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "get_weather"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),

@@ -139,6 +139,7 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
             r"of the tool 'weather' has the properties \[\]",
         ),
         ([{**STATED, "description": 3}], "description of the tool 'weather' is 3"),
+        ([{**STATED, "strict": "yes"}], r"tools\[0\].strict of the tool 'weather' is 'yes'; wanted true or false"),
         ([{**STATED, "parameters": nested(100)}], "deeper than 64"),
     ],
 )
