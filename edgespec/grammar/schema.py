@@ -113,6 +113,14 @@ def _require_ensured(schema: Schema, pointer: str) -> None:
             f"the schema has the format {stated!r} at {pointer[:200]}, which cannot be ensured; state a pattern, "
             f"leave it out, or use one of {', '.join(sorted(ENSURED_FORMATS))}"
         )
+    # Names that a schema leaves free may come twice, and are then one property.
+    has_free_names = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
+    least, ensured = _number(schema, "minProperties"), max(1, len(schema.get("required", ())))
+    if has_free_names and least > ensured and "object" in _types_of(schema):
+        raise FormatError(
+            f"the schema has minProperties {least} at {pointer[:200]}, which cannot be ensured of names that it "
+            "leaves free; name the properties and require them, or leave it out"
+        )
 
 
 def is_note(stated: Any) -> bool:

@@ -139,6 +139,15 @@ def test_formats_that_json_schema_defines_are_kept_or_refused() -> None:
             prepare_schema({"items": {"type": ["string", "null"], "format": each}})
 
 
+def test_a_count_of_properties_is_refused_where_names_may_come_twice() -> None:
+    integers = {"type": "object", "additionalProperties": {"type": "integer"}}
+    for schema in ({**integers, "minProperties": 2}, {"minProperties": 3, "required": ["a", "b"]}):
+        with pytest.raises(FormatError, match=r"minProperties \d at #/items, which cannot be ensured"):
+            prepare_schema({"type": "array", "items": schema})
+    for schema in ({**integers, "minProperties": 1}, {**integers, "minProperties": 2, "required": ["a", "b"]}):
+        assert prepare_schema(schema) == schema
+
+
 def test_the_largest_opening_counts_what_a_value_requires() -> None:
     item = {
         "type": "object",
