@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from edgespec.policy.expected import best_length, expected_tokens
 from edgespec.profiling.profile import Profile
 
+INT8_BYTES = 1.125  # of a weight, with the scales of blocks of 32
+_AROUND_DRAFT_S = 1e-3  # of a draft outside the head's products (docs/log/training.md)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedGain:
     """The gain on greedy text like the held-out texts, if the head alone drafts serially.
 
     draft_length: That gains the most; 0 where plain decoding is fastest.
-    draft_cost: Time of a drafted token over that of a pass of one token, by the bytes that are read.
+    draft_cost: Time of a drafted token over that of a pass of one token, as estimate_draft_cost gives it.
     times: Speed over that of plain decoding.
     """
 
@@ -20,6 +23,16 @@ class ExpectedGain:
     draft_cost: float
     tokens_per_pass: float
     times: float
+
+
+def estimate_draft_cost(num_weights: int, target_bytes: float, profile: Profile) -> float:
+    """Time of a drafted token over that of a pass of one token: of reading the weights, and of all around it.
+
+    Args:
+        num_weights: Of the head, which is exported in int8.
+        target_bytes: That a pass of the target reads.
+    """
+    return num_weights * INT8_BYTES / target_bytes + _AROUND_DRAFT_S / profile.costs().pass_s(1)
 
 
 def expected_gain(rates: Sequence[float], draft_cost: float, profile: Profile) -> ExpectedGain:

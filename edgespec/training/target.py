@@ -90,7 +90,8 @@ class StatesReader:
     def __init__(self, folder: Path, manifest: Manifest, layers: tuple[int, ...]) -> None:
         """folder: Of a target that was exported with the hidden states of these layers."""
         self._layers = layers
-        self._decoder = OnnxDecoder(folder, manifest, find_device("cpu"), hidden_layers=layers)
+        # As chats run it, so that its passes take what theirs do.
+        self._decoder = OnnxDecoder(folder, manifest, find_device("cpu"), hidden_layers=layers, deterministic=True)
 
     def read(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
         """States of all tokens, [num_tokens, layers · hidden_size]."""

@@ -20,6 +20,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
+from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.models.hub import LocalSource
 from edgespec.profiling.measure import profile_target
@@ -28,7 +29,7 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, replace_file
 from edgespec.system.file_lock import hold_lock
 from edgespec.training.fit import Data, Floats, Progress, Trainer
-from edgespec.training.gain import ExpectedGain, expected_gain
+from edgespec.training.gain import INT8_BYTES, ExpectedGain, estimate_draft_cost, expected_gain
 from edgespec.training.packing import Text
 from edgespec.training.shape import HeadShape
 from edgespec.training.speculators import WEIGHTS, write_head
@@ -373,8 +374,11 @@ class _Folder:
     ) -> TrainingReport:
         answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
         config = self.loaded.config
-        layers = (one for role, one in self.loaded.tensors.items() if role not in ("embedding", "head"))
-        num_read = sum(one.rows * one.columns for one in layers) + config.vocab_size * config.hidden_size
+        folder = self.work / _TARGET
+        read_bytes = float(weights_bytes(ModelFolder(folder, read_manifest(folder))))
+        if "head" in self.loaded.tensors:  # else the vocabulary head is the embedding
+            read_bytes -= INT8_BYTES * config.vocab_size * config.hidden_size
+        draft_cost = estimate_draft_cost(shape.num_weights, read_bytes, profile)
         return TrainingReport(
             texts=len(data.texts),
             answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
@@ -384,5 +388,5 @@ class _Folder:
             precision=precision,
             agreement=progress.best,
             coverage=float(np.isin(answers, data.tokens).mean()),
-            gain=expected_gain(progress.best, shape.num_weights / num_read, profile),
+            gain=expected_gain(progress.best, draft_cost, profile),
         )
