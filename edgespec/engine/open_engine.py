@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
+
 from edgespec.config.drafter_names import DrafterNames
 from edgespec.decoders import Decoder, PretendingDecoder
 from edgespec.drafters.answer_cache import AnswerCache
@@ -120,9 +122,9 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
 
 
 def _empty(decoder: Decoder) -> None:
-    """Drop what checks and measurements have left in the cache: nobody asked for these tokens."""
+    """Drop what checks and measurements have left in the cache, which nobody asked for; its memory is kept."""
     if isinstance(decoder, PretendingDecoder):
-        decoder.forget()
+        decoder.pretend(np.zeros(0, np.int32))
 
 
 def _report_serial(asked: str, schedules: Sequence[str], report: Callable[[str], None]) -> None:
