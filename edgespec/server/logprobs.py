@@ -38,10 +38,14 @@ def token_entries(found: Sequence[TokenLogprob], words: TokenWords) -> list[dict
 def entries_of(
     text: str, entries: Sequence[dict[str, Any]], *, is_last: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Those of several tokens that spell a text, and those of the tokens behind it.
+    """Split the log-probabilities of consecutive tokens by a text that these spell somewhere.
 
     Args:
-        is_last: Of several places the last one is the text's, else the first one.
+        entries: As token_entries gives them.
+        is_last: Of several places where they spell it the last one counts, else the first one.
+
+    Returns:
+        The entries of the tokens of the text, and those of the tokens behind it. What lies before is dropped.
     """
     joined, wanted = b"".join(bytes(each["bytes"]) for each in entries), text.encode("utf-8", "replace")
     begin = (joined.rfind if is_last else joined.find)(wanted)

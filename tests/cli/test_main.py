@@ -475,7 +475,7 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(
 
 def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/zero").exists():
-        pytest.skip("needs a device without an end")
+        pytest.skip("needs /dev/zero, a device without an end, which Windows lacks")
     code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--schema", "/dev/zero")
     assert (code, out) == (2, "")
     assert "/dev/zero has more than 4 MiB" in err

@@ -227,6 +227,6 @@ def test_a_chat_that_goes_on_is_not_read_again(tiny_model: Path, tmp_path: Path)
 
 def test_what_has_no_end_is_not_read(tiny_model: Path) -> None:
     if not Path("/dev/zero").exists():
-        pytest.skip("needs a device without an end")
+        pytest.skip("needs /dev/zero, a device without an end, which Windows lacks")
     with open_tiny(tiny_model) as engine, pytest.raises(UsageError, match="/dev/zero is not a file"):
         engine.load_prefix("/dev/zero")

@@ -221,7 +221,7 @@ def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
 
 
 def test_log_probabilities_of_calls_are_not_those_of_messages(served: Served) -> None:
-    """As in OpenAI's API, where only texts have them."""
+    """Each message lists the tokens of its own text, in order; those that spell a call are in no list."""
     fields = {"model": "tiny", "input": "between", "tools": FLAT, "include": ["message.output_text.logprobs"]}
     whole = served.post(RESPONSES, fields).json()
     events = served.events(RESPONSES, fields)

@@ -9,7 +9,9 @@ import pytest
 
 from edgespec.system.disk import replace_file
 
-unix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+unix_only = pytest.mark.skipif(
+    sys.platform == "win32", reason="needs file modes, links and pipes, which Windows lacks"
+)
 
 
 @unix_only

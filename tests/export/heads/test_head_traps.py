@@ -318,7 +318,7 @@ def test_a_config_of_too_many_brackets_is_no_head_and_no_json(tmp_path: Path) ->
         read_head(folder)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+@pytest.mark.skipif(os.name == "nt", reason="needs named pipes, which Windows lacks")
 def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     folder = made_heads.eagle3("original").write(tmp_path / "head")
     (folder / "model.safetensors").unlink()
