@@ -84,10 +84,11 @@ class Generation:
         """
         calls = request.calls
         shown = self.tokenizer.special_within(calls.format.marks()) if calls else frozenset()
+        stop = TextStop(request.stop)
         writing = Writing(
             text_after(request.prefill, self.tokenizer, shown),
-            TextStop(request.stop),
-            calls.reader() if calls else None,
+            stop,
+            calls.reader(stop) if calls else None,
             calls.reasoning() if calls and not len(request.prefill) else None,
         )
         drafting: list[Interval] = []

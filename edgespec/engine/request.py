@@ -10,6 +10,7 @@ import numpy as np
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.reasoning import ReasoningGate
+from edgespec.engine.stopping import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -53,8 +54,8 @@ class CallReading(NamedTuple):
     holds_arguments: bool = False
     opens_reasoning: bool = False
 
-    def reader(self) -> CallReader:
-        return CallReader(self.use, self.format, holds_arguments=self.holds_arguments)
+    def reader(self, stop: TextStop) -> CallReader:
+        return CallReader(self.use, self.format, holds_arguments=self.holds_arguments, stop=stop)
 
     def reasoning(self) -> ReasoningGate | None:
         """Tells which text may have calls; None where all of it may, as a call is demanded from its beginning."""

@@ -39,7 +39,7 @@ class Writing:
 
     text_stream: TextStream
     text_stop: TextStop
-    calls: CallReader | None = None  # where the answer may call tools
+    calls: CallReader | None = None  # where the answer may call tools; searches text beside calls by text_stop
     reasoning: ReasoningGate | None = None  # in which nothing is a call
     tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     tally: Tally = field(default_factory=Tally)
@@ -70,16 +70,18 @@ class Writing:
 
     def finish(self, last: Chunk) -> Chunk:
         """The last chunk with the text that was held back."""
-        reason, rest = last.finish_reason, ""
+        reason = last.finish_reason
+        parts = [*in_order(last.text, last.tool_calls, last.call_places)]
         if not self.is_cut:
-            rest, is_cut = self.text_stop.push(self.text_stream.flush())
-            rest = rest if is_cut else rest + self.text_stop.flush()
-            reason = "stop" if is_cut else reason
-        parts = [*in_order(last.text, last.tool_calls, last.call_places), *self._find_calls(rest)]
+            parts += self._parts_of_text(self.text_stream.flush())
+            parts += self._read_calls(*self.reasoning.end()) if self.reasoning and not self.is_cut else []
         if self.calls:
-            parts += self._read_calls(*self.reasoning.end()) if self.reasoning else []
             parts += self.calls.flush()
-            reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
+            self.is_cut = self.is_cut or self.calls.is_stopped
+        elif not self.is_cut:
+            parts.append(TextPart(self.text_stop.flush()))
+        reason = "stop" if self.is_cut else reason
+        reason = "tool_calls" if reason == "stop" and self.calls and self.calls.has_calls else reason
         text, events, places = split_parts(parts)
         return replace(last, text=text, tool_calls=events, call_places=places, finish_reason=reason)
 
@@ -90,22 +92,28 @@ class Writing:
         """
         parts: list[Part] = []
         for i, token in enumerate(tokens):
-            piece, self.is_cut = self.text_stop.push(self.text_stream.push([token]))
-            parts += self._find_calls(piece)
-            self.is_cut = self.is_cut or (self.calls is not None and self.calls.is_over)
+            parts += self._parts_of_text(self.text_stream.push([token]))
             if self.is_cut:
                 return parts, i + 1
         return parts, len(tokens)
 
-    def _find_calls(self, text: str) -> list[Part]:
-        """The calls in a piece of text, and what is text of it: all of the reasoning is."""
+    def _parts_of_text(self, text: str) -> list[Part]:
+        """The calls in a piece of text, and what is text of it up to a stop string: all of the reasoning is."""
         if self.calls is None:
-            return [TextPart(text)]
-        return self._read_calls(*self.reasoning.push(text)) if self.reasoning else self.calls.push(text)
+            return self._text_to_stop(text)
+        return self._read_calls(*(self.reasoning.push(text) if self.reasoning else ("", text)))
 
     def _read_calls(self, reasoning: str, text: str) -> list[Part]:
         assert self.calls is not None
-        return [*([TextPart(reasoning)] if reasoning else []), *(self.calls.push(text) if text else [])]
+        parts = self._text_to_stop(reasoning) if reasoning else []
+        if text and not self.is_cut:
+            parts += self.calls.push(text)
+            self.is_cut = self.calls.is_over
+        return parts
+
+    def _text_to_stop(self, text: str) -> list[Part]:
+        shown, self.is_cut = self.text_stop.push(text)
+        return [TextPart(shown)] if shown else []
 
 
 def text_after(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from edgespec.tools.call_body import CallBodyReader, NoCall
-from edgespec.tools.call_output import CallOutput, Event
+from edgespec.tools.call_output import CallOutput, Event, StopSearch
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.text_reader import EndOfText, Reading, TextReader
 from edgespec.tools.tool import Tool
@@ -21,9 +21,17 @@ class CallParser:
 
     Arguments are passed on as they come. Where they break, or the answer ends within them, they stay as the model
     wrote them: no JSON. A parser that holds arguments passes on whole calls alone, and such a call as text.
+    A stop string ends the text, and nothing comes behind it; within calls and their marks it means nothing.
     """
 
-    def __init__(self, format: CallFormat, tools: Sequence[Tool], *, holds_arguments: bool = False) -> None:
+    def __init__(
+        self,
+        format: CallFormat,
+        tools: Sequence[Tool],
+        *,
+        holds_arguments: bool = False,
+        stop: StopSearch | None = None,
+    ) -> None:
         self._format = format
         self._frames = {
             begin.strip(): (begin.strip(), end.strip()) for begin, end in format.frames if begin.strip()
@@ -32,7 +40,7 @@ class CallParser:
         self._literals = sorted((*self._frames, *noise), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._literals)))
         self._reader = TextReader()
-        self._output = CallOutput(holds_arguments=holds_arguments)
+        self._output = CallOutput(holds_arguments=holds_arguments, stop=stop)
         self._bodies = CallBodyReader(self._reader, self._output, {tool.name: tool for tool in tools})
         self._run = self._read()
         next(self._run)
@@ -41,6 +49,11 @@ class CallParser:
     def num_calls(self) -> int:
         """How many calls are complete."""
         return self._output.num_calls
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._output.is_stopped
 
     def push(self, text: str) -> list[Event]:
         """What a piece of the answer adds."""

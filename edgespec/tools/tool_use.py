@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.tools.call_events import CallStart, Part
+from edgespec.tools.call_output import StopSearch
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import Tool, parse_choice, parse_tools
@@ -52,16 +53,23 @@ def parse_tool_use(tools: Any, choice: Any = None, *, is_parallel: bool = True) 
 class CallReader:
     """Text of an answer in, its text without calls and its calls out, in their order."""
 
-    def __init__(self, use: ToolUse, format: CallFormat, *, holds_arguments: bool) -> None:
-        """holds_arguments: As CallParser has it."""
-        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments)
+    def __init__(
+        self, use: ToolUse, format: CallFormat, *, holds_arguments: bool, stop: StopSearch | None = None
+    ) -> None:
+        """holds_arguments, stop: As CallParser has them."""
+        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments, stop=stop)
         self._is_parallel = use.is_parallel
         self.has_calls = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has all the calls that it may have."""
-        return not self._is_parallel and self._parser.num_calls > 0
+        """Whether the answer has all the calls that it may have, or a stop string has ended it."""
+        return self.is_stopped or (not self._is_parallel and self._parser.num_calls > 0)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._parser.is_stopped
 
     def push(self, text: str) -> list[Part]:
         """What a piece of the answer adds to its text and to its calls."""

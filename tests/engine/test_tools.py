@@ -124,6 +124,48 @@ def test_one_call_ends_an_answer_that_may_have_no_more(make: Make) -> None:
     assert (len(answer.tool_calls), answer.finish_reason) == (1, "tool_calls")
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "said", "cities", "reason"),
+    [
+        (["}", "Rome", "_call", "<", "\n{", "name"], "One.Two.Three", ["Rome", "Rome"], "tool_calls"),
+        (["ne.\n", "zzz"], "O", [], "stop"),
+        (["\n"], "One.", [], "stop"),
+        (["Two"], "One.", ["Rome"], "tool_calls"),
+        (["e.</"], "One.Two.Three.", ["Rome", "Rome"], "tool_calls"),
+        (["ee."], "One.Two.Thr", ["Rome", "Rome"], "tool_calls"),
+    ],
+)
+def test_stop_strings_are_sought_in_text_and_not_in_calls(
+    make: Make, whole: bool, stop: list[str], said: str, cities: list[str], reason: str
+) -> None:
+    with make(f"One.\n{CALL}Two.{CALL}Three.") as engine:
+        answer = engine.generate(ASK, tools=[WEATHER], stop=stop)
+        chunks = list(engine.stream(ASK, tools=[WEATHER], stop=stop, whole_tool_calls=whole))
+    assert [call.parse()["city"] for call in answer.tool_calls] == cities
+    assert (answer.text.rstrip("."), answer.finish_reason) == (said.rstrip("."), reason)
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+    streamed = join_calls(event for chunk in chunks for event in chunk.tool_calls)
+    assert [(call.name, call.arguments) for call in streamed] == [
+        (call.name, call.arguments) for call in answer.tool_calls
+    ]
+
+
+def test_a_stop_string_counts_where_what_began_like_a_call_is_text(make: Make) -> None:
+    text = 'Say <tool_call>{"name": "unknown"} and no more.'
+    with make(text) as engine:
+        for stop, said in ((["unknown"], text[: text.index("unknown")]), (["no more."], text[:-8])):
+            answer = engine.generate(ASK, tools=[WEATHER], stop=stop)
+            assert (answer.text, answer.tool_calls, answer.finish_reason) == (said, (), "stop")
+        assert engine.generate(ASK, tools=[WEATHER], stop=["nothing of it"]).text == text
+
+
+def test_a_stop_string_ends_reasoning_too(make: Make) -> None:
+    with make(f"<think>\nI think so.</think>\n\n{CALL}") as engine:
+        answer = engine.generate(ASK, tools=[WEATHER], stop=[" so"])
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == ("<think>\nI think", (), "stop")
+
+
 def test_without_tools_and_with_none_a_call_is_text(make: Make) -> None:
     with make(CALL) as engine:
         for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.engine.stopping import TextStop
 from edgespec.tools.call_events import CallEnd, CallStart, TextPart, join_calls, join_text
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.call_writer import write_calls
@@ -301,3 +302,28 @@ def test_arguments_are_json_in_utf_8_whatever_the_model_writes(family: str, text
 def test_what_json_cannot_hold_is_no_call() -> None:
     text = r'<tool_call>{"name": "get_weather", "arguments": "{\"days\": NaN}"}</tool_call>'
     assert parse(text, NAMED["hermes"])[:2] == (text, [])
+
+
+@given(
+    st.lists(st.sampled_from(["One\n", "ab", "cab", " ", f"<tool_call>\n{WEATHER}", "</tool_call>"]), max_size=7),
+    st.data(),
+)
+@pytest.mark.parametrize("holds", [True, False])
+def test_where_a_stop_string_ends_text_does_not_depend_on_cuts(
+    holds: bool, pieces: list[str], data: st.DataObject
+) -> None:
+    text = "".join(pieces)
+    stop = data.draw(st.lists(st.sampled_from(["b", "ca", "ab ", "\n", "Köln", "}", "<", "call>"]), max_size=2))
+
+    def run(cuts: Sequence[int]) -> tuple[str, list[str], bool]:
+        parser = CallParser(HERMES, TOOLS, holds_arguments=holds, stop=TextStop(stop))
+        events = []
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            events += parser.push(text[start:end])
+        events += parser.flush()
+        return join_text(events), [call.arguments for call in join_calls(events)], parser.is_stopped
+
+    whole = run([])
+    assert run(range(1, len(text))) == whole if text else True
+    assert not any(each in whole[0] for each in stop if len(each) == 1)
+    assert all(json.loads(each) for each in whole[1])
