@@ -108,8 +108,12 @@ class StatedFormat(NamedTuple):
 def format_of(asked: GenerationFields) -> StatedFormat | None:
     """What the answer has to match; None for any text.
 
-    Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON.
+    Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON, or no choices.
     """
+    if asked.guided_choice is not None and not asked.guided_choice:
+        raise ApiError(
+            400, "guided_choice has no texts; give at least one, or leave it out", param="guided_choice"
+        )
     choices = " | ".join(map(json.dumps, asked.guided_choice or ()))
     stated = {
         "response_format": asked.response_format,

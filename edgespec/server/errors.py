@@ -24,7 +24,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
 # Names that messages of the engine begin with, and the fields of a request that they are.
 _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
-    "draft_length": "speculation",
+    "draft_length": "speculation.length",
     "token_ids": "tokens",
     "tools": "tools",
 }
@@ -101,7 +101,7 @@ def explain(error: Exception, path: str = "") -> ApiError:
         case UnsuitedModel():
             return ApiError(400, str(error), param="model", code="unsuited_model")
         case UsageError():
-            return ApiError(400, str(error), param=_field_of(str(error), conversation))
+            return _explain_usage(str(error), conversation)
         case MemoryExhausted():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
         case EdgeSpecError():
@@ -109,13 +109,15 @@ def explain(error: Exception, path: str = "") -> ApiError:
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
 
 
-def _field_of(message: str, conversation: str) -> str | None:
-    """The field that a message of the engine is about, where it begins with one."""
+def _explain_usage(message: str, conversation: str) -> ApiError:
+    """The error of a message of the engine, with the field that it is about where it begins with one."""
     if message.startswith(_PROMPT):
-        return conversation
+        return ApiError(400, message, param=conversation)
     if message.startswith(_NOTHING_LEFT):
-        return "logit_bias"
-    return _FIELDS.get(message.partition(" ")[0])
+        return ApiError(400, message, param="logit_bias")
+    name, space, rest = message.partition(" ")
+    field = _FIELDS.get(name)
+    return ApiError(400, (field or name) + space + rest, param=field and field.partition(".")[0])
 
 
 def explain_format(error: FormatError, field: str | None) -> ApiError:

@@ -1,6 +1,6 @@
 """The models that clients may name: those that are prepared in the model home, and the one of the command line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.head_target import require_whole_model
 from edgespec.loading.open_model import read_any_manifest
-from edgespec.manifest import Manifest
+from edgespec.manifest import FILE_NAME, Manifest
 from edgespec.models.catalog import CATALOG
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import TARGET, read_pair
@@ -85,7 +85,7 @@ class ModelNames:
             if self.own_name or len(names) == 1:
                 return names[0]
             raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
-        near = get_close_matches(asked[:_NAME_LENGTH], names, n=3, cutoff=0.4)
+        near = _near_names(asked, names)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise ApiError(
             404,
@@ -114,12 +114,21 @@ class ModelNames:
             return None
 
 
+def _near_names(asked: str, names: Sequence[str]) -> list[str]:
+    """Names that are like one that was asked for, whatever their case; of an id or a path its last part counts."""
+    by_form = {name.casefold(): name for name in names}
+    wanted = asked.rstrip("/").rpartition("/")[2][:_NAME_LENGTH].casefold()
+    return [by_form[form] for form in get_close_matches(wanted, by_form, n=3, cutoff=0.4)]
+
+
 def _read(name: str, folder: Path) -> Iterator[ServedModel]:
     """The model of a folder, if it can answer."""
     try:
         manifest = read_any_manifest(_target_of(folder), lambda line: None)
         require_whole_model(manifest, name)
-        yield ServedModel(name=name, manifest=manifest, created=int(folder.stat().st_mtime))
+        yield ServedModel(
+            name=name, manifest=manifest, created=int((_target_of(folder) / FILE_NAME).stat().st_mtime)
+        )
     except (EdgeSpecError, OSError):
         return
 

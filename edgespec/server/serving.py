@@ -46,6 +46,11 @@ def open_socket(host: str, port: int) -> socket.socket:
             opened.close()
             raise
         return opened
+    except socket.gaierror as error:
+        raise EdgeSpecError(
+            f"--host {host} is no address that this machine knows ({error.strerror}); name one of its own "
+            "addresses, or leave it out for 127.0.0.1"
+        ) from None
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise EdgeSpecError(

@@ -1,6 +1,7 @@
 """What clients ask and get, on a table model behind a real socket."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,13 @@ def test_models_are_listed_and_shown(served: Served) -> None:
     assert (shown["object"], shown["context_length"], shown["is_loaded"]) == ("model", 700, True)
 
 
+def test_a_model_stays_as_old_as_it_is_when_its_folder_is_written_to(served: Served, tiny_model: Path) -> None:
+    before = served.client.get("/v1/models/tiny").json()["created"]
+    now = tiny_model.stat()
+    os.utime(tiny_model, (now.st_atime, now.st_mtime + 5000))
+    assert served.client.get("/v1/models/tiny").json()["created"] == before
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -251,6 +259,11 @@ def test_names_that_are_no_served_model_are_refused(served: Served, name: str) -
         assert "did you mean tiny?" in error["message"]
         assert error["code"] == "model_not_found"
         assert served.client.get("/v1/models/tiy").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["TINY", "SomeBody/Tiny", "./tiny"])
+def test_a_near_name_is_found_whatever_its_case_and_whoever_has_it(served: Served, name: str) -> None:
+    assert "did you mean tiny?" in served.post(CHAT, asked(model=name)).json()["error"]["message"]
 
 
 def test_texts_become_tokens_and_back(served: Served, engine: Engine) -> None:

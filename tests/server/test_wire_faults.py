@@ -241,6 +241,22 @@ def test_two_formats_are_refused_by_their_names(served: Served, fields: dict[str
     assert all(name in error["message"] for name in fields)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "said"),
+    [
+        (CHAT, {**HI, "speculation": {"length": 25}}, "speculation", "speculation.length is 25"),
+        ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has the token -1"),
+        (CHAT, {**HI, "guided_choice": []}, "guided_choice", "guided_choice has no texts"),
+    ],
+)
+def test_refusals_name_the_fields_that_were_sent(
+    served: Served, path: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    error = error_of(served, path, fields)
+    assert error["param"] == param
+    assert error["message"].startswith(said)
+
+
 def test_names_that_a_schema_has_are_not_changed() -> None:
     for message in ("the schema refers at /x to '#/response_format'", "a 'response_format' is no type"):
         assert str(explain_format(FormatError(message), "text.format")) == message
