@@ -22,6 +22,8 @@ _TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")
 _ANY_TEXT = "(?s:.*)"
 # The white space that templates put into JSON, from which models learned it, and no other.
 _SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# None, as in answers where no tools are given.
+_COMPACT = {"whitespace_flexible": False}
 # Any white space that is not too much.
 _JSON_GAP = r"[ \t\r\n]{0,9}"
 _SPACED_FREELY = {"whitespace_pattern": r"[ \t\n]{0,20}"}
@@ -97,7 +99,7 @@ class _Writer:
         if self._use.choice != "auto":
             return ["start: calls"]
         if text_schema is not None:
-            return ["start: calls | text", f"text: {_json(text_schema)}"]
+            return ["start: calls | text", f"text: {_json(text_schema, _COMPACT)}"]
         if not trigger:  # calls stand alone, as JSON
             return ["start: calls | TEXT?", rf"TEXT: /[^{{\[\s]{_ANY_TEXT}/"]
         bare, text = "", ""
@@ -139,7 +141,7 @@ class _Writer:
         assert isinstance(self._format.body, NamedBody)
         name = self._literal(f"{self._format.body.text_name}\n")
         if text_schema is not None:
-            return ["start: calls | text", f"text: {name} {_json(text_schema)}"]
+            return ["start: calls | text", f"text: {name} {_json(text_schema, _COMPACT)}"]
         before = f"before[lazy]: /{_ANY_TEXT}{_escape(opening)}/"
         return [f"start: calls | {name} before calls | {name} TEXT?", before, f"TEXT: {_without(opening)}"]
 

@@ -20,6 +20,7 @@ T = TypeVar("T", bound="ModelRequest")
 # No context has room for more, so that a longer list is refused before it makes work.
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
+_MISSING = re.compile(r"object missing required field `(\w+)`$")  # of the request itself
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -185,6 +186,7 @@ class ResponsesRequest(SamplingFields):
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
+    stop: str | list[str] | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     text: TextField | None = None
@@ -253,6 +255,8 @@ def parse(kind: type[T], body: bytes) -> T:
             ) from None
         raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
+        if missing := _MISSING.match(str(error)):
+            raise ApiError(400, f"{missing[1]} is missing; give it", param=missing[1]) from None
         raise ApiError(400, str(error), param=_first_name(str(error))) from None
 
 

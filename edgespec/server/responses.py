@@ -23,7 +23,7 @@ from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, entries_of, token_entries
 from edgespec.server.priority import priority_of
-from edgespec.server.protocol import ResponsesRequest, answer_length, within
+from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.response_input import stated_messages
 from edgespec.server.response_items import NamedEvent, ResponseItems
@@ -55,6 +55,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
             )
     use = tool_use_of(asked)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
+    stop = stop_strings(asked.stop, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     stated_format = _format_of(asked)
     messages, prefill = read_conversation(list(stated_messages(asked)), "input")
@@ -68,6 +69,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 sampling=sampling_of(asked, default_sampling(engine), limits),
                 max_tokens=max_tokens,
                 prefill=prefill,
+                stop=stop,
                 num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
                 response_format=stated_format,

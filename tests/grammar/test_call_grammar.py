@@ -1,6 +1,5 @@
 """Calls that a grammar ensures, in each family's form, from a model that writes at random."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -167,7 +166,7 @@ def test_an_answer_without_calls_can_have_a_schema_of_its_own(make: Make) -> Non
     }
     with make(HERMES, '{"ok": true}') as engine:
         answer = engine.generate(ASK, tools=TOOLS[1:], response_format=schema, max_tokens=100)
-        assert json.loads(answer.text)["ok"] in (True, False)
+        assert answer.text in ('{"ok":true}', '{"ok":false}')
     with make(HERMES, '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>') as engine:
         answer = engine.generate(ASK, tools=TOOLS[1:], response_format=schema, max_tokens=100)
         assert [call.name for call in answer.tool_calls] == ["stop"]

@@ -101,6 +101,10 @@ def test_stop_strings_end_an_answer(served: Served, engine: Engine) -> None:
     stop = whole[8:11]
     found = served.chat(max_tokens=30, stop=[stop, "never there"])["choices"][0]
     assert (found["message"]["content"], found["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    fields = {"model": "tiny", "input": "in the an", "max_output_tokens": 30, "stop": stop}
+    response = served.post(RESPONSES, fields).json()
+    assert response["status"] == "completed"
+    assert response["output"][0]["content"][0]["text"] == whole[: whole.index(stop)]
 
 
 def test_a_last_message_of_the_assistant_is_continued(served: Served, engine: Engine) -> None:

@@ -247,6 +247,9 @@ def test_two_formats_are_refused_by_their_names(served: Served, fields: dict[str
         (CHAT, {**HI, "speculation": {"length": 25}}, "speculation", "speculation.length is 25"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has the token -1"),
         (CHAT, {**HI, "guided_choice": []}, "guided_choice", "guided_choice has no texts"),
+        (CHAT, {"model": "tiny"}, "messages", "messages is missing"),
+        ("/v1/completions", {"model": "tiny"}, "prompt", "prompt is missing"),
+        ("/v1/responses", {"model": "tiny"}, "input", "input is missing"),
     ],
 )
 def test_refusals_name_the_fields_that_were_sent(
