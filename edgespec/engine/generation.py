@@ -27,7 +27,7 @@ from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
-from edgespec.engine.stats import Stats
+from edgespec.engine.stats import Stats, was_alone
 from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.engine.writing import AnswerPass, Writing, text_after
 from edgespec.policy.acceptance_rates import AcceptanceChange
@@ -206,9 +206,9 @@ class Generation:
         caller: Caller,
     ) -> Stats:
         """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
-        is_shared = caller.waited_s > 0 or caller.num_joined > 0
         length = choice.draft_length or self.speculation.draft_length
         tally, drafters = writing.tally, choice.select(self.speculation.drafters())
+        is_alone = was_alone(caller.num_joined, caller.waited_s, tally.taken_s)
         costs = self.speculation.costs()
         costs.context_length = len(writing.tokens)
         return tally.stats(
@@ -221,7 +221,7 @@ class Generation:
             downgrades=self.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
-            gain=None if is_shared else tally.gain(costs),
+            gain=tally.gain(costs) if is_alone else None,
             acceptance=acceptance,
             waited_passes=caller.waited_passes,
         )

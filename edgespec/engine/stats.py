@@ -12,6 +12,7 @@ from edgespec.types import Draft, TokenIds
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5
+_MOST_WAITED = 0.01  # of the seconds of an answer: what the interval of a gain allows anyway
 _COUNTS = ("rounds", "drafted", "verified", "accepted")
 
 
@@ -138,6 +139,11 @@ class Tally:
             **setup,
         )
 
+    @property
+    def taken_s(self) -> float:
+        """Seconds of the answer, those included in which its passes waited."""
+        return (self.first_s or 0.0) + self.decode_s + self.pause_s
+
     def gain(self, costs: PassCosts) -> Gain | None:
         """What drafting gained, by what passes take; None where nothing was drafted or too little is known."""
         if not sum(self.drafted):
@@ -145,6 +151,14 @@ class Tally:
         pause_s = self.pause_s / max(1, self.passes - 1)
         widths = {width: (passes, taken_s + passes * pause_s) for width, (passes, taken_s) in self.widths.items()}
         return measured_gain(costs, widths, self.decode_tokens, self.decode_s + self.pause_s)
+
+
+def was_alone(num_joined: int, waited_s: float, taken_s: float) -> bool:
+    """Whether the passes of an answer ran alone: none as one with others, and no wait that a gain would show.
+
+    To enter an empty queue of passes takes some microseconds, too.
+    """
+    return not num_joined and waited_s <= _MOST_WAITED * taken_s
 
 
 def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
-from edgespec.engine.stats import Stats, Tally, verdicts
+from edgespec.engine.stats import Stats, Tally, verdicts, was_alone
 from edgespec.engine.stopping import TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
@@ -113,3 +113,12 @@ def test_positions_of_a_tree_are_depths() -> None:
     assert stats.acceptance_by_position == (1.0, 1.0, 0.5)
     assert (stats.num_drafted, stats.num_accepted, stats.num_corrections, stats.num_bonuses) == (9, 5, 1, 1)
     assert stats.acceptance_rate == 5 / 9
+
+
+@pytest.mark.parametrize(
+    ("num_joined", "waited_s", "is_alone"),
+    [(0, 0.0, True), (0, 60 * 40e-6, True), (0, 0.1, False), (1, 0.0, False)],
+    ids=["no queue", "an empty queue", "waits", "a pass with another text"],
+)
+def test_an_answer_has_a_gain_where_its_passes_ran_alone(num_joined: int, waited_s: float, is_alone: bool) -> None:
+    assert was_alone(num_joined, waited_s, taken_s=2.0) is is_alone
