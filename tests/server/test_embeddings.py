@@ -77,7 +77,7 @@ def test_usage_counts_all_tokens_and_metrics_do(served: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "param", "words"),
     [
-        ({}, 400, None, "input"),
+        ({}, 400, "input", "input is missing"),
         ({"input": ""}, 400, "input", "empty"),
         ({"input": ["a", ""]}, 400, "input", "empty or mixed"),
         ({"input": [[]]}, 400, "input", "empty or mixed"),
@@ -92,7 +92,7 @@ def test_usage_counts_all_tokens_and_metrics_do(served: Served) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    served: Served, fields: dict[str, Any], status: int, param: str | None, words: str
+    served: Served, fields: dict[str, Any], status: int, param: str, words: str
 ) -> None:
     answer = ask(served, **fields)
     error = answer.json()["error"]
