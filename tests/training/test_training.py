@@ -185,6 +185,22 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert "--disk is '1K'" in capsys.readouterr().err
 
 
+def test_an_interruption_says_where_all_lies_in_every_stage(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "write_answers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("train", target, "--output", tmp_path / "head", "--minutes", 0.3)
+    said = capsys.readouterr().err
+    assert "there is no head yet" in said
+    assert f"{tmp_path / 'head.work'}, and the same command goes on" in said
+
+
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "tokens.i32"
     for content in (
