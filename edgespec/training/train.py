@@ -133,7 +133,7 @@ def train(
             best = (
                 f"the best head so far is in {output}" if (output / WEIGHTS).is_file() else "there is no head yet"
             )
-            report(f"interrupted; {best}, what was made for it is in {work}, and the same command goes on")
+            report(f"{best}; what was made for it is in {work}, and the same command goes on")
             raise
 
 
@@ -250,9 +250,12 @@ class _Folder:
                 )
         fitting = self.states.fitting(texts.texts, self.options.disk_bytes)
         if len(fitting) < _FEWEST_TEXTS:
+            more = (
+                "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
+            )
             raise UsageError(
-                f"there are {len(fitting)} texts to train on, and at least {_FEWEST_TEXTS} are needed; give more "
-                "prompts, more time (--minutes) or more room for hidden states (--disk)"
+                f"texts to train on: {len(fitting)}, wanted {_FEWEST_TEXTS} at least; {more} "
+                f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
         return fitting
 

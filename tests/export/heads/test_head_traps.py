@@ -370,6 +370,43 @@ def test_layers_for_multi_token_prediction_are_a_head_and_the_model_is_a_qwen2(t
     require_rows_of_reference(graphs, reference)
 
 
+LAYER = "model.mtp_layers.0."
+MTP_PARTS: dict[str, tuple[tuple[str, ...], dict[str, np.ndarray], str]] = {
+    "a bias is missing": ((f"{LAYER}self_attn.q_proj.bias",), {}, "no tensor mtp_layers.0.self_attn.q_proj.bias"),
+    "all biases are missing": (
+        tuple(f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv"),
+        {},
+        "no tensor mtp_layers.0.self_attn.q_proj.bias",
+    ),
+    "a norm is left over": (
+        (),
+        {f"{LAYER}self_attn.extra.weight": np.ones((4, 4), np.float32)},
+        "extra.weight, which no MTP of MiMo head uses",
+    ),
+    "one norm of heads": (
+        (),
+        {f"{LAYER}self_attn.q_norm.weight": np.ones(made_heads.HEAD_DIM, np.float32)},
+        "no tensor mtp_layers.0.self_attn.k_norm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MTP_PARTS)
+def test_layers_for_multi_token_prediction_in_part_are_refused(name: str, tmp_path: Path) -> None:
+    missing, more, said = MTP_PARTS[name]
+    made = without(made_heads.mtp(), *missing)
+    path = mimo(tmp_path / "hf", replace(made, tensors=made.tensors | more))
+    with pytest.raises(SourceError, match=said):
+        plan_head(read_source(path), read_mtp(path))
+
+
+def test_a_second_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
+    made = made_heads.mtp()
+    second = {name.replace("layers.0", "layers.1"): value for name, value in made.tensors.items()}
+    path = mimo(tmp_path / "hf", replace(made, tensors=made.tensors | second))
+    assert plan_head(read_source(path), read_mtp(path)).plan.kv_cache.num_layers == 1
+
+
 def test_a_model_without_layers_for_multi_token_prediction_says_so(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no layers for multi-token prediction"):
         read_mtp(made_heads.write_target(tmp_path / "hf"))
