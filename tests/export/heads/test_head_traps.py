@@ -370,6 +370,25 @@ def test_layers_for_multi_token_prediction_are_a_head_and_the_model_is_a_qwen2(t
     require_rows_of_reference(graphs, reference)
 
 
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_bias_that_an_eagle_head_of_speculators_states_is_in_its_file(
+    target: LoadedSource, tmp_path: Path, is_stated: bool
+) -> None:
+    made = made_heads.eagle()
+    names = {"fc.weight": "fusion_fc.weight", "embed_tokens.weight": "embed_tokens.weight"}
+    names |= {
+        name: name.replace("layers.0", "transformer") for name in made.tensors if name.startswith("layers.0")
+    }
+    config = {"speculators_model_type": "eagle", "fusion_bias": is_stated, "transformer_layer_config": made.config}
+    tensors = {name: made.tensors[old] for old, name in names.items()}
+    made = replace(made, tensors=tensors, config=config)
+    if is_stated:
+        with pytest.raises(SourceError, match=r"no tensor fusion_fc\.bias"):
+            plan_of(made, target, tmp_path)
+    else:
+        assert "join_bias" not in plan_of(made, target, tmp_path).tensors
+
+
 LAYER = "model.mtp_layers.0."
 MTP_PARTS: dict[str, tuple[tuple[str, ...], dict[str, np.ndarray], str]] = {
     "a bias is missing": ((f"{LAYER}self_attn.q_proj.bias",), {}, "no tensor mtp_layers.0.self_attn.q_proj.bias"),
