@@ -5,6 +5,7 @@ Medusa is read as its authors save it, a list of heads, each a sequence of block
 The first block of Hydra's head i reads i + 1 embeddings of the target too.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors: dict[str, StoredTensor] = {}
     heads: list[StoredTensor] = []
     num_blocks = []
+    has_biases = any(name.endswith(".bias") for name in source.tensors)
     for i in range(num_heads):
         block, head = (
             ("blocks.{}.layers.{}", "lm_heads.{}.weight") if is_vllm else ("{}.{}.linear", "{}.{}.weight")
@@ -45,7 +47,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
             name = block.format(i, k)
             require_hidden_size(source, target, source.tensors[f"{name}.weight"].columns)
             tensors[f"{i}.{k}"] = take_tensor(source, f"{name}.weight", hidden, hidden)
-            if f"{name}.bias" in source.tensors:
+            if has_biases:
                 tensors[f"{i}.{k}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
         own = head.format(i, num_blocks[-1])
         own = "lm_heads.0.weight" if own not in source.tensors and source.settings.get("original_lm_head") else own
@@ -101,6 +103,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors = {"embedding": target.tensors["embedding"]}
     heads: list[StoredTensor] = []
     num_blocks = []
+    has_biases = any(re.fullmatch(r"hydra_lm_head\.\d+\.bias", name) for name in source.tensors)
     for i in range(num_heads):
         num_blocks.append(count_names(source, rf"hydra_mlp\.{i}\.(\d+)\.linear\.weight"))
         for k in range(num_blocks[-1]):
@@ -113,7 +116,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
         head = source.tensors.get(f"hydra_lm_head.{i}.weight")
         rows = target.config.vocab_size if head is None else head.rows
         heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", rows, hidden))
-        if f"hydra_lm_head.{i}.bias" in source.tensors:
+        if has_biases:
             bias = take_tensor(source, f"hydra_lm_head.{i}.bias", 1, rows)
             tensors[f"{i}.head_bias"] = replace(bias, rows=min(rows, target.config.vocab_size), columns=1)
     tokens = fit_vocabulary(source, heads, target)

@@ -204,9 +204,9 @@ def test_damaged_and_unknown_parts_are_refused(tmp_path: Path, target: Path) -> 
 
 
 HOLES = {
-    "Medusa": ["1.0.linear.weight", "0.1.linear.weight"],
+    "Medusa": ["1.0.linear.weight", "0.1.linear.weight", "2.1.linear.bias"],
     "Medusa of vLLM": ["medusa_heads.blocks.1.layers.1.weight", "medusa_heads.blocks.1.layers.0.weight"],
-    "Hydra": ["hydra_mlp.0.1.linear.weight", "hydra_mlp.1.0.linear.weight"],
+    "Hydra": ["hydra_mlp.0.1.linear.weight", "hydra_mlp.1.0.linear.weight", "hydra_lm_head.1.bias"],
 }
 
 
