@@ -43,8 +43,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a .gguf file, a folder with safetensors, or an id on the Hugging Face hub: org/name, "
-        "org/name:Q4_K_M, org/name:FILE.gguf",
+        help="a .gguf file, a folder with safetensors, a name of the catalogue, or an id on the "
+        "Hugging Face hub: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")

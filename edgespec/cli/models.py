@@ -36,7 +36,9 @@ def add_models(parser: CommandParser) -> None:
         if name == "verify":
             action.add_argument("models", metavar="MODEL", nargs="*", help="a name or folder (default: all)")
         elif name == "learned":
-            action.add_argument("model", metavar="MODEL", nargs="?", help="a name or folder (default: all)")
+            action.add_argument(
+                "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
+            )
         elif name != "list":
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
         if name == "forget":
@@ -187,11 +189,13 @@ def _learned(options: argparse.Namespace) -> None:
     names = [options.model] if options.model else [model.name for model in prepared_models(home)]
     found = [each for name in names for each in _learned_of(home, name)]
     head = ["MODEL", "NAME", "ROWS", "WITHOUT", "WITH", "IN USE SINCE", "ON TRIAL", "SIZE"]
-    lines = (
-        _table(None, [], head, *map(_learned_row, found))
-        if found
-        else ["no drafting head has learned from use yet"]
+    none = (
+        f"no drafting head of {options.model} has learned from use yet"
+        if options.model
+        else f"no drafting head in {home.models} has learned from use yet; name a pair that lies elsewhere: "
+        "edgespec models learned PAIR"
     )
+    lines = _table(None, [], head, *map(_learned_row, found)) if found else [none]
     print_result(options, found, *lines)
 
 

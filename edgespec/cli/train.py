@@ -65,6 +65,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from edgespec.models.catalog import CATALOG
     from edgespec.training.corpus import own_prompts, read_corpus
     from edgespec.training.train import TrainingOptions, require_torch, train
 
@@ -78,8 +79,9 @@ def _train(options: argparse.Namespace) -> None:
     home = model_home(offline=options.offline)
     stored = _stored_answers(options.model, home) if options.from_answers else []
     prompts = [] if options.from_answers else read_corpus(options.corpus) if options.corpus else own_prompts()
+    source = home.source_of(options.model)
     report = train(
-        home.source_of(options.model),
+        source,
         options.output,
         settings,
         prompts=prompts,
@@ -88,7 +90,8 @@ def _train(options: argparse.Namespace) -> None:
         report=info,
     )
     print_result(options, asdict(report), *_format(report))
-    info(f"use it with: edgespec export SOURCE --drafter {quote(options.output)} --output PAIR")
+    target = options.model if options.model in CATALOG else source.path
+    info(f"use it with: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
 
 
 def _minutes(minutes: float) -> float:

@@ -60,8 +60,8 @@ def require_agreement(
         raise SourceError(
             f"{name} is no head of this target: its first token is the target's at {share} in the target's own "
             f"text, wanted {LEAST_AGREEMENT:.0%} or more; nothing was installed. It was made for another model, "
-            "or for another version of it, or its settings are not those of its weights: name a head that was "
-            "made for this one (--no-check installs it all the same)"
+            "or for another version of it, was trained too little, or its settings are not those of its weights: "
+            "name a head that was made for this one, or train it longer (--no-check installs it all the same)"
         )
     report(f"its first token is the target's at {share} in the target's own text")
     return agreement
@@ -89,8 +89,11 @@ def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu
 def _compare(
     target: Decoder, head: DraftDecoder, tokens: TokenIds, num_tokens: int, ends: Iterable[int]
 ) -> HeadAgreement:
-    """Let the target write so many tokens after a prompt, or up to an end, and the head guess each."""
-    num_right = 0
+    """Let the target write so many tokens after a prompt, or up to an end, and the head guess each.
+
+    Fewer where the target's context ends.
+    """
+    num_right, num_tokens = 0, max(0, min(num_tokens, target.context_length - len(tokens) + 1))
     for number in range(num_tokens):
         right = int(target.logits(tokens, 1)[-1].argmax())
         if head.begin(tokens):

@@ -139,7 +139,7 @@ class ModelHome:
         )
 
     def locate(self, source: str, revision: str | None = None) -> LocalSource:
-        """A file or folder on this machine as a source to export, or a hub id, which is fetched.
+        """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
 
         Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
         """
@@ -149,6 +149,8 @@ class ModelHome:
             raise UsageError(
                 f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
             )
+        if source in CATALOG and not Path(source).exists():
+            return self._fetch(CATALOG[source])
         return LocalSource(path=Path(source))
 
     def source_of(self, model: str) -> LocalSource:

@@ -126,8 +126,15 @@ def train(
     kind = _describe_run(loaded, options, prompts, stored)
     with _hold_work(work, output, kind):
         folder = _Folder(work, output, loaded, source, options, report)
-        texts = folder.write_texts(prompts, stored, open_engine)
-        return folder.train(texts, began)
+        try:
+            texts = folder.write_texts(prompts, stored, open_engine)
+            return folder.train(texts, began)
+        except KeyboardInterrupt:
+            best = (
+                f"the best head so far is in {output}" if (output / WEIGHTS).is_file() else "there is no head yet"
+            )
+            report(f"{best}; what was made for it is in {work}, and the same command goes on")
+            raise
 
 
 def _describe_run(
@@ -243,9 +250,12 @@ class _Folder:
                 )
         fitting = self.states.fitting(texts.texts, self.options.disk_bytes)
         if len(fitting) < _FEWEST_TEXTS:
+            more = (
+                "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
+            )
             raise UsageError(
-                f"there are {len(fitting)} texts to train on, and at least {_FEWEST_TEXTS} are needed; give more "
-                "prompts, more time (--minutes) or more room for hidden states (--disk)"
+                f"texts to train on: {len(fitting)}, wanted {_FEWEST_TEXTS} at least; {more} "
+                f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
         return fitting
 
@@ -270,12 +280,7 @@ class _Folder:
             f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
             "Ctrl-C keeps what is trained"
         )
-        try:
-            progress = trainer.run(left_s)
-        except KeyboardInterrupt:
-            if trainer.progress.best:
-                self.report(f"interrupted; the best head so far is in {self.output}, and the same command goes on")
-            raise
+        progress = trainer.run(left_s)
         return self._describe(shape, data, progress, trainer.precision, profile)
 
     def _read_states(self, texts: list[Text]) -> Profile:

@@ -18,7 +18,7 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
 from edgespec.export.heads.head_plan import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
-from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
+from edgespec.export.heads.head_tensors import LAYER_NAMES, Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
 from edgespec.export.heads.target_layers import read_numbers, require_layers
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
@@ -145,6 +145,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         )
     settings, reader = layer_settings(source, stated.inner), Reader(source)
     tensors, num_layers = reader.layers()
+    _require_norms(source, tensors, num_layers)
     tensors |= {
         "final_norm": reader.take("norm.weight"),
         "fuse": reader.take("fc.weight"),
@@ -249,12 +250,25 @@ def _read_confidence(
     """What gives the chance that a token is accepted; empty where the head has none."""
     matrix = reader.optional("confidence_head.proj.weight")
     if matrix is None:
+        if _own_setting(source, "enable_confidence_head"):
+            reader.take("confidence_head.proj.weight")
         return {}
     reads_token = bool(_own_setting(source, "confidence_head_with_markov", bool(markov)))
     rank = markov["markov_embedding"].columns if reads_token and markov else 0
     found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
     require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
     return found
+
+
+def _require_norms(source: HeadSource, tensors: dict[str, StoredTensor], num_layers: int) -> None:
+    """Raises SourceError: A layer lacks a norm that all layers of Qwen3's kind have."""
+    for i in range(num_layers):
+        for role in ("input_norm", "q_norm", "k_norm"):
+            if f"{i}.{role}" not in tensors:
+                raise SourceError(
+                    f"{source.path} has no tensor layers.{i}.{LAYER_NAMES[role]}, which a head of its kind needs; "
+                    "it is incomplete or of a kind that is not read"
+                )
 
 
 def _require_shapes(

@@ -20,6 +20,7 @@ LAYER_NAMES = {
     **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
 }
 _LAYER_NEEDS = ("q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
+_TOGETHER = (("q_bias", "k_bias", "v_bias"), ("q_norm", "k_norm"))  # a layer has all of them or none
 
 
 @dataclass
@@ -50,13 +51,17 @@ class Reader:
     def layer(self, prefix: str, i: int) -> dict[str, StoredTensor]:
         """The roles of a decoder layer whose tensors begin with a prefix.
 
-        Raises SourceError: One that each layer needs is missing.
+        Raises SourceError: One that each layer needs is missing, or one of several that belong together.
         """
         found = {}
         for role, name in LAYER_NAMES.items():
             tensor = self.take(prefix + name) if role in _LAYER_NEEDS else self.optional(prefix + name)
             if tensor is not None:
                 found[f"{i}.{role}"] = tensor
+        for roles in _TOGETHER:
+            missing = [role for role in roles if f"{i}.{role}" not in found]
+            if 0 < len(missing) < len(roles):
+                self.take(prefix + LAYER_NAMES[missing[0]])
         return found
 
     def layers(self) -> tuple[dict[str, StoredTensor], int]:
@@ -73,9 +78,9 @@ class Reader:
     def has_layer(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._left)
 
-    def require_all_taken(self, kind: str) -> None:
-        """Raises SourceError: There is a tensor that would not be used."""
-        unused = [name for name in self._left if not name.endswith(_IGNORED)]
+    def require_all_taken(self, kind: str, prefix: str = "") -> None:
+        """Raises SourceError: There is a tensor that would not be used, whose name begins with a prefix."""
+        unused = [name for name in self._left if name.startswith(prefix) and not name.endswith(_IGNORED)]
         if unused:
             raise SourceError(f"{self.source.path} has tensor {unused[0]}, which no {kind} head uses; unsupported")
 

@@ -5,6 +5,7 @@ Medusa is read as its authors save it, a list of heads, each a sequence of block
 The first block of Hydra's head i reads i + 1 embeddings of the target too.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,14 @@ from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import count_names, require_hidden_size, take_tensor
 from edgespec.export.heads.step_graphs import Step, hydra_step, medusa_step
-from edgespec.export.heads.step_plan import plan_steps, recognizer, step_graph, without_prefixes
-from edgespec.export.heads.vocabulary import fit_vocabulary
+from edgespec.export.heads.step_plan import (
+    plan_steps,
+    recognizer,
+    require_all_used,
+    step_graph,
+    without_prefixes,
+)
+from edgespec.export.heads.vocabulary import fit_vocabulary, require_same_rows
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import TokenIds
@@ -29,6 +36,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors: dict[str, StoredTensor] = {}
     heads: list[StoredTensor] = []
     num_blocks = []
+    has_biases = any(name.endswith(".bias") for name in source.tensors)
     for i in range(num_heads):
         block, head = (
             ("blocks.{}.layers.{}", "lm_heads.{}.weight") if is_vllm else ("{}.{}.linear", "{}.{}.weight")
@@ -39,7 +47,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
             name = block.format(i, k)
             require_hidden_size(source, target, source.tensors[f"{name}.weight"].columns)
             tensors[f"{i}.{k}"] = take_tensor(source, f"{name}.weight", hidden, hidden)
-            if f"{name}.bias" in source.tensors:
+            if has_biases:
                 tensors[f"{i}.{k}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
         own = head.format(i, num_blocks[-1])
         own = "lm_heads.0.weight" if own not in source.tensors and source.settings.get("original_lm_head") else own
@@ -47,6 +55,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
         heads.append(take_tensor(source, own, rows, hidden))
     tokens = _medusa_tokens(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
+    require_all_used(source, tensors, r"\d+\..*|blocks\..*|lm_heads\..*")
     steps = [
         Step(
             file=step_graph(i),
@@ -64,6 +73,7 @@ def _medusa_tokens(source: HeadSource, heads: list[StoredTensor], target: Loaded
     """The tokens of the rows of trimmed heads, which are brought into their order."""
     if "token_map" not in source.integers:
         return fit_vocabulary(source, heads, target)
+    require_same_rows(source, heads)
     tokens = source.integers["token_map"].values()
     order = np.argsort(tokens)
     # Heads of another size are whole, and the list says which of their rows to keep.
@@ -93,6 +103,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors = {"embedding": target.tensors["embedding"]}
     heads: list[StoredTensor] = []
     num_blocks = []
+    has_biases = any(re.fullmatch(r"hydra_lm_head\.\d+\.bias", name) for name in source.tensors)
     for i in range(num_heads):
         num_blocks.append(count_names(source, rf"hydra_mlp\.{i}\.(\d+)\.linear\.weight"))
         for k in range(num_blocks[-1]):
@@ -105,11 +116,12 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
         head = source.tensors.get(f"hydra_lm_head.{i}.weight")
         rows = target.config.vocab_size if head is None else head.rows
         heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", rows, hidden))
-        if (bias := source.tensors.get(f"hydra_lm_head.{i}.bias")) is not None:
-            num_rows = min(bias.columns, target.config.vocab_size)
-            tensors[f"{i}.head_bias"] = replace(bias, rows=num_rows, columns=1)
+        if has_biases:
+            bias = take_tensor(source, f"hydra_lm_head.{i}.bias", 1, rows)
+            tensors[f"{i}.head_bias"] = replace(bias, rows=min(rows, target.config.vocab_size), columns=1)
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
+    require_all_used(source, tensors, r"hydra_mlp\..*|hydra_lm_head\..*")
     steps = [
         Step(
             file=step_graph(i),

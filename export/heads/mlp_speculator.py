@@ -13,7 +13,7 @@ from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import require_hidden_size, take_any, take_tensor
 from edgespec.export.heads.step_graphs import Mixing, Step, lstm_step, mlp_step
 from edgespec.export.heads.step_plan import plan_steps, recognizer, step_graph, without_prefixes
-from edgespec.export.heads.vocabulary import fit_vocabulary
+from edgespec.export.heads.vocabulary import fit_vocabulary, last_known_token
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
@@ -79,6 +79,7 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
             norm=f"{own}.norm",
             alpha=_alpha(trained, size),
             scales_input=scales,
+            last_token=last_known_token(source, tensors[f"{own}.embedding"], target),
         )
         steps.append(
             Step(
@@ -123,6 +124,7 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
             norm="norm",
             alpha=_alpha(trained, size),
             scales_input=scales,
+            last_token=last_known_token(source, tensors["embedding"], target),
         )
         width = hidden if i == 0 else 2 * size
         body = lstm_step(mixing, width, size, is_first=i == 0)

@@ -52,6 +52,9 @@ def _plan_mtp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors |= {role: reader.take(f"{_PREFIX}{name}.weight") for role, name in _NORMS.items()}
     if "0.input_norm" not in tensors:
         reader.take(f"{_PREFIX}input_layernorm.weight")
+    if "0.q_bias" in target.tensors and "0.q_bias" not in tensors:
+        reader.take(f"{_PREFIX}self_attn.q_proj.bias")
+    reader.require_all_taken(_NAME, _PREFIX)
     config = with_logits_of(target, layers_config(settings, tensors, target, 1))
     hidden = config.hidden_size
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), **dict.fromkeys(_NORMS, (1, hidden))}

@@ -20,7 +20,8 @@ def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
     join = reader.take("fusion_fc.weight")
     require_hidden_size(source, target, join.rows)
     tensors = {"join": join, **reader.layer("transformer.", 0)}
-    if (bias := reader.optional("fusion_fc.bias")) is not None:
+    needs_bias = bool(source.settings.get("fusion_bias"))
+    if (bias := (reader.take if needs_bias else reader.optional)("fusion_fc.bias")) is not None:
         tensors["join_bias"] = bias
     has_norms = bool(source.settings.get("layernorms"))
     if has_norms:

@@ -150,6 +150,7 @@ class Mixing:
 
     alpha: Weight of the token's embedding over that of the state.
     scales_input: Whether the target's hidden state is normed and divided by √2.
+    last_token: The last one with a row in the embedding, which later ones are read as; None where each has one.
     """
 
     projection: str
@@ -157,6 +158,14 @@ class Mixing:
     norm: str
     alpha: float
     scales_input: bool
+    last_token: int | None = None
+
+    def token(self, writer: StepWriter, input_ids: ir.Value) -> ir.Value:
+        """The weighted embedding of a token."""
+        if self.last_token is not None:
+            # Gathered outside of a matrix of blocks, a row would be whatever lies there.
+            input_ids = writer.op("Min", input_ids, writer.constant("last_token", np.array(self.last_token)))
+        return writer.scale(writer.rows(self.embedding, input_ids), self.alpha)
 
     def scaled(self, writer: StepWriter, hidden: ir.Value, width: int) -> ir.Value:
         if not self.scales_input:
@@ -170,7 +179,7 @@ def mlp_step(mixing: Mixing, width: int) -> Body:
 
     def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         projected = writer.multiply(mixing.projection, mixing.scaled(writer, hidden, width))
-        token = writer.scale(writer.rows(mixing.embedding, input_ids), mixing.alpha)
+        token = mixing.token(writer, input_ids)
         state = writer.gelu(writer.norm(mixing.norm, writer.op("Add", projected, token)))
         return state, state
 
@@ -189,7 +198,7 @@ def lstm_step(mixing: Mixing, width: int, size: int, *, is_first: bool) -> Body:
             given = mixing.scaled(writer, hidden, width)
         else:
             given, cell = writer.split(hidden, [size, size])
-        token = writer.scale(writer.rows(mixing.embedding, input_ids), mixing.alpha)
+        token = mixing.token(writer, input_ids)
         parts = writer.split(writer.multiply(mixing.projection, given), [size] * 4)
         forget, enter, leave, candidate = (writer.op("Add", part, token) for part in parts)
         candidate = writer.gelu(writer.norm(mixing.norm, candidate))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from edgespec.drafting_head import Head
+from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.step_graphs import Step, write_steps
@@ -84,6 +85,17 @@ def plan_steps(
         vocabulary_heads=tuple(role for role in tensors if role.endswith(("head", "head_bias"))),
         graph=files[0],
     )
+
+
+def require_all_used(source: HeadSource, tensors: Mapping[str, StoredTensor], pattern: str) -> None:
+    """Raises SourceError: A tensor whose name has a pattern is in no graph, as where one before it is missing."""
+    used = {tensor.name for tensor in tensors.values()}
+    for name, tensor in source.tensors.items():
+        if re.fullmatch(pattern, name) and tensor.name not in used:
+            raise SourceError(
+                f"{source.path} has tensor {name}, which is of no whole part of it: a tensor beside or "
+                "before it is missing; fetch it again"
+            )
 
 
 def recognizer(*patterns: str) -> Callable[[HeadSource], bool]:

@@ -164,14 +164,40 @@ def _sort_rows(head: StoredTensor, tokens: TokenIds) -> tuple[StoredTensor, Toke
 def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:
     """Cut vocabulary heads, in place, to the target's tokens; returns the tokens of their rows if they have fewer.
 
-    Raises VocabularyMismatch: They have more or fewer rows than padding explains.
+    Raises:
+        VocabularyMismatch: They have more or fewer rows than padding explains.
+        SourceError: They have different numbers of rows.
     """
+    require_same_rows(source, heads)
     rows, wanted = heads[0].rows, target.config.vocab_size
-    if abs(rows - wanted) > _MAX_PADDING:
-        raise VocabularyMismatch(
-            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {wanted}; it was made for "
-            "another model: name a head that was made for this one"
-        )
+    _require_padding(source, rows, target)
     if rows > wanted:
         heads[:] = [head.part(0, wanted) for head in heads]
     return np.arange(rows, dtype=np.int32) if rows < wanted else None
+
+
+def require_same_rows(source: HeadSource, heads: list[StoredTensor]) -> None:
+    """Raises SourceError: Vocabulary heads of one drafting head have different numbers of rows."""
+    other = next((head for head in heads if head.rows != heads[0].rows), None)
+    if other is not None:
+        raise SourceError(
+            f"{source.path}: vocabulary head {heads[0].name} has {heads[0].rows} rows and {other.name} has "
+            f"{other.rows}; the file is damaged, fetch it again"
+        )
+
+
+def last_known_token(source: HeadSource, embedding: StoredTensor, target: LoadedSource) -> int | None:
+    """The last token that has a row in a head's embedding, where the target has more tokens; else None.
+
+    Raises VocabularyMismatch: It has more or fewer rows than padding explains.
+    """
+    _require_padding(source, embedding.rows, target)
+    return embedding.rows - 1 if embedding.rows < target.config.vocab_size else None
+
+
+def _require_padding(source: HeadSource, rows: int, target: LoadedSource) -> None:
+    if abs(rows - target.config.vocab_size) > _MAX_PADDING:
+        raise VocabularyMismatch(
+            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {target.config.vocab_size}; "
+            "it was made for another model: name a head that was made for this one"
+        )

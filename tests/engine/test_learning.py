@@ -104,6 +104,16 @@ def test_a_head_that_knows_nothing_learns_to_draft_and_the_text_stays(
         assert learner_of(engine).learner.learned is None
 
 
+def test_a_pair_outside_of_the_home_is_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    assert main(["models", "learned"]) == 0
+    said = capsys.readouterr().out
+    assert str(tmp_path) in said.replace("\n", "")
+    assert "edgespec models learned PAIR" in said.replace("\n", " ")
+
+
 def test_rows_of_one_answer_are_kept_though_the_program_ends_with_it(pair: Path, tmp_path: Path) -> None:
     opened = learning(pair, tmp_path)
     for num_answers in (1, 2):

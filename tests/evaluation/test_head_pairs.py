@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import made_heads
 import numpy as np
@@ -11,15 +12,16 @@ import tiny
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.errors import SourceError, UsageError
+from edgespec.errors import SourceError, UsageError, require_context
 from edgespec.evaluation import pair_export
-from edgespec.evaluation.head_check import measure_agreement
+from edgespec.evaluation.head_check import HeadAgreement, _compare, measure_agreement
 from edgespec.evaluation.pair_export import PairHalf, add_forms, export_pair
 from edgespec.export.convert import export_model
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import DRAFTER, TARGET
+from edgespec.types import Logits, TokenIds
 
 WEIGHTS = made_heads.quiet(made_heads.target_weights())
 Half = Callable[..., PairHalf]
@@ -72,6 +74,25 @@ def test_a_head_that_agrees_is_installed_and_one_that_does_not_is_refused_with_t
     assert found.value.exit_code == 3
     assert list(tmp_path.iterdir()) == []
     export_pair(target, stranger, tmp_path / "pair")  # --no-check
+
+
+class AfterOne:
+    """A target and a head in one, whose next token is always 1."""
+
+    context_length = 10
+
+    def begin(self, tokens: TokenIds) -> bool:
+        return True
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        require_context(len(tokens), self.context_length)
+        return np.array([[0.0, 1.0, 0.0]], np.float32)
+
+
+@pytest.mark.parametrize(("num_prompt", "num_places"), [(3, 4), (8, 3), (10, 1), (11, 0), (30, 0)])
+def test_a_head_is_checked_as_far_as_its_targets_context_reaches(num_prompt: int, num_places: int) -> None:
+    model: Any = AfterOne()
+    assert _compare(model, model, np.zeros(num_prompt, np.int32), 4, []) == HeadAgreement(num_places, num_places)
 
 
 def test_one_text_with_and_without_the_head(pair: Path) -> None:

@@ -318,3 +318,14 @@ def test_names_that_no_file_can_have_are_unknown_models(home: ModelHome, odd: st
 def test_precision_of_a_prepared_folder_cannot_be_chosen(home: ModelHome, tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="prepared already"):
         home.resolve(f"{tiny_model}:int4")
+
+
+def test_a_name_of_the_catalogue_is_a_source_and_a_folder_of_that_name_comes_first(
+    home: ModelHome, tiny_gguf: Path, no_hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(edgespec.models.home, "fetch", lambda *arguments, **options: tiny_gguf)
+    found = home.locate("tiny")
+    assert (found.path, found.repository, found.revision) == (tiny_gguf, "nobody/tiny", "abc")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert home.locate("tiny").path == Path("tiny")

@@ -1,6 +1,7 @@
 """Training itself: edgespec train on a small random model. It needs its own environment: make test-train."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import made_heads
@@ -10,7 +11,7 @@ import tiny
 from made_heads import Graphs
 
 from edgespec.cli.main import main
-from edgespec.errors import IntegrityError, ModelError
+from edgespec.errors import IntegrityError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
@@ -183,6 +184,36 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert "--output" in capsys.readouterr().err
     assert run("train", target, "--output", tmp_path / "head", "--disk", "1K") == 2
     assert "--disk is '1K'" in capsys.readouterr().err
+
+
+def test_an_interruption_says_where_all_lies_in_every_stage(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "write_answers", interrupted)
+    assert run("train", target, "--output", tmp_path / "head", "--minutes", 0.3) == 130
+    said = capsys.readouterr().err
+    assert "there is no head yet" in said
+    assert f"{tmp_path / 'head.work'}, and the same command goes on" in said
+
+
+@pytest.mark.parametrize(
+    ("prompts", "advice"), [(["a"], "give more prompts, more time"), ([], "chat with the model first")]
+)
+def test_too_few_texts_are_refused_with_what_would_give_more(
+    target: Path, tmp_path: Path, prompts: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "write_answers", lambda *arguments, **options: 0)
+    folder = train._Folder(
+        tmp_path, tmp_path / "head", read_source(target), LocalSource(path=target), train.TrainingOptions(), print
+    )
+    stored = [] if prompts else [np.arange(9, dtype=np.int32)]
+    with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
+        folder.write_texts(prompts, stored, nullcontext)  # type: ignore[arg-type]
 
 
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:

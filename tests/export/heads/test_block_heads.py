@@ -297,6 +297,16 @@ def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> 
     assert "markov_head.markov_w1.weight" in refusal(missing, tmp_path / "b", target)
     headless = replace(given, leave_out=("lm_head.weight",))
     assert "no tensor lm_head.weight" in refusal(headless, tmp_path / "c", target)
+    parts = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+    assert "no tensor confidence_head" in refusal(replace(dspark, leave_out=parts), tmp_path / "f", target)
+    norms = (
+        "layers.1.input_layernorm.weight",
+        "layers.0.self_attn.q_norm.weight",
+        "layers.1.self_attn.k_norm.weight",
+    )
+    for number, name in enumerate(norms):
+        normless = replace(CASES["DFlash"], leave_out=(name,))
+        assert f"no tensor {name}" in refusal(normless, tmp_path / f"norm-{number}", target)
     wide = replace(dspark, change={"confidence_head.proj.weight": np.ones((1, 5), np.float32)})
     assert "confidence_head.proj.weight is 1×5" in refusal(wide, tmp_path / "d", target)
     other = replace(dspark, change={"fc.weight": np.ones((tiny.HIDDEN, 48), np.float32)})

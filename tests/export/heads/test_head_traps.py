@@ -370,6 +370,62 @@ def test_layers_for_multi_token_prediction_are_a_head_and_the_model_is_a_qwen2(t
     require_rows_of_reference(graphs, reference)
 
 
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_bias_that_an_eagle_head_of_speculators_states_is_in_its_file(
+    target: LoadedSource, tmp_path: Path, is_stated: bool
+) -> None:
+    made = made_heads.eagle()
+    names = {"fc.weight": "fusion_fc.weight", "embed_tokens.weight": "embed_tokens.weight"}
+    names |= {
+        name: name.replace("layers.0", "transformer") for name in made.tensors if name.startswith("layers.0")
+    }
+    config = {"speculators_model_type": "eagle", "fusion_bias": is_stated, "transformer_layer_config": made.config}
+    tensors = {name: made.tensors[old] for old, name in names.items()}
+    made = replace(made, tensors=tensors, config=config)
+    if is_stated:
+        with pytest.raises(SourceError, match=r"no tensor fusion_fc\.bias"):
+            plan_of(made, target, tmp_path)
+    else:
+        assert "join_bias" not in plan_of(made, target, tmp_path).tensors
+
+
+LAYER = "model.mtp_layers.0."
+MTP_PARTS: dict[str, tuple[tuple[str, ...], dict[str, np.ndarray], str]] = {
+    "a bias is missing": ((f"{LAYER}self_attn.q_proj.bias",), {}, "no tensor mtp_layers.0.self_attn.q_proj.bias"),
+    "all biases are missing": (
+        tuple(f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv"),
+        {},
+        "no tensor mtp_layers.0.self_attn.q_proj.bias",
+    ),
+    "a norm is left over": (
+        (),
+        {f"{LAYER}self_attn.extra.weight": np.ones((4, 4), np.float32)},
+        "extra.weight, which no MTP of MiMo head uses",
+    ),
+    "one norm of heads": (
+        (),
+        {f"{LAYER}self_attn.q_norm.weight": np.ones(made_heads.HEAD_DIM, np.float32)},
+        "no tensor mtp_layers.0.self_attn.k_norm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MTP_PARTS)
+def test_layers_for_multi_token_prediction_in_part_are_refused(name: str, tmp_path: Path) -> None:
+    missing, more, said = MTP_PARTS[name]
+    made = without(made_heads.mtp(), *missing)
+    path = mimo(tmp_path / "hf", replace(made, tensors=made.tensors | more))
+    with pytest.raises(SourceError, match=said):
+        plan_head(read_source(path), read_mtp(path))
+
+
+def test_a_second_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
+    made = made_heads.mtp()
+    second = {name.replace("layers.0", "layers.1"): value for name, value in made.tensors.items()}
+    path = mimo(tmp_path / "hf", replace(made, tensors=made.tensors | second))
+    assert plan_head(read_source(path), read_mtp(path)).plan.kv_cache.num_layers == 1
+
+
 def test_a_model_without_layers_for_multi_token_prediction_says_so(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no layers for multi-token prediction"):
         read_mtp(made_heads.write_target(tmp_path / "hf"))

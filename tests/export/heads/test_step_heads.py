@@ -1,5 +1,6 @@
 """Heads with a graph for each token of a draft: the graphs against forward passes written out in numpy."""
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,68 @@ def test_damaged_and_unknown_parts_are_refused(tmp_path: Path, target: Path) -> 
     assert "several layers" in refusal(CASES["MLP of Arctic"], tmp_path / "e", target, deep)
     twice = {"medusa_heads.token_map": np.array([1, 1, 2])}
     assert "token_map" in refusal(CASES["Medusa of vLLM"], tmp_path / "f", target, twice)
+
+
+HOLES = {
+    "Medusa": ["1.0.linear.weight", "0.1.linear.weight", "2.1.linear.bias"],
+    "Medusa of vLLM": ["medusa_heads.blocks.1.layers.1.weight", "medusa_heads.blocks.1.layers.0.weight"],
+    "Hydra": ["hydra_mlp.0.1.linear.weight", "hydra_mlp.1.0.linear.weight", "hydra_lm_head.1.bias"],
+}
+
+
+@pytest.mark.parametrize(("name", "missing"), [(name, each) for name, holes in HOLES.items() for each in holes])
+def test_a_head_with_a_hole_is_not_read_as_a_smaller_one(
+    name: str, missing: str, tmp_path: Path, target: Path
+) -> None:
+    """The check at import runs the first step alone."""
+    assert re.search("has tensor|has no tensor", refusal(CASES[name], tmp_path, target, {}, missing))
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("Medusa", "1.2.weight"),
+        ("Medusa of vLLM", "medusa_heads.lm_heads.2.weight"),
+        ("Hydra", "hydra_lm_head.1.weight"),
+        ("Hydra", "hydra_lm_head.1.bias"),
+        ("MLP", "speculator.head.2.weight"),
+    ],
+)
+def test_vocabulary_heads_of_different_sizes_are_refused(
+    name: str, short: str, tmp_path: Path, target: Path
+) -> None:
+    said = refusal(CASES[name], tmp_path, target, {short: CASES[name].tensors[short][:200]})
+    assert "is damaged" in said
+    assert "200" in said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("name", "embedding"), [("MLP", "speculator.emb.0.weight"), ("LSTM", "forget_emb.0.weight")]
+)
+def test_a_token_beyond_a_speculators_embedding_is_read_as_its_last(
+    name: str, embedding: str, precision: str, tmp_path: Path, target: Path
+) -> None:
+    """Targets have tokens that were added behind those that a head was made for."""
+    case, last = CASES[name], 250
+    case = replace(case, tensors=case.tensors | {embedding: case.tensors[embedding][: last + 1]})
+    manifest = exported(case, tmp_path, target, precision)
+    assert manifest.head is not None
+    text = np.array([5, 6, 7], np.int32)
+    store = store_of(manifest, text, random_features(manifest.head.target_layers, tiny.HIDDEN, len(text)))
+    head = open_head(tmp_path / "out", manifest, find_device("cpu"), store)
+    rows = []
+    for token in (last, last + 1, tiny.VOCAB - 1):
+        head.forget()
+        text[-1] = token
+        rows.append(head.logits(text, 1))
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+def test_an_embedding_of_another_vocabulary_is_refused(tmp_path: Path, target: Path) -> None:
+    large = {"speculator.emb.1.weight": np.ones((5000, tiny_steps.INNER), np.float32)}
+    assert "5000 tokens" in refusal(CASES["MLP"], tmp_path, target, large)
 
 
 @pytest.mark.parametrize("stated", ["medusa_num_heads", "hydra_num_heads", "n_predict"])
