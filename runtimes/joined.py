@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from threading import Thread, current_thread
 from typing import Any, NamedTuple
 
@@ -66,7 +67,12 @@ class JoinedSession:
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
         self._unread = self._make_unread()
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
-        self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
+        # The binding knows addresses: arrays live as long as they are bound, and a pass writes into them.
+        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._num_slots, self._last_slots = np.ones(num_parts, np.int32), np.zeros(num_parts, np.int32)
+        for number in range(num_parts):
+            self._bind_array(part_name(joined_graph.NUM_SLOTS, number), self._num_slots[number : number + 1])
+            self._bind_array(part_name(joined_graph.LAST_SLOT, number), self._last_slots[number : number + 1])
 
     def run(self, parts: Sequence[Part]) -> list[PassRows | Exception]:
         """The rows of each part; an error for one whose cache cannot grow.
@@ -85,12 +91,13 @@ class JoinedSession:
         return [refused[i] if i in refused else next(rows) for i in range(len(parts))]
 
     def _run(self, parts: Sequence[Part]) -> list[PassRows]:
-        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        ends = [*accumulate(len(part.tokens) for part in parts)]
         tokens = self._even(np.concatenate([part.tokens for part in parts]).astype(np.int64))
-        self._bind_rows(parts, self._bind_caches(parts), starts, len(tokens))
-        ends = starts[1:]
-        logit_rows = [np.arange(end - part.num_rows, end) for part, end in zip(parts, ends, strict=True)]
-        logit_numbers = self._even(np.concatenate(logit_rows))
+        self._bind_rows(parts, self._bind_caches(parts), ends, len(tokens))
+        logit_rows = [
+            row for part, end in zip(parts, ends, strict=True) for row in range(end - part.num_rows, end)
+        ]
+        logit_numbers = self._even(np.array(logit_rows, np.int64))
         self._bind(joined_graph.LOGIT_ROWS, logit_numbers)
         names = self._manifest.signature
         self._bind(names.input_ids, tokens[None])
@@ -103,7 +110,7 @@ class JoinedSession:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass of several texts") from error
-        last_rows = np.cumsum([part.num_rows for part in parts])
+        last_rows = accumulate(part.num_rows for part in parts)
         return [
             PassRows(
                 logits[last - part.num_rows : last],
@@ -119,10 +126,8 @@ class JoinedSession:
     def _bind_caches(self, parts: Sequence[Part]) -> list[int]:
         """Bind each part's cache to the part of the graph that has it already, or else to any; returns which."""
         buffers = [part.cache.buffers for part in parts]
-        numbers: list[int | None] = [
-            next((number for number, held in enumerate(self._buffers) if _is_same(held, each)), None)
-            for each in buffers
-        ]
+        held = {id(each): number for number, each in enumerate(self._buffers)}
+        numbers = [held.get(id(each)) for each in buffers]
         free = [number for number in range(self._num_parts) if number not in numbers]
         found = [number if number is not None else free.pop(0) for number in numbers]
         for number in range(self._num_parts):
@@ -130,7 +135,7 @@ class JoinedSession:
         return found
 
     def _bind_buffers(self, number: int, buffers: Sequence[Any]) -> None:
-        if _is_same(self._buffers[number], buffers):
+        if self._buffers[number] is buffers:
             return
         self._buffers[number] = ()  # until all are bound
         for (past, present), value in zip(self._caches, buffers, strict=True):
@@ -139,30 +144,38 @@ class JoinedSession:
         self._buffers[number] = buffers
 
     def _bind_rows(
-        self, parts: Sequence[Part], numbers: Sequence[int], starts: npt.NDArray[Any], num_tokens: int
+        self, parts: Sequence[Part], numbers: Sequence[int], ends: Sequence[int], num_tokens: int
     ) -> None:
         """Tell the graph which rows each part of it attends with, and where each row comes to lie by that."""
-        attending: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)] * self._num_parts
-        order, num_before = np.zeros(num_tokens, np.int64), 0
+        used = dict(zip(numbers, zip(parts, ends, strict=True), strict=True))
+        attending, sizes, order = list[int](), list[int](), [0] * num_tokens
         for number in range(self._num_parts):
-            num_past = 0
-            if number in numbers:
-                at = numbers.index(number)
-                part, start, stop = parts[at], starts[at], starts[at + 1]
-                num_past = part.num_past
-                padding = np.full(part.num_padded, stop - 1)
-                attending[number] = np.concatenate([np.arange(start, stop), padding])
-                order[start:stop] = np.arange(num_before, num_before + stop - start)
-            total = num_past + len(attending[number])
-            self._bind(part_name(joined_graph.LAST_SLOT, number), np.array([total - 1], np.int32))
-            self._bind(part_name(joined_graph.NUM_SLOTS, number), np.array([total], np.int32))
-            num_before += len(attending[number])
-        self._bind(joined_graph.ATTENDING, np.concatenate(attending))
-        self._bind(joined_graph.SIZES, np.array([len(rows) for rows in attending], np.int64))
-        self._bind(joined_graph.ORDER, order)
+            num_past, rows = 0, [0]
+            if number in used:
+                part, stop = used[number]
+                start, num_past = stop - len(part.tokens), part.num_past
+                rows = [*range(start, stop), *[stop - 1] * part.num_padded]
+                order[start:stop] = range(len(attending), len(attending) + stop - start)
+            attending += rows
+            sizes.append(len(rows))
+            self._num_slots[number] = num_past + len(rows)
+        np.subtract(self._num_slots, 1, out=self._last_slots)
+        self._bind(joined_graph.ATTENDING, np.array(attending, np.int64))
+        self._bind(joined_graph.SIZES, np.array(sizes, np.int64))
+        self._bind(joined_graph.ORDER, np.array(order, np.int64))
 
     def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Give the next pass an input, in the array that is bound if it has the shape."""
+        bound = self._bound.get(name)
+        if bound is not None and bound.shape == array.shape:
+            bound[...] = array
+            return
+        # An interrupt between these lines leaves the address of freed memory, but nothing that counts as bound.
+        self._bound.pop(name, None)
+        self._bind_array(name, array)
         self._bound[name] = array
+
+    def _bind_array(self, name: str, array: npt.NDArray[Any]) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, num_rows: int, width: int) -> npt.NDArray[np.float32]:
@@ -177,10 +190,6 @@ class JoinedSession:
         kv, ort = self._manifest.kv_cache, import_onnxruntime()
         zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
         return [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
-
-
-def _is_same(held: Sequence[Any], buffers: Sequence[Any]) -> bool:
-    return len(held) == len(buffers) and all(one is other for one, other in zip(held, buffers, strict=True))
 
 
 class JoinedPasses:
