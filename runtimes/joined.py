@@ -21,6 +21,7 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)
+_FEW_PARTS = 4  # of the first session; the next one has twice as many
 
 
 class Part(NamedTuple):
@@ -58,7 +59,7 @@ class JoinedSession:
         Args:
             is_exact: Rows are those of a pass alone, to the bit, by the rule in row_rule.py.
         """
-        self._session, self._manifest, self._num_parts = session, manifest, num_parts
+        self._session, self._manifest, self.num_parts = session, manifest, num_parts
         self._is_exact = is_exact
         self._binding = session.io_binding()
         self._options = import_onnxruntime().RunOptions()
@@ -128,9 +129,9 @@ class JoinedSession:
         buffers = [part.cache.buffers for part in parts]
         held = {id(each): number for number, each in enumerate(self._buffers)}
         numbers = [held.get(id(each)) for each in buffers]
-        free = [number for number in range(self._num_parts) if number not in numbers]
+        free = [number for number in range(self.num_parts) if number not in numbers]
         found = [number if number is not None else free.pop(0) for number in numbers]
-        for number in range(self._num_parts):
+        for number in range(self.num_parts):
             self._bind_buffers(number, buffers[found.index(number)] if number in found else self._unread)
         return found
 
@@ -149,7 +150,7 @@ class JoinedSession:
         """Tell the graph which rows each part of it attends with, and where each row comes to lie by that."""
         used = dict(zip(numbers, zip(parts, ends, strict=True), strict=True))
         attending, sizes, order = list[int](), list[int](), [0] * num_tokens
-        for number in range(self._num_parts):
+        for number in range(self.num_parts):
             num_past, rows = 0, [0]
             if number in used:
                 part, stop = used[number]
@@ -195,55 +196,74 @@ class JoinedSession:
 class JoinedPasses:
     """A joined session that is opened, in a thread of its own, once several texts ask for passes.
 
-    Until then, and where there is no memory for it or it does not do what it should, passes take turns. A program
-    that ends meanwhile ends the opening first: Python stops daemon threads within ONNX Runtime by an abort.
+    Parts without a text cost a row of attention each. So the first session has few, and where more texts come one
+    of more parts takes its place. Until a session is open, and where there is no memory for it or it does not do
+    what it should, passes take turns. A program that ends meanwhile ends the opening first: Python stops daemon
+    threads within ONNX Runtime by an abort.
     """
 
     def __init__(
-        self, max_parts: int, open_session: Callable[[Cancel], JoinedSession], may_open: Callable[[], bool]
+        self, most_parts: int, open_session: Callable[[int, Cancel], JoinedSession], may_open: Callable[[], bool]
     ) -> None:
         """Open nothing yet.
 
         Args:
-            open_session: Opens the session and checks it, until it is cancelled; raises EdgeSpecError where it is
-                not to be used.
+            open_session: Opens a session of so many parts and checks it, until it is cancelled; raises
+                EdgeSpecError where it is not to be used.
             may_open: Whether there is memory for it.
         """
-        self.max_parts = max_parts
-        self._open_session: Callable[[Cancel], JoinedSession] | None = open_session
+        self._most_parts = most_parts
+        self._open_session: Callable[[int, Cancel], JoinedSession] | None = open_session  # None: no further one
         self._may_open = may_open
         self._session: JoinedSession | None = None
         self._thread: Thread | None = None
 
-    def is_ready(self) -> bool:
-        if self._thread is None:
+    @property
+    def max_parts(self) -> int:
+        """How many passes can run as one now."""
+        return 0 if self._session is None else self._session.num_parts
+
+    def is_ready(self, num_texts: int) -> bool:
+        """Whether passes can run as one; a session for so many texts is opened if there is none."""
+        is_opening = self._thread is not None and self._thread.is_alive()
+        if self.max_parts < min(num_texts, self._most_parts) and self._open_session is not None and not is_opening:
+            num_parts = _FEW_PARTS
+            while num_parts < num_texts:
+                num_parts *= 2
             cancel = Cancel()
-            self._thread = Thread(target=self._open, args=[cancel], name="edgespec joining", daemon=True)
+            arguments = self._open_session, min(num_parts, self._most_parts), cancel
+            self._thread = Thread(target=self._open, args=arguments, name="edgespec joining", daemon=True)
             self._thread.start()
             weakref.finalize(self, _end_opening, self._thread, cancel)
         return self._session is not None
 
     def wait(self) -> bool:
-        """Wait until it is known whether passes can be joined."""
-        self.is_ready()
-        assert self._thread is not None
-        self._thread.join()
-        return self.is_ready()
+        """Wait until it is known whether passes of as many texts as there may be can be joined."""
+        for _ in range(2):  # a session of fewer parts may be being opened
+            self.is_ready(self._most_parts)
+            assert self._thread is not None
+            self._thread.join()
+        return self._session is not None
 
     def run(self, parts: Sequence[Part]) -> Sequence[PassRows | Exception]:
         assert self._session is not None
         return self._session.run(parts)
 
-    def _open(self, cancel: Cancel) -> None:
-        open_session, self._open_session = self._open_session, None
-        assert open_session is not None
+    def _open(self, open_session: Callable[[int, Cancel], JoinedSession], num_parts: int, cancel: Cancel) -> None:
         try:
             if self._may_open():
-                self._session = open_session(cancel)
+                self._session = open_session(num_parts, cancel)
+                if num_parts < self._most_parts:
+                    return
             else:
-                _log.info("answers take turns: there is no memory for passes of several answers")
+                self._say("there is no memory for passes of several answers")
         except EdgeSpecError as error:
-            _log.info("answers take turns: %s", error)
+            self._say(str(error))
+        self._open_session = None
+
+    def _say(self, reason: str) -> None:
+        outcome = f"at most {self.max_parts} answers share a pass" if self.max_parts else "answers take turns"
+        _log.info("%s: %s", outcome, reason)
 
 
 def _end_opening(thread: Thread, cancel: Cancel) -> None:

@@ -119,10 +119,11 @@ class Joiner(Protocol[Given, Made]):
     """Runs passes of several texts as one."""
 
     @property
-    def max_parts(self) -> int: ...
+    def max_parts(self) -> int:
+        """How many passes it can run as one now."""
 
-    def is_ready(self) -> bool:
-        """Whether it can; the first call has it prepare itself."""
+    def is_ready(self, num_texts: int) -> bool:
+        """Whether it can; it prepares itself for passes of so many texts if it has not."""
 
     def run(self, parts: Sequence[Given]) -> Sequence[Made | Exception]:
         """The result of each pass, or why that pass alone has failed."""
@@ -296,7 +297,8 @@ class PassQueue(Generic[Part, Result]):
         first = self._first()
         if self._joiner is None or first is None or first.part is None:
             return False
-        return bool({*self._working} - {first.caller} or len(self._waiting) > 1) and self._joiner.is_ready()
+        num_texts = len({*self._working, *(each.caller for each in self._waiting)})
+        return num_texts > 1 and self._joiner.is_ready(num_texts)
 
     def _batch(self) -> list[_Entry[Part, Result]]:
         """The passes to run next: the first, and those that can run with it as one."""

@@ -21,7 +21,7 @@ class Joining:
         self.ready, self.bad, self.pass_s = is_ready, bad, pass_s
         self.batches: list[list[str]] = []
 
-    def is_ready(self) -> bool:
+    def is_ready(self, num_texts: int) -> bool:
         return self.ready
 
     def run(self, parts: Sequence[str]) -> Sequence[str | Exception]:
