@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.memory.free_memory import return_freed
 from edgespec.runtimes import joined_graph
 from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.joined_graph import part_name
@@ -253,6 +254,7 @@ class JoinedPasses:
         try:
             if self._may_open():
                 self._session = open_session(num_parts, cancel)
+                return_freed()  # what the one before had
                 if num_parts < self._most_parts:
                     return
             else:
