@@ -6,8 +6,10 @@ Requests have prompts and answers of mixed lengths, four for each client. The cl
 list of requests one after another. Their lists have about as many tokens together, by the answers of each request
 alone on the first server, so that they end at about the same time: with one list for all of them the last long
 answers would run alone, and what is told would not be so many at once. Each client begins at another place of its
-list, so that prompts seldom coincide. In each round each server answers the very same requests for one client and
-for several, in alternating order, so that ratios compare neighbours in time. Lists are the same for all servers.
+list, so that prompts seldom coincide. Before the first round each client asks its first request, untimed: a server
+opens what so many at once need when they come. In each round each server answers the very same requests for one
+client and for several, in alternating order, so that ratios compare neighbours in time. Lists are the same for all
+servers.
 Texts are greedy, and each is compared with that of its request alone on the same server. A short request beside
 three long ones is timed in passes, as the server counts them, else in events of the long answer that had most of
 them meanwhile. --beside adds a server that runs already, such as that of bench/llama_server.py, as often as it is
@@ -141,6 +143,8 @@ def compare(
             for name, client in clients.items()
             for at_once in (False, True)
         }
+        for client in clients.values():
+            run(client, [own[:1] for own in lists])
         found = measure_in_turn(measures, num_rounds)
         for name in clients:
             turns, together = found[name, False], found[name, True]
