@@ -2,12 +2,18 @@
 
     python bench/serve_load.py MODEL [--requests 1,2,4,8] [--rounds 3] [--beside llama.cpp=URL] [-- SERVE OPTIONS]
 
-Requests have prompts and answers of mixed lengths, four for each that is answered at once: where one ends the next
-begins. In each round each server answers them one after another and several at once, in alternating order, so that
-ratios compare neighbours in time. Texts are greedy, and each is
-compared with that of its request alone on the same server. A short request beside three long ones is timed in
-passes, as the server counts them, else in events of the long answer that had most of them meanwhile. --beside
-adds a server that runs already, such as that of bench/llama_server.py, as often as it is given.
+Requests have prompts and answers of mixed lengths, four for each client. The clients ask at once, each for its own
+list of requests one after another. Their lists have about as many tokens together, by the answers of each request
+alone on the first server, so that they end at about the same time: with one list for all of them the last long
+answers would run alone, and what is told would not be so many at once. Each client begins at another place of its
+list, so that prompts seldom coincide. Before the first round each client asks its first request, untimed: a server
+opens what so many at once need when they come. In each round each server answers the very same requests for one
+client and for several, in alternating order, so that ratios compare neighbours in time. Lists are the same for all
+servers.
+Texts are greedy, and each is compared with that of its request alone on the same server. A short request beside
+three long ones is timed in passes, as the server counts them, else in events of the long answer that had most of
+them meanwhile. --beside adds a server that runs already, such as that of bench/llama_server.py, as often as it is
+given.
 """
 
 import sys
@@ -15,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from threading import Barrier, Event
@@ -30,7 +37,7 @@ from server_process import TIMEOUT_S, Answered, Asked, ask, served
 from edgespec.evaluation.intervals import mean_of
 
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
-_PER_PLACE = 4  # requests for each that is answered at once
+_PER_CLIENT = 4  # requests
 _LONG, _SHORT = 200, Asked("Why?", 1)
 _NUM_LONG = 3
 
@@ -52,15 +59,31 @@ def open_client(url: str) -> httpx2.Client:
     return httpx2.Client(base_url=f"{url.rstrip('/')}/", timeout=TIMEOUT_S, limits=limits)
 
 
-def run(client: httpx2.Client, requests: Sequence[Asked], num_at_once: int) -> Outcome:
-    with ThreadPoolExecutor(num_at_once) as pool:
+def share(requests: Sequence[Asked], num_tokens: Sequence[int], num_clients: int) -> list[list[Asked]]:
+    """The list of each client: all requests, with about as many tokens in each list.
+
+    The longest answers go first, each to the client that has the fewest tokens so far; then each client begins at
+    another place of its list.
+    """
+    lists: list[list[Asked]] = [[] for _ in range(num_clients)]
+    totals = [0] * num_clients
+    for at in sorted(range(len(requests)), key=lambda at: -num_tokens[at]):
+        fewest = totals.index(min(totals))
+        lists[fewest].append(requests[at])
+        totals[fewest] += num_tokens[at]
+    return [own[i % len(own) :] + own[: i % len(own)] if own else own for i, own in enumerate(lists)]
+
+
+def run(client: httpx2.Client, lists: Sequence[Sequence[Asked]]) -> Outcome:
+    """Answers to the requests of several clients, which ask at once and each one after another."""
+    with ThreadPoolExecutor(len(lists)) as pool:
         started = perf_counter()
-        answers = tuple(pool.map(lambda asked: ask(client, asked), requests))
+        answers = tuple(chain(*pool.map(lambda own: [ask(client, asked) for asked in own], lists)))
         return Outcome(perf_counter() - started, answers)
 
 
-def _measure(client: httpx2.Client, requests: Sequence[Asked], num_at_once: int, number: int) -> Outcome:
-    return run(client, requests, num_at_once)
+def _measure(client: httpx2.Client, lists: Sequence[Sequence[Asked]], number: int) -> Outcome:
+    return run(client, lists)
 
 
 def passes_to_first_token(client: httpx2.Client, prompts: Sequence[str]) -> tuple[int, float]:
@@ -105,26 +128,32 @@ def compare(
     clients: dict[str, httpx2.Client], requests: Sequence[Asked], counts: Sequence[int], num_rounds: int
 ) -> bool:
     """Print the figures of each server; whether all texts of the first one are those of its requests alone."""
-    alone = {name: run(client, requests[: max(counts) * _PER_PLACE], 1) for name, client in clients.items()}
+    requests = requests[: max(counts) * _PER_CLIENT]
+    alone = {name: run(client, [requests]).answers for name, client in clients.items()}
+    num_tokens = [each.num_tokens for each in alone[next(iter(clients))]]
+    texts = {name: dict(zip(requests, answers, strict=True)) for name, answers in alone.items()}
     print("| server | requests | one after another | at once | ratio | 95 % interval | texts equal |")
     print("|---|---|---|---|---|---|---|")
     all_equal = True
     for count in counts:
-        asked = requests[: count * _PER_PLACE]
+        lists = share(requests[: count * _PER_CLIENT], num_tokens, count)
+        asked = [*chain(*lists)]
         measures = {
-            (name, at_once): partial(_measure, client, asked, count if at_once else 1)
+            (name, at_once): partial(_measure, client, lists if at_once else [asked])
             for name, client in clients.items()
             for at_once in (False, True)
         }
+        for client in clients.values():
+            run(client, [own[:1] for own in lists])
         found = measure_in_turn(measures, num_rounds)
         for name in clients:
             turns, together = found[name, False], found[name, True]
             ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(together, turns, strict=True)]
             interval = mean_of(ratios).interval()
             equal = [
-                one.text == wanted.text
+                answer.text == texts[name][each].text
                 for outcome in (*turns, *together)
-                for one, wanted in zip(outcome.answers, alone[name].answers, strict=False)
+                for each, answer in zip(asked, outcome.answers, strict=True)
             ]
             all_equal &= all(equal) or name != next(iter(clients))
             shown = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
@@ -160,7 +189,7 @@ def main() -> None:
         url, _ = stack.enter_context(served(asked.model, options))
         urls = {"edgespec": url, **dict(each.split("=", 1) for each in asked.beside)}
         clients = {name: stack.enter_context(open_client(each)) for name, each in urls.items()}
-        requests = [Asked(*each) for each in read_requests(asked.prompts, max(counts) * _PER_PLACE)]
+        requests = [Asked(*each) for each in read_requests(asked.prompts, max(counts) * _PER_CLIENT)]
         if not compare(clients, requests, counts, asked.rounds):
             sys.exit("a text differs from that of its request alone")
 

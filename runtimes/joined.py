@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from threading import Thread, current_thread
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.memory.free_memory import return_freed
 from edgespec.runtimes import joined_graph
 from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.joined_graph import part_name
@@ -20,6 +22,7 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)
+_FEW_PARTS = 4  # of the first session; the next one has twice as many
 
 
 class Part(NamedTuple):
@@ -57,7 +60,7 @@ class JoinedSession:
         Args:
             is_exact: Rows are those of a pass alone, to the bit, by the rule in row_rule.py.
         """
-        self._session, self._manifest, self._num_parts = session, manifest, num_parts
+        self._session, self._manifest, self.num_parts = session, manifest, num_parts
         self._is_exact = is_exact
         self._binding = session.io_binding()
         self._options = import_onnxruntime().RunOptions()
@@ -66,7 +69,12 @@ class JoinedSession:
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
         self._unread = self._make_unread()
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
-        self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
+        # The binding knows addresses: arrays live as long as they are bound, and a pass writes into them.
+        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._num_slots, self._last_slots = np.ones(num_parts, np.int32), np.zeros(num_parts, np.int32)
+        for number in range(num_parts):
+            self._bind_array(part_name(joined_graph.NUM_SLOTS, number), self._num_slots[number : number + 1])
+            self._bind_array(part_name(joined_graph.LAST_SLOT, number), self._last_slots[number : number + 1])
 
     def run(self, parts: Sequence[Part]) -> list[PassRows | Exception]:
         """The rows of each part; an error for one whose cache cannot grow.
@@ -85,12 +93,13 @@ class JoinedSession:
         return [refused[i] if i in refused else next(rows) for i in range(len(parts))]
 
     def _run(self, parts: Sequence[Part]) -> list[PassRows]:
-        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        ends = [*accumulate(len(part.tokens) for part in parts)]
         tokens = self._even(np.concatenate([part.tokens for part in parts]).astype(np.int64))
-        self._bind_rows(parts, self._bind_caches(parts), starts, len(tokens))
-        ends = starts[1:]
-        logit_rows = [np.arange(end - part.num_rows, end) for part, end in zip(parts, ends, strict=True)]
-        logit_numbers = self._even(np.concatenate(logit_rows))
+        self._bind_rows(parts, self._bind_caches(parts), ends, len(tokens))
+        logit_rows = [
+            row for part, end in zip(parts, ends, strict=True) for row in range(end - part.num_rows, end)
+        ]
+        logit_numbers = self._even(np.array(logit_rows, np.int64))
         self._bind(joined_graph.LOGIT_ROWS, logit_numbers)
         names = self._manifest.signature
         self._bind(names.input_ids, tokens[None])
@@ -103,7 +112,7 @@ class JoinedSession:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass of several texts") from error
-        last_rows = np.cumsum([part.num_rows for part in parts])
+        last_rows = accumulate(part.num_rows for part in parts)
         return [
             PassRows(
                 logits[last - part.num_rows : last],
@@ -119,18 +128,16 @@ class JoinedSession:
     def _bind_caches(self, parts: Sequence[Part]) -> list[int]:
         """Bind each part's cache to the part of the graph that has it already, or else to any; returns which."""
         buffers = [part.cache.buffers for part in parts]
-        numbers: list[int | None] = [
-            next((number for number, held in enumerate(self._buffers) if _is_same(held, each)), None)
-            for each in buffers
-        ]
-        free = [number for number in range(self._num_parts) if number not in numbers]
+        held = {id(each): number for number, each in enumerate(self._buffers)}
+        numbers = [held.get(id(each)) for each in buffers]
+        free = [number for number in range(self.num_parts) if number not in numbers]
         found = [number if number is not None else free.pop(0) for number in numbers]
-        for number in range(self._num_parts):
+        for number in range(self.num_parts):
             self._bind_buffers(number, buffers[found.index(number)] if number in found else self._unread)
         return found
 
     def _bind_buffers(self, number: int, buffers: Sequence[Any]) -> None:
-        if _is_same(self._buffers[number], buffers):
+        if self._buffers[number] is buffers:
             return
         self._buffers[number] = ()  # until all are bound
         for (past, present), value in zip(self._caches, buffers, strict=True):
@@ -139,30 +146,38 @@ class JoinedSession:
         self._buffers[number] = buffers
 
     def _bind_rows(
-        self, parts: Sequence[Part], numbers: Sequence[int], starts: npt.NDArray[Any], num_tokens: int
+        self, parts: Sequence[Part], numbers: Sequence[int], ends: Sequence[int], num_tokens: int
     ) -> None:
         """Tell the graph which rows each part of it attends with, and where each row comes to lie by that."""
-        attending: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)] * self._num_parts
-        order, num_before = np.zeros(num_tokens, np.int64), 0
-        for number in range(self._num_parts):
-            num_past = 0
-            if number in numbers:
-                at = numbers.index(number)
-                part, start, stop = parts[at], starts[at], starts[at + 1]
-                num_past = part.num_past
-                padding = np.full(part.num_padded, stop - 1)
-                attending[number] = np.concatenate([np.arange(start, stop), padding])
-                order[start:stop] = np.arange(num_before, num_before + stop - start)
-            total = num_past + len(attending[number])
-            self._bind(part_name(joined_graph.LAST_SLOT, number), np.array([total - 1], np.int32))
-            self._bind(part_name(joined_graph.NUM_SLOTS, number), np.array([total], np.int32))
-            num_before += len(attending[number])
-        self._bind(joined_graph.ATTENDING, np.concatenate(attending))
-        self._bind(joined_graph.SIZES, np.array([len(rows) for rows in attending], np.int64))
-        self._bind(joined_graph.ORDER, order)
+        used = dict(zip(numbers, zip(parts, ends, strict=True), strict=True))
+        attending, sizes, order = list[int](), list[int](), [0] * num_tokens
+        for number in range(self.num_parts):
+            num_past, rows = 0, [0]
+            if number in used:
+                part, stop = used[number]
+                start, num_past = stop - len(part.tokens), part.num_past
+                rows = [*range(start, stop), *[stop - 1] * part.num_padded]
+                order[start:stop] = range(len(attending), len(attending) + stop - start)
+            attending += rows
+            sizes.append(len(rows))
+            self._num_slots[number] = num_past + len(rows)
+        np.subtract(self._num_slots, 1, out=self._last_slots)
+        self._bind(joined_graph.ATTENDING, np.array(attending, np.int64))
+        self._bind(joined_graph.SIZES, np.array(sizes, np.int64))
+        self._bind(joined_graph.ORDER, np.array(order, np.int64))
 
     def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Give the next pass an input, in the array that is bound if it has the shape."""
+        bound = self._bound.get(name)
+        if bound is not None and bound.shape == array.shape:
+            bound[...] = array
+            return
+        # An interrupt between these lines leaves the address of freed memory, but nothing that counts as bound.
+        self._bound.pop(name, None)
+        self._bind_array(name, array)
         self._bound[name] = array
+
+    def _bind_array(self, name: str, array: npt.NDArray[Any]) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, num_rows: int, width: int) -> npt.NDArray[np.float32]:
@@ -179,62 +194,78 @@ class JoinedSession:
         return [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
 
 
-def _is_same(held: Sequence[Any], buffers: Sequence[Any]) -> bool:
-    return len(held) == len(buffers) and all(one is other for one, other in zip(held, buffers, strict=True))
-
-
 class JoinedPasses:
     """A joined session that is opened, in a thread of its own, once several texts ask for passes.
 
-    Until then, and where there is no memory for it or it does not do what it should, passes take turns. A program
-    that ends meanwhile ends the opening first: Python stops daemon threads within ONNX Runtime by an abort.
+    Parts without a text cost a row of attention each. So the first session has few, and where more texts come one
+    of more parts takes its place. Until a session is open, and where there is no memory for it or it does not do
+    what it should, passes take turns. A program that ends meanwhile ends the opening first: Python stops daemon
+    threads within ONNX Runtime by an abort.
     """
 
     def __init__(
-        self, max_parts: int, open_session: Callable[[Cancel], JoinedSession], may_open: Callable[[], bool]
+        self, most_parts: int, open_session: Callable[[int, Cancel], JoinedSession], may_open: Callable[[], bool]
     ) -> None:
         """Open nothing yet.
 
         Args:
-            open_session: Opens the session and checks it, until it is cancelled; raises EdgeSpecError where it is
-                not to be used.
+            open_session: Opens a session of so many parts and checks it, until it is cancelled; raises
+                EdgeSpecError where it is not to be used.
             may_open: Whether there is memory for it.
         """
-        self.max_parts = max_parts
-        self._open_session: Callable[[Cancel], JoinedSession] | None = open_session
+        self._most_parts = most_parts
+        self._open_session: Callable[[int, Cancel], JoinedSession] | None = open_session  # None: no further one
         self._may_open = may_open
         self._session: JoinedSession | None = None
         self._thread: Thread | None = None
 
-    def is_ready(self) -> bool:
-        if self._thread is None:
+    @property
+    def max_parts(self) -> int:
+        """How many passes can run as one now."""
+        return 0 if self._session is None else self._session.num_parts
+
+    def is_ready(self, num_texts: int) -> bool:
+        """Whether passes can run as one; a session for so many texts is opened if there is none."""
+        is_opening = self._thread is not None and self._thread.is_alive()
+        if self.max_parts < min(num_texts, self._most_parts) and self._open_session is not None and not is_opening:
+            num_parts = _FEW_PARTS
+            while num_parts < num_texts:
+                num_parts *= 2
             cancel = Cancel()
-            self._thread = Thread(target=self._open, args=[cancel], name="edgespec joining", daemon=True)
+            arguments = self._open_session, min(num_parts, self._most_parts), cancel
+            self._thread = Thread(target=self._open, args=arguments, name="edgespec joining", daemon=True)
             self._thread.start()
             weakref.finalize(self, _end_opening, self._thread, cancel)
         return self._session is not None
 
     def wait(self) -> bool:
-        """Wait until it is known whether passes can be joined."""
-        self.is_ready()
-        assert self._thread is not None
-        self._thread.join()
-        return self.is_ready()
+        """Wait until it is known whether passes of as many texts as there may be can be joined."""
+        for _ in range(2):  # a session of fewer parts may be being opened
+            self.is_ready(self._most_parts)
+            assert self._thread is not None
+            self._thread.join()
+        return self._session is not None
 
     def run(self, parts: Sequence[Part]) -> Sequence[PassRows | Exception]:
         assert self._session is not None
         return self._session.run(parts)
 
-    def _open(self, cancel: Cancel) -> None:
-        open_session, self._open_session = self._open_session, None
-        assert open_session is not None
+    def _open(self, open_session: Callable[[int, Cancel], JoinedSession], num_parts: int, cancel: Cancel) -> None:
         try:
             if self._may_open():
-                self._session = open_session(cancel)
+                self._session = open_session(num_parts, cancel)
+                return_freed()  # what the one before had
+                if num_parts < self._most_parts:
+                    return
             else:
-                _log.info("answers take turns: there is no memory for passes of several answers")
+                self._say("there is no memory for passes of several answers")
         except EdgeSpecError as error:
-            _log.info("answers take turns: %s", error)
+            self._say(str(error))
+        self._open_session = None
+
+    def _say(self, reason: str) -> None:
+        outcome = f"at most {self.max_parts} answers share a pass" if self.max_parts else "answers take turns"
+        _log.info("%s: %s", outcome, reason)
 
 
 def _end_opening(thread: Thread, cancel: Cancel) -> None:

@@ -113,7 +113,7 @@ class Passes:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
-        open_session = partial(self._open_joined, self.fork(), max_callers)
+        open_session = partial(self._open_joined, self.fork())
         joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
         self._queue = PassQueue(joiner)
 

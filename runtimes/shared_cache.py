@@ -36,6 +36,7 @@ class SharedCache:
         self._names = manifest.signature.caches(self._kv.num_layers)
         self._context_length = manifest.context_length
         self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
+        self._listed: Sequence[Any] = ()  # the same, once they were asked for
         self._capacity = 0
         self.has_freed = False  # buffers were let go that a device's arena still holds
 
@@ -95,11 +96,17 @@ class SharedCache:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._buffers.clear()
+        self._listed = ()
 
     @property
     def buffers(self) -> Sequence[Any]:
-        """The OrtValues that are bound as past and as present, in the order of the signature's caches."""
-        return [self._buffers[past] for past, _ in self._names]
+        """The OrtValues that are bound as past and as present, in the order of the signature's caches.
+
+        The same list as long as they are the same.
+        """
+        if not self._listed:
+            self._listed = [self._buffers[past] for past, _ in self._names]
+        return self._listed
 
     def copy_from(self, other: "SharedCache", num_positions: int) -> None:
         """Hold the first num_positions of another cache; the buffers must be the CPU's.
@@ -133,6 +140,7 @@ class SharedCache:
         """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
         shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
         self._capacity = 0  # until all is done, whatever comes between
+        self._listed = ()
         for layer in zip(self._names[::2], self._names[1::2], strict=True):
             lengths = [self._length(past) for past, _ in layer]
             if lengths[0] == lengths[1] >= capacity:

@@ -50,6 +50,7 @@ class Caller:
     num_joined: Of its passes, those that ran as one with passes of others.
     tokens_per_pass: What a pass yields it lately; 0 until that is known.
     beside: What shared its last pass.
+    on_begin: Is called when one of its passes in a queue begins, or waits for one that runs; by any thread.
     """
 
     priority: int = 0
@@ -61,9 +62,15 @@ class Caller:
     num_joined: int = 0
     tokens_per_pass: float = 0.0
     beside: Beside = ALONE
+    on_begin: Callable[[], None] = field(default=lambda: None, repr=False)
     gap_s: float = 0.0  # between the end of a pass and the next one, lately
     ended_s: float = 0.0  # when its last pass did
     _queue: "PassQueue[Any, Any] | None" = field(default=None, repr=False)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether its passes go through a queue."""
+        return self._queue is not None
 
     def work(self) -> None:
         """Say that passes follow each other from now on."""
@@ -119,10 +126,11 @@ class Joiner(Protocol[Given, Made]):
     """Runs passes of several texts as one."""
 
     @property
-    def max_parts(self) -> int: ...
+    def max_parts(self) -> int:
+        """How many passes it can run as one now."""
 
-    def is_ready(self) -> bool:
-        """Whether it can; the first call has it prepare itself."""
+    def is_ready(self, num_texts: int) -> bool:
+        """Whether it can; it prepares itself for passes of so many texts if it has not."""
 
     def run(self, parts: Sequence[Given]) -> Sequence[Made | Exception]:
         """The result of each pass, or why that pass alone has failed."""
@@ -165,6 +173,7 @@ class PassQueue(Generic[Part, Result]):
         self._waiting: list[_Entry[Part, Result]] = []
         self._working: set[Caller] = set()  # whose next passes are expected
         self._is_taken = False  # a pass runs or is put together
+        self._is_running = False
         self._pass_s = 0.0  # of narrow passes lately
         self.num_passes = 0
 
@@ -225,6 +234,8 @@ class PassQueue(Generic[Part, Result]):
                 caller._queue = self
                 self._working.add(caller)
             self._waiting.append(entry)
+            if self._is_running:
+                caller.on_begin()
             self._changed.notify_all()
 
     def _leave(self, entry: _Entry[Part, Result]) -> None:
@@ -252,6 +263,9 @@ class PassQueue(Generic[Part, Result]):
                     self._is_taken = False
                     raise
                 if batch and batch[0] is entry:
+                    self._is_running = True
+                    for each in self._waiting:
+                        each.caller.on_begin()
                     for each in batch:
                         self._waiting.remove(each)
                     return batch
@@ -296,7 +310,8 @@ class PassQueue(Generic[Part, Result]):
         first = self._first()
         if self._joiner is None or first is None or first.part is None:
             return False
-        return bool({*self._working} - {first.caller} or len(self._waiting) > 1) and self._joiner.is_ready()
+        num_texts = len({*self._working, *(each.caller for each in self._waiting)})
+        return num_texts > 1 and self._joiner.is_ready(num_texts)
 
     def _batch(self) -> list[_Entry[Part, Result]]:
         """The passes to run next: the first, and those that can run with it as one."""
@@ -329,7 +344,7 @@ class PassQueue(Generic[Part, Result]):
             except BaseException as error:  # passed on to the caller
                 results = [error]
         with self._changed:
-            self._is_taken = False
+            self._is_taken = self._is_running = False
             self.num_passes += 1
             if results is None:
                 for each in batch:

@@ -41,11 +41,14 @@ _MAX_UNLEARNED = 3
 
 
 class _Announcing(ForwardingDecoder):
-    """A decoder that tells when a pass begins."""
+    """A decoder that tells when a pass begins, as the queue does for one that waits there.
 
-    def __init__(self, decoder: Decoder, on_begin: Callable[[], None]) -> None:
+    Who is told works then. Before, it would take the interpreter from texts whose next passes run as one with it.
+    """
+
+    def __init__(self, decoder: Decoder, caller: Caller) -> None:
         super().__init__(decoder)
-        self._on_begin = on_begin
+        self._caller = caller
         if isinstance(decoder, TreeDecoder):
             # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
             self.tree_logits = lambda *tree: self._begin(decoder.tree_logits, *tree)
@@ -54,7 +57,8 @@ class _Announcing(ForwardingDecoder):
         return self._begin(self._decoder.logits, tokens, num_last)
 
     def _begin(self, run: Callable[..., Logits], *arguments: Any) -> Logits:
-        self._on_begin()
+        if not self._caller.is_queued:
+            self._caller.on_begin()
         return run(*arguments)
 
 
@@ -141,6 +145,7 @@ class Generation:
         started, fed = perf_counter(), target.num_fed
         caller = ticket.caller
         caller.may_join = self.near_tie is None  # which counts on passes that run alone
+        caller.on_begin = on_begin
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
@@ -161,7 +166,7 @@ class Generation:
         with self._accepting() as accept:
             blocks = speculative_decode(
                 request.tokens,
-                _Announcing(decoder, on_begin),
+                _Announcing(decoder, caller),
                 sampler,
                 policy,
                 accept,
@@ -184,6 +189,7 @@ class Generation:
                         break
             finally:
                 blocks.close()
+                caller.on_begin = lambda: None  # which refers to this answer
                 acceptance.update(policy.acceptance_changes())
                 if policy.has_models:
                     drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)

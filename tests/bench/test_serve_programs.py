@@ -49,13 +49,25 @@ def test_load_is_compared_and_texts_are_equal(
 
 
 def test_texts_that_differ_are_told(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask_other(client: httpx2.Client, requests: list[Asked], num_at_once: int) -> serve_load.Outcome:
-        answers = [serve_load.Answered(f"{num_at_once}", 1, 0.0) for _ in requests]
+    def ask_other(client: httpx2.Client, lists: list[list[Asked]]) -> serve_load.Outcome:
+        answers = [serve_load.Answered(f"{len(lists)}", 1, 0.0) for own in lists for _ in own]
         return serve_load.Outcome(1.0, tuple(answers))
 
     monkeypatch.setattr(serve_load, "run", ask_other)
     monkeypatch.setattr(serve_load, "passes_to_first_token", lambda *given: (1, 0.0))
     assert not serve_load.compare({"edgespec": client}, [Asked("a", 1)] * 2, [2], 1)
+
+
+def test_clients_share_the_same_requests_and_end_at_about_the_same_time() -> None:
+    requests = [Asked(f"{i}", tokens) for i, tokens in enumerate((32, 96, 64, 128) * 4)]
+    answered = [each.max_tokens - 20 * (i % 3 == 0) for i, each in enumerate(requests)]
+    num_tokens = dict(zip(requests, answered, strict=True))
+    lists = serve_load.share(requests, answered, 4)
+    assert sorted(each for own in lists for each in own) == sorted(requests)
+    totals = [sum(num_tokens[each] for each in own) for own in lists]
+    assert max(totals) - min(totals) <= 0.1 * max(totals)
+    begins = [own[0].max_tokens for own in lists]
+    assert len(set(begins)) > 2
 
 
 def test_many_requests_leave_nothing_and_mix_nothing_up(served: Served, client: httpx2.Client) -> None:

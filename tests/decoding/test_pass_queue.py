@@ -21,7 +21,7 @@ class Joining:
         self.ready, self.bad, self.pass_s = is_ready, bad, pass_s
         self.batches: list[list[str]] = []
 
-    def is_ready(self) -> bool:
+    def is_ready(self, num_texts: int) -> bool:
         return self.ready
 
     def run(self, parts: Sequence[str]) -> Sequence[str | Exception]:
@@ -115,6 +115,30 @@ def test_a_single_pass_is_the_joiners_while_there_are_others() -> None:
     other.rest()
     assert queue.run(Caller(), 1, lambda: "alone", "single") == "alone"
     assert joiner.batches == [["single"]]
+
+
+def test_texts_are_told_when_a_pass_begins_and_not_while_others_are_waited_for() -> None:
+    queue, told = PassQueue[str, str](joiner := Joining()), list[str]()
+    one, two = (Caller(on_begin=lambda name=name: told.append(name)) for name in ("one", "two"))  # type: ignore[misc]
+    one.work()
+    two.work()
+    queue.run(two, 1, str, "two")
+    queue._pass_s = SOON_S  # so long it pays to wait for the other
+    thread = Thread(target=lambda: queue.run(one, 1, str, "one"))
+    thread.start()
+    until(lambda: queue._is_taken)
+    assert told == ["two"]
+    queue.run(two, 1, str, "two")
+    thread.join(SOON_S)
+    assert joiner.batches == [["one", "two"]]
+    assert sorted(told) == ["one", "two", "two"]
+
+
+def test_a_text_whose_pass_waits_for_one_that_runs_is_told_at_once() -> None:
+    blocked, told = Blocked(), list[str]()
+    blocked.ask("one", Caller(on_begin=lambda: told.append("one")))
+    until(lambda: told == ["one"])
+    blocked.finish()
 
 
 def test_a_lower_priority_waits_until_the_higher_one_rests() -> None:

@@ -232,6 +232,44 @@ def test_trees_take_turns(tiny_model: Path) -> None:
     assert root.num_fed == 20 + 1
 
 
+def test_a_session_for_more_texts_takes_the_place_of_one_for_few_when_they_come(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.runtimes.joined._FEW_PARTS", 2)
+    root = decoder(tiny_model)
+    root.share(5, lambda: True)
+    joiner = root._passes.queue._joiner  # type: ignore[union-attr]
+    found = list[int]()
+    for num_texts in (2, 3, 2, 9):
+        joiner.is_ready(num_texts)
+        joiner._thread.join()
+        found.append(joiner.max_parts)
+    assert found == [2, 4, 4, 5]
+    calls = [random_calls(seed, 10, 40) for seed in range(5)]
+    rows = run_at_once([root, *(root.fork() for _ in range(4))], calls)
+    alone = decoder(tiny_model)
+    for own, made in zip(calls, rows, strict=True):
+        for (tokens, num_last), row in zip(own, made, strict=True):
+            assert np.array_equal(row, alone.logits(tokens, num_last))
+
+
+def test_without_memory_for_more_texts_the_session_for_few_stays(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgespec.runtimes.joined._FEW_PARTS", 2)
+    may_open = iter([True, False])
+    root = decoder(tiny_model)
+    root.share(4, lambda: next(may_open))
+    joiner = root._passes.queue._joiner  # type: ignore[union-attr]
+    joiner.is_ready(2)
+    joiner._thread.join()
+    with caplog.at_level("INFO"):
+        assert joiner.wait()
+    assert joiner.wait()
+    assert joiner.max_parts == 2
+    assert "at most 2 answers share a pass: there is no memory" in caplog.text
+
+
 def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     assert manifest.tree_graph is not None
@@ -264,7 +302,7 @@ def load_for_ever(*arguments, cancel, **options):
 joined_check.load_graph = load_for_ever
 root = OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=True)
 root.share(2, lambda: True)
-root._passes.queue._joiner.is_ready()
+root._passes.queue._joiner.is_ready(2)
 while not begun:
     pass
 """
