@@ -86,6 +86,15 @@ class BoundedDraftDecoder(DraftDecoder, Protocol):
 
 
 @runtime_checkable
+class RecentDraftDecoder(DraftDecoder, Protocol):
+    """A decoder that reads the end of a text alone before it drafts."""
+
+    @property
+    def max_unread(self) -> int:
+        """The most tokens that it reads before those whose rows are wanted."""
+
+
+@runtime_checkable
 class ConfidentDecoder(DraftDecoder, Protocol):
     """A decoder that estimates the chance that a token it drafts is accepted."""
 

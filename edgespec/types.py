@@ -325,6 +325,11 @@ class Drafter(Protocol):
         """How many tokens take the time of one."""
         return 1
 
+    @property
+    def max_unread(self) -> int | None:
+        """The most tokens that it reads before it drafts; None where it reads whatever it has not read."""
+        return None
+
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""
         return DraftAhead(NO_DRAFT)

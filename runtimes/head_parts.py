@@ -17,7 +17,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head_graph import HeadGraph
 from edgespec.runtimes.session import SessionOptions, refuse_device
-from edgespec.types import TokenIds
+from edgespec.types import TokenIds, append
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,15 @@ def require_run(head: Decoder, device: Device) -> None:
 
 
 class Features:
-    """States that a head reads with the tokens of a text, made of the hidden states of its target."""
+    """States that a head reads with the tokens of a text, made of the hidden states of its target.
+
+    skipped: Tokens that lie before each text that is asked for, and which the head does not read.
+    """
 
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the fuse graph, if there is one; raises as open_session does."""
         self._head, self._store = folder.head, folder.hidden_states
+        self.skipped: TokenIds = np.zeros(0, np.int32)
         self._is_even = options.get("deterministic", False)  # a single row has a kernel of its own (row_rule.py)
         self._fuse = None
         if self._head.fuse_graph:
@@ -61,7 +65,7 @@ class Features:
 
     def num_known(self, tokens: TokenIds) -> int:
         """How many of the first tokens have known hidden states."""
-        return self._store.known(tokens)
+        return max(0, self._store.known(append(self.skipped, tokens)) - len(self.skipped))
 
     def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:
         """States of tokens from `start` on, as far as they are known, [num_known - start, state_size].
@@ -69,7 +73,8 @@ class Features:
         Args:
             num_rows: Give no more rows than these.
         """
-        rows = self._store.read(tokens, start, self._head.target_layers, num_rows)
+        whole, slot = append(self.skipped, tokens), len(self.skipped) + start
+        rows = self._store.read(whole, slot, self._head.target_layers, num_rows)
         if self._fuse is None or not len(rows):
             return rows.reshape(len(rows), self._head.state_size) if len(rows) else self.none
         num_padded = len(rows) % 2 if self._is_even else 0

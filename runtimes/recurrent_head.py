@@ -31,14 +31,18 @@ _CHUNK_TOKENS = 256
 # The most tokens after the known hidden states whose states a draft begins by guessing, one pass after another.
 _MAX_GUESSED = 16
 _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from each
+# Of a longer text that is not read yet a head reads the end alone: what it drafts depends on little else, as each
+# hidden state tells of the whole text (docs/log/training.md).
+MAX_UNREAD = 64
 
 
 class RecurrentHead:
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
-    draft begins. A row after the first token, which has no state before it, is of zeros. In deterministic mode a
-    row is equal to the bit however a text is cut into passes, but for trees.
+    draft begins. Where more than MAX_UNREAD tokens are unread it starts anew before the last of them, and a row is
+    that of the text from there on. A row after the first token, which has no state before it, is of zeros. In
+    deterministic mode a row is equal to the bit however what is read is cut into passes, but for trees.
 
     correction: Of its rows, learned from use; None for none.
     """
@@ -73,11 +77,16 @@ class RecurrentHead:
     def confidence(self) -> float | None:
         return self._confidence
 
+    @property
+    def max_unread(self) -> int:
+        return MAX_UNREAD
+
     def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        num_slots = len(tokens) - 1
-        if num_slots < 1 or len(tokens) > self.context_length:
+        if len(tokens) < 2 or len(tokens) > self.context_length:
             return False
         with self._lock:
+            tokens = self._read_part(tokens, 1)
+            num_slots = len(tokens) - 1
             if len(tokens) > len(self._held):
                 self._settle(tokens)
             known = self._features.num_known(tokens)
@@ -91,6 +100,7 @@ class RecurrentHead:
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a head"):
+            tokens = self._read_part(tokens, num_last)
             self._passes.begin()
             self._settle(tokens)
             rows = self._rows(tokens, num_last)
@@ -106,8 +116,9 @@ class RecurrentHead:
 
     def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
         assert 1 <= num_last < len(tokens)
-        num_slots = len(tokens) - 1
         with self._lock, translate_memory_errors("running a head"):
+            tokens = self._read_part(tokens, num_last)
+            num_slots = len(tokens) - 1
             if self._features.num_known(tokens) < num_slots:
                 return None
             self._passes.begin()
@@ -124,7 +135,7 @@ class RecurrentHead:
     def pretend(self, tokens: TokenIds) -> None:
         require_context(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
-            self._hold(tokens[:0])
+            self._start_anew(tokens[:0])
             num_slots = max(0, len(tokens) - 1)
             self._passes.cache.pretend(num_slots)
             self._own.reset(num_slots - 1, np.zeros((1, self._state_size), np.float32))
@@ -133,8 +144,26 @@ class RecurrentHead:
 
     def forget(self) -> None:
         with self._lock:
-            self._hold(self._held[:0])
+            self._start_anew(self._held[:0])
             self._passes.cache.clear()
+
+    def _read_part(self, tokens: TokenIds, num_last: int) -> TokenIds:
+        """A text from where it is read on, which is before the last num_last tokens."""
+        skipped = self._features.skipped
+        start = max(0, len(tokens) - num_last - MAX_UNREAD)
+        is_within = not len(skipped) or len(tokens) - num_last > len(skipped)
+        if is_within and len(self._held) and np.array_equal(tokens[: len(skipped)], skipped):
+            part = tokens[len(skipped) :]
+            if start <= len(skipped) + reusable_prefix(self._held, part, 0):
+                return part
+        self._start_anew(tokens[:start])
+        return tokens[start:]
+
+    def _start_anew(self, skipped: TokenIds) -> None:
+        """Hold nothing of a text, whose first tokens are not read."""
+        self._hold(self._held[:0])
+        self._own.reset(0, np.zeros((0, self._state_size), np.float32))
+        self._features.skipped = skipped
 
     def _hold(self, tokens: TokenIds) -> None:
         """Count tokens as those that are held, without a tree after them."""
@@ -232,6 +261,7 @@ class RecurrentTreeHead(RecurrentHead):
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         require_context(longest, self.context_length)
         with self._lock, translate_memory_errors("running a tree"):
+            tokens = self._read_part(tokens, 1)
             self._passes.begin()
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
                 rows = trees.logits_by_branch(_Rows(self._whole.num_columns, self._rows), tokens, nodes, parents)

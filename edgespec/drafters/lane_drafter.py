@@ -98,6 +98,10 @@ class LaneDrafter(Drafter):
     def tokens_per_step(self) -> int:
         return self.drafter.tokens_per_step
 
+    @property
+    def max_unread(self) -> int | None:
+        return self.drafter.max_unread
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
 

@@ -16,6 +16,7 @@ from edgespec.decoders import (
     DraftDecoder,
     ForwardingDecoder,
     Interruptible,
+    RecentDraftDecoder,
     TreeDecoder,
 )
 from edgespec.decoding import trees
@@ -69,6 +70,10 @@ class ModelDrafter(Drafter):
     @property
     def tokens_per_step(self) -> int:
         return self.decoder.tokens_per_pass if isinstance(self.decoder, BlockDraftDecoder) else 1
+
+    @property
+    def max_unread(self) -> int | None:
+        return self.decoder.max_unread if isinstance(self.decoder, RecentDraftDecoder) else None
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():

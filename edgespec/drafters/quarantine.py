@@ -71,6 +71,10 @@ class GuardedDrafter(Drafter):
     def tokens_per_step(self) -> int:
         return self._drafter.tokens_per_step if self._drafter else 1
 
+    @property
+    def max_unread(self) -> int | None:
+        return self._drafter.max_unread if self._drafter else None
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         def draft(drafter: Drafter) -> Draft:
             return self._require_sense(drafter.draft(tokens, request, sampler), request)

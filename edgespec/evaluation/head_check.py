@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoders import Decoder, DraftDecoder
-from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.evaluation.pair_check import PROMPTS
 from edgespec.loading.head_target import layers_read
@@ -69,11 +68,8 @@ def require_agreement(
 
 def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> HeadAgreement:
     """Run a head after texts that its target writes; arguments as of require_agreement."""
-    manifest, own = read_manifest(target), read_manifest(head)
-    decoder = OnnxDecoder(target, manifest, _here(devices[0]), hidden_layers=layers_read([own]))
-    states = decoder.hidden_states
-    assert states is not None
-    drafter = _open(head, _here(devices[1]), states)
+    decoder, drafter = open_pair(target, head, devices)
+    manifest = read_manifest(target)
     template = read_chat_template(ModelFolder(target, manifest))
     num_right = num_tokens = 0
     with closing(PromptEncoder(manifest, read_tokenizer(target, manifest), template)) as encoder:
@@ -104,9 +100,13 @@ def _compare(
     return HeadAgreement(num_tokens, num_right)
 
 
-def _open(head: Path, device: Device, states: HiddenStates) -> DraftDecoder:
-    manifest = read_manifest(head)
-    return open_head(head, manifest, device, states, find_subset(head, manifest))
+def open_pair(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> tuple[Decoder, DraftDecoder]:
+    """The decoders of a target and of a head that reads its hidden states; arguments as of require_agreement."""
+    own = read_manifest(head)
+    decoder = OnnxDecoder(target, read_manifest(target), _here(devices[0]), hidden_layers=layers_read([own]))
+    assert decoder.hidden_states is not None
+    subset = find_subset(head, own)
+    return decoder, open_head(head, own, _here(devices[1]), decoder.hidden_states, subset)
 
 
 def _here(name: str) -> Device:

@@ -38,6 +38,7 @@ class DraftModelStats:
         pass or a step takes more than expected, the share in which both ran is ascribed to contention, and the
         rest to the machine's speed.
     tokens_per_step: How many tokens a step of the drafter drafts at most, for one price.
+    max_unread: The most tokens that it reads before a draft; None for all that it has not read.
     """
 
     costs: DraftCosts
@@ -47,6 +48,7 @@ class DraftModelStats:
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
     tokens_per_step: int = 1
+    max_unread: int | None = None
     tree_gain: TreeGain = field(default_factory=TreeGain)
 
     @property
@@ -117,7 +119,8 @@ class DraftModelStats:
         return time_beside(self.token * self.rows.ratio(step.num_rows), self.contention[1], step.beside)
 
     def num_unread(self, tokens: TokenIds) -> int:
-        return len(tokens) - reusable_prefix(self.read, tokens, 1)
+        num_unread = len(tokens) - reusable_prefix(self.read, tokens, 1)
+        return num_unread if self.max_unread is None else min(num_unread, self.max_unread)
 
 
 def _kind(step: DraftStep) -> tuple[bool, bool]:

@@ -49,7 +49,7 @@ class ModelSource:
     _ahead: AheadSchedule = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats.tokens_per_step = self.drafter.tokens_per_step
+        self.stats.tokens_per_step, self.stats.max_unread = self.drafter.tokens_per_step, self.drafter.max_unread
         self._own = ModelRates(self.rates, self.drafter.name)
         self._own.assume_hope()
         self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, self.max_tokens, self.clock)

@@ -45,7 +45,7 @@ def test_stats_name_the_drafters_that_were_chosen(engine: Engine) -> None:
     assert (stats.drafter, stats.draft_length) == ("ngram", "2")
     stats = engine.generate(PROMPT, max_tokens=10, drafting=Drafting(drafters=())).stats
     assert (stats.drafter, stats.num_drafted) == ("none", 0)
-    assert "no drafter is left" in stats.undrafted
+    assert "no drafter is in use" in stats.undrafted
     assert engine.generate(PROMPT, max_tokens=10).stats.drafter == "ngram+suffix"
 
 

@@ -16,6 +16,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.recurrent_head import MAX_UNREAD
 from edgespec.types import TokenIds, append
 
 WEIGHTS, STEPS = tiny_heads.recurrent_weights(1), tiny_heads.step_weights(2, num_steps=5)
@@ -57,8 +58,9 @@ def random_text(seed: int, size: int) -> TokenIds:
     return np.random.default_rng(seed).integers(0, tiny.VOCAB, size).astype(np.int32)
 
 
-def recurrent_rows(tokens: TokenIds, num_known: int) -> np.ndarray:
-    states = tiny_heads.recurrent_states(WEIGHTS, tokens, features(tokens[:num_known]))
+def recurrent_rows(tokens: TokenIds, num_known: int, start: int = 0) -> np.ndarray:
+    """Rows of the tokens from `start` on."""
+    states = tiny_heads.recurrent_states(WEIGHTS, tokens[start:], features(tokens[:num_known])[start:])
     return tiny_heads.recurrent_rows(WEIGHTS, states)
 
 
@@ -93,6 +95,29 @@ def test_head_runs_only_what_is_new(target: OnnxDecoder, recurrent: Path) -> Non
         assert head.begin(text[:size])
         head.logits(text[:size], 1)
         assert head.num_fed - before == num_new
+
+
+@pytest.mark.parametrize("has_trees", [False, True])
+def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
+    target: OnnxDecoder, recurrent: Path, has_trees: bool
+) -> None:
+    head, text = open_for(target, recurrent, has_trees=has_trees), random_text(11, 300)
+    # The second text goes on in the first; with the third there is a gap again, and the last is a shorter one.
+    for size, start in ((150, 149 - MAX_UNREAD), (180, 149 - MAX_UNREAD), (290, 289 - MAX_UNREAD), (80, 15)):
+        before = head.num_fed
+        target.logits(text[: size - 1], 1)
+        assert head.begin(text[:size])
+        for tokens in (text[:size], append(text[:size], [3])):  # the second one after a state of its own
+            row = recurrent_rows(tokens, size - 1, start)[-1]
+            assert np.allclose(head.logits(tokens, 1)[0], row, rtol=0, atol=1e-4)
+        if has_trees:
+            rows = head.tree_logits(text[:size], np.array([3, 4], np.int32), (-1, -1))
+            assert np.allclose(rows[1], row, rtol=0, atol=1e-4)
+        assert head.num_fed - before <= MAX_UNREAD + 5
+    target.logits(text, 1)
+    start = 199 - 120 - MAX_UNREAD  # rows before those that were read last
+    wanted = recurrent_rows(text[:199], 199, start)[-120:]
+    assert np.allclose(head.known_rows(text[:199], 120), wanted, rtol=0, atol=1e-4)
 
 
 def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_the_target_are_known(

@@ -190,7 +190,7 @@ def test_a_request_can_decode_plainly_and_hears_why(served: Served, field: dict[
     found = served.chat(max_tokens=20, speculation=field)
     speculation = found["usage"]["speculation"]
     assert (speculation["drafter"], speculation["drafted_tokens"]) == ("none", 0)
-    assert speculation["reason_off"] == "no drafter is left"
+    assert speculation["reason_off"] == "no drafter is in use"
     assert found["choices"] == served.chat(max_tokens=20)["choices"]
 
 
