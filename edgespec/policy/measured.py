@@ -72,7 +72,7 @@ class MeasuredPolicy:
 
     def __post_init__(self) -> None:
         self._probes = Probes(self.costs, self.probe_budget)
-        if not all(each.is_free for each in self.drafters):
+        if any(each.can_run_ahead for each in self.drafters):
             self.max_unlearned = 0  # a pass that a lane has slowed down is judged by the newest costs
         texts: list[Source] = [
             TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.is_free

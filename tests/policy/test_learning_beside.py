@@ -19,8 +19,8 @@ TRUTH = np.arange(2_000, dtype=np.int32) % 97
 class Knower(Drafter):
     """Guesses eight tokens, of which the first few are right."""
 
-    def __init__(self, is_free: bool = True) -> None:
-        self._is_free = is_free
+    def __init__(self, is_free: bool = True, can_run_ahead: bool = False) -> None:
+        self._is_free, self._can_run_ahead = is_free, can_run_ahead
 
     @property
     def name(self) -> str:
@@ -30,6 +30,10 @@ class Knower(Drafter):
     def is_free(self) -> bool:
         return self._is_free
 
+    @property
+    def can_run_ahead(self) -> bool:
+        return self._can_run_ahead
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         right = TRUTH[len(tokens) :][: min(8, request.num_tokens)]
         num_right = len(tokens) % 7
@@ -37,9 +41,9 @@ class Knower(Drafter):
         return Draft(guess, tuple(range(len(guess))), source=self.name)
 
 
-def policy_of(max_unlearned: int, *, is_free: bool = True) -> MeasuredPolicy:
+def policy_of(max_unlearned: int, **drafter: bool) -> MeasuredPolicy:
     ratios = {1: 1.0, 9: 1.2}
-    return MeasuredPolicy([Knower(is_free)], PassCosts(ratios), AcceptanceRates(), max_unlearned=max_unlearned)
+    return MeasuredPolicy([Knower(**drafter)], PassCosts(ratios), AcceptanceRates(), max_unlearned=max_unlearned)
 
 
 def run_round(policy: MeasuredPolicy, num_tokens: int) -> None:
@@ -88,8 +92,8 @@ def test_nothing_is_left_to_learn_when_an_answer_ends() -> None:
     assert what_it_knows(policy)
 
 
-def test_a_policy_with_a_drafter_model_learns_at_once() -> None:
-    policy = policy_of(3, is_free=False)
+def test_a_policy_whose_drafter_runs_ahead_learns_at_once() -> None:
+    policy = policy_of(3, is_free=False, can_run_ahead=True)
     run_round(policy, 104)
     assert what_it_knows(policy)
 

@@ -26,6 +26,7 @@ class Guesser(Drafter):
 
     name = ""
     is_free = True
+    max_unread = None
 
     def __init__(
         self,
@@ -34,9 +35,11 @@ class Guesser(Drafter):
         *,
         ms: float = 0.0,
         read_ms: float = 0.0,
+        max_unread: int | None = None,
         clock: VirtualClock,
         seed: int = 0,
     ) -> None:
+        self.max_unread = max_unread
         self.name = f"{chance}"
         self.num_read, self._read_ms = 0, read_ms
         self.is_free = ms == 0.0
@@ -47,7 +50,7 @@ class Guesser(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         right = self._truth[len(tokens) :][: request.num_tokens]
         keeps = self._rng.random(len(right)) < self.chance
-        unread = max(0, len(tokens) - self.num_read - 1)
+        unread = max(0, min(len(tokens) - self.num_read, self.max_unread or len(tokens)) - 1)
         self.num_read = len(tokens)
         self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
@@ -168,6 +171,12 @@ def test_a_long_text_is_not_read_for_a_short_answer(clock: VirtualClock) -> None
     policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
     assert speed(policy, CPU, clock, start=4000, num_rounds=30) > 0.98
     assert guesser.num_read == 0, "reading 4000 tokens takes as long as 90 passes"
+
+
+def test_a_model_that_reads_the_end_of_a_text_alone_drafts_in_a_short_answer(clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, max_unread=16, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(policy, CPU, clock, start=4000, num_rounds=30) > 1.2
 
 
 def test_what_a_draft_takes_is_told_from_what_reading_takes() -> None:
