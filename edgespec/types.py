@@ -58,7 +58,7 @@ class Growth(NamedTuple):
     expected: float
 
 
-class Draft(NamedTuple):
+class Tree(NamedTuple):
     """Guessed tokens.
 
     buckets: for each token the bucket in which its source counts how often such tokens are accepted.
@@ -74,7 +74,7 @@ class Draft(NamedTuple):
     source: str = "none"
     growth: Growth | None = None
 
-    def cut(self, num_tokens: int) -> "Draft":
+    def cut(self, num_tokens: int) -> "Tree":
         """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
         return self._replace(
             tokens=self.tokens[:num_tokens],
@@ -84,7 +84,7 @@ class Draft(NamedTuple):
             growth=None,
         )
 
-    def trunk(self) -> "Draft":
+    def trunk(self) -> "Tree":
         """The chain that a draft begins with, without the nodes beside it."""
         if self.parents is None:
             return self
@@ -92,7 +92,7 @@ class Draft(NamedTuple):
         return self.cut(length)._replace(parents=None)
 
 
-NO_DRAFT = Draft(np.zeros(0, np.int32))
+NO_DRAFT = Tree(np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class DraftAhead(NamedTuple):
     foreseen: The guess for the token that the target put after a draft that was accepted whole; None without one.
     """
 
-    draft: Draft
+    draft: Tree
     running_s: float | None = None
     steps: Sequence[DraftStep] = ()
     unfinished: DraftStep | None = None
@@ -297,10 +297,10 @@ class Drafter(Protocol):
         """Whether a draft costs next to nothing, so that it is made before the policy decides."""
         return True
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Guess up to request.num_tokens tokens that follow; fewer when cancelled or without a guess."""
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         """Learn from a pass of the target.
 
         Args:
@@ -339,7 +339,7 @@ class Drafter(Protocol):
         return
 
 
-Acceptance = Callable[[TokenIds, Draft, Logits, Sampler], TokenIds]
+Acceptance = Callable[[TokenIds, Tree, Logits, Sampler], TokenIds]
 """Committed tokens, a draft, and target logits, [num_draft + 1, vocab_size] → the tokens that are emitted."""
 
 

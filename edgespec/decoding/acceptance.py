@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgespec.types import Draft, Logits, Row, TokenIds, append
+from edgespec.types import Logits, Row, TokenIds, Tree, append
 
 Rule = Callable[[Row, TokenIds], int]  # a Sampler, as a function
 
 
-def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> TokenIds:
+def equality(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Rule) -> TokenIds:
     """The agreeing part of the draft, then one token of the target's own.
 
     A drafted token is accepted if the target, with the same noise, chooses it too, so the result is the same for
@@ -33,7 +33,7 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
     return np.array(emitted, np.int32)
 
 
-def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> list[int]:
+def _of_chain(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Rule) -> list[int]:
     """The accepted tokens of a chain and the target's own; of a tree the token after the text alone."""
     emitted = [sampler(logits[0], tokens)]
     if draft.parents is not None or not len(draft.tokens) or emitted[0] != draft.tokens[0]:
@@ -47,7 +47,7 @@ def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> 
     return emitted
 
 
-def row_after(draft: Draft, row: int, token: int) -> int | None:
+def row_after(draft: Tree, row: int, token: int) -> int | None:
     """The row of logits after token, if the draft holds token after the token of row."""
     if draft.parents is None:
         return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None

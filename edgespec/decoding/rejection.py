@@ -7,13 +7,13 @@ equality gives one text with any drafter.
 import numpy as np
 
 from edgespec.decoding.acceptance import equality
-from edgespec.types import Distribution, Draft, Logits, Sampler, TokenIds, append
+from edgespec.types import Distribution, Logits, Sampler, TokenIds, Tree, append
 
 # Domains of noise; drafts use positions and 0.
 _DECISIONS, _CORRECTIONS = 2**63, 2**63 + 1
 
 
-def rejection(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+def rejection(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
     """The part of the draft that is accepted under the target's distribution p, then one token of its own.
 
     A token x sampled from q is accepted with probability min(1, p(x)/q(x)); the first that is not is replaced by a

@@ -14,7 +14,7 @@ from edgespec.decoding.acceptance import equality
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
-from edgespec.types import NO_DRAFT, Acceptance, Draft, Logits, Sampler, TokenIds, append
+from edgespec.types import NO_DRAFT, Acceptance, Logits, Sampler, TokenIds, Tree, append
 
 _NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
@@ -31,9 +31,9 @@ class Round(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
     tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
-    draft: Draft = NO_DRAFT  # what the target verifies after them; empty for plain decoding
+    draft: Tree = NO_DRAFT  # what the target verifies after them; empty for plain decoding
     reason: str = ""  # why nothing was drafted; empty where something was
-    offers: tuple[Draft, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
+    offers: tuple[Tree, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
     expectations: tuple[Expectation, ...] = ()  # of plain decoding and of all sources, if rounds are logged
     draft_s: float = 0.0  # seconds that the draft took
     contention: float = 1.0  # how much longer the pass is expected to take because a drafter works beside it
@@ -84,7 +84,7 @@ class Block(NamedTuple):
     """
 
     tokens: TokenIds
-    draft: Draft
+    draft: Tree
     logits: Logits
     draft_s: float
     verify_s: float
@@ -165,7 +165,7 @@ def _verify(target: Decoder, round: Round, relieve: Callable[[], bool]) -> tuple
                 raise
 
 
-def _run(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:
+def _run(target: Decoder, tokens: TokenIds, draft: Tree) -> Logits:
     """Logits after the last committed token and after each drafted one, [num_draft + 1, vocab_size]."""
     if not len(draft.tokens):
         return target.logits(tokens, 1)

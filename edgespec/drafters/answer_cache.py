@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgespec.drafters.suffix import Follower, draft_of
 from edgespec.system.disk import sync
 from edgespec.system.file_lock import hold_lock
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 CAP_BYTES = 1 << 20
 NUM_PROMPT_TOKENS = 64  # stored before each answer, so that a question asked again finds it
@@ -233,7 +233,7 @@ class AnswerDrafter(Drafter):
     def __init__(self, answers: AnswerCache) -> None:
         self._answers = answers
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         index = self._answers.index()
         if index is None:
             return NO_DRAFT

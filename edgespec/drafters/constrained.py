@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Logits, Sampler, TokenConstraint, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenConstraint, TokenIds, Tree
 
 NAME = "grammar"
 
@@ -16,9 +16,9 @@ class ForcedDrafter(Drafter):
         """num_prompt: Tokens of every text that are the prompt."""
         self._constraint, self._num_prompt = constraint, num_prompt
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         forced = self._constraint.forced(tokens[self._num_prompt :], request.num_tokens)
-        return Draft(forced, (0,) * len(forced), source=self.name) if len(forced) else NO_DRAFT
+        return Tree(forced, (0,) * len(forced), source=self.name) if len(forced) else NO_DRAFT
 
 
 class ConstrainedDrafter(Drafter):
@@ -35,14 +35,14 @@ class ConstrainedDrafter(Drafter):
     def name(self) -> str:
         return self._drafter.name
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         draft = self._drafter.draft(tokens, request, sampler)
         if draft.parents is not None or not len(draft.tokens):
             return draft
         num_allowed = self._constraint.num_allowed(tokens[self._num_prompt :], draft.tokens)
         return draft.cut(num_allowed) if num_allowed else NO_DRAFT
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         self._drafter.learn(tokens, draft, logits)
 
     def pause(self) -> None:

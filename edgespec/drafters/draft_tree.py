@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.drafters.guess import Guess
 from edgespec.policy.acceptance_rates import position_bucket
 from edgespec.policy.confidence import confidence_class
-from edgespec.types import Draft, Growth, TreeWorth
+from edgespec.types import Growth, Tree, TreeWorth
 
 
 class _Node(NamedTuple):
@@ -94,14 +94,14 @@ class DraftTree:
                     _Node(token, parent, depth, reached * chance, confidence, is_trunk and rank == 0)
                 )
 
-    def draft(self, source: str) -> Draft:
+    def draft(self, source: str) -> Tree:
         """The nodes that are worth their rows, the trunk first; the likeliest one in any case."""
         numbers = self._worth_a_row()
         numbers.sort(key=lambda number: (not self._nodes[number].is_trunk, number))
         nodes = [self._nodes[number] for number in numbers]
         places = {-1: -1} | {number: place for place, number in enumerate(numbers)}
         is_chain = all(node.is_trunk for node in nodes)
-        return Draft(
+        return Tree(
             np.array([node.token for node in nodes], np.int32),
             tuple(position_bucket(node.depth - 1) for node in nodes),
             None if is_chain else tuple(places[node.parent] for node in nodes),

@@ -27,7 +27,6 @@ from edgespec.system.cancel import Flag
 from edgespec.types import (
     NO_DRAFT,
     Branching,
-    Draft,
     DraftAhead,
     Drafter,
     DraftRequest,
@@ -37,6 +36,7 @@ from edgespec.types import (
     Missed,
     Sampler,
     TokenIds,
+    Tree,
     append,
 )
 
@@ -102,7 +102,7 @@ class LaneDrafter(Drafter):
     def max_unread(self) -> int | None:
         return self.drafter.max_unread
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
 
         Raises DrafterFault: The lane failed, or took longer than deadline_s.
@@ -150,7 +150,7 @@ class LaneDrafter(Drafter):
             self._forget()
             self.lane.stop()
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         self.drafter.learn(tokens, draft, logits)
 
     def _forget(self) -> None:
@@ -187,8 +187,8 @@ class LaneDrafter(Drafter):
         alone_s = _common_s(time, StepTime(self._rested_s, begun_s)) + max(0.0, time.ended_s - ended_s)
         return max(0.0, 1 - alone_s / taken_s) if taken_s > 0 else 1.0
 
-    def _draft_once(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-        def steps(cancel: Flag) -> Iterator[Draft]:
+    def _draft_once(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        def steps(cancel: Flag) -> Iterator[Tree]:
             yield self.drafter.draft(tokens, replace(request, cancel=cancel), sampler)
 
         self._forget()

@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.policy.acceptance_rates import Key
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.text_source import runs_of
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 NAME = "lookahead"
 _FIRST_WINDOW_BUCKET = 16  # nodes of windows have this one and later ones, a window each; guesses have 0 … 15
@@ -150,7 +150,7 @@ class Lookahead(Drafter):
         self._rng = np.random.default_rng(0)
         self._levels = [[] for _ in range(self.window.size - 1)]
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """A tree of guesses, then the window; no deeper than request.num_tokens."""
         self._read(tokens)
         self._align(tokens)
@@ -158,11 +158,9 @@ class Lookahead(Drafter):
         for tail, num_seen in self._ngrams.continuations(int(tokens[-1])):
             nodes.add_guess(tail[: request.num_tokens], num_seen)
         self._add_window(nodes, request.num_tokens)
-        return Draft(
-            np.array(nodes.tokens, np.int32), tuple(nodes.buckets), tuple(nodes.parents), source=self.name
-        )
+        return Tree(np.array(nodes.tokens, np.int32), tuple(nodes.buckets), tuple(nodes.parents), source=self.name)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         if draft.source != self.name or not self._lowest:
             return
         latest = [int(logits[row].argmax()) for row in self._lowest]

@@ -32,13 +32,13 @@ from edgespec.types import (
     NO_DRAFT,
     Acceptance,
     Distribution,
-    Draft,
     Drafter,
     DraftRequest,
     Logits,
     Row,
     Sampler,
     TokenIds,
+    Tree,
     TreeWorth,
     append,
 )
@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
     def max_unread(self) -> int | None:
         return self.decoder.max_unread if isinstance(self.decoder, RecentDraftDecoder) else None
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():
             return NO_DRAFT
         if request.tree is not None:
@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
                     break
         return self.chain_draft(chain, request)
 
-    def chain_draft(self, chain: Sequence[Guess], request: DraftRequest) -> Draft:
+    def chain_draft(self, chain: Sequence[Guess], request: DraftRequest) -> Tree:
         """A draft of the first request.num_tokens guesses of a chain."""
         chain, distributions = chain[: request.num_tokens], None
         tokens = [guess.token for guess in chain]
@@ -100,9 +100,9 @@ class ModelDrafter(Drafter):
         elif self.respell:
             tokens = self.respell(tokens)
         buckets = tuple(map(position_bucket, range(len(tokens))))
-        return Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+        return Tree(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
 
-    def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: TreeWorth, sampler: Sampler) -> Draft:
+    def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: TreeWorth, sampler: Sampler) -> Tree:
         """The nodes of a tree that are worth their rows; of a decoder without trees, of a chain and beside it."""
         has_branches = isinstance(self.decoder, TreeDecoder) and self.tokens_per_step == 1 and not self.speculation
         max_depth = min(request.num_tokens, self.decoder.context_length - len(tokens))
@@ -192,7 +192,7 @@ class ModelDrafter(Drafter):
 def _equality_with(distributions: list[Distribution]) -> Acceptance:
     """Acceptance by equality that appends the distribution of each token."""
 
-    def accept(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    def accept(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
         def sample(row: Row, text: TokenIds) -> int:
             distributions.append(sampler.distribution(row, text))
             return sampler.pick(distributions[-1], len(text))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class NgramDrafter(Drafter):
     max_match: int = 16
     name: str = "ngram"
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         if not len(tokens) or request.num_tokens < 1:
             return NO_DRAFT
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where a match of length one ends
@@ -34,7 +34,7 @@ class NgramDrafter(Drafter):
             return NO_DRAFT
         guess = tokens[ends[-1] + 1 :][: request.num_tokens]
         buckets = tuple(length_bucket(length + i) for i in range(len(guess)))
-        return Draft(guess, buckets, source=self.name)
+        return Tree(guess, buckets, source=self.name)
 
 
 def length_bucket(length: int) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS, AnswerIndex
 from edgespec.drafters.suffix import draft_of
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 
 class PredictionDrafter(Drafter):
@@ -19,5 +19,5 @@ class PredictionDrafter(Drafter):
     def __init__(self, prompt: TokenIds, predicted: TokenIds) -> None:
         self._index = AnswerIndex(np.concatenate([prompt[-NUM_PROMPT_TOKENS:], predicted]))
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         return draft_of(self._index.guesses(tokens, request.num_tokens), self.name)

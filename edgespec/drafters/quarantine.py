@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.decoding import trees
 from edgespec.errors import MemoryExhausted
-from edgespec.types import NO_DRAFT, Draft, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 _MAX_REASON = 200
 
@@ -75,8 +75,8 @@ class GuardedDrafter(Drafter):
     def max_unread(self) -> int | None:
         return self._drafter.max_unread if self._drafter else None
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-        def draft(drafter: Drafter) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        def draft(drafter: Drafter) -> Tree:
             return self._require_sense(drafter.draft(tokens, request, sampler), request)
 
         return self._guarded(draft) or NO_DRAFT
@@ -89,7 +89,7 @@ class GuardedDrafter(Drafter):
 
         return self._guarded(draft) or DraftAhead(NO_DRAFT)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         self._guarded(lambda drafter: drafter.learn(tokens, draft, logits))
 
     def pause(self) -> None:
@@ -125,7 +125,7 @@ class GuardedDrafter(Drafter):
                     self._on_fault(self._name, reason)
                 return None
 
-    def _require_sense(self, draft: Draft, request: DraftRequest) -> Draft:
+    def _require_sense(self, draft: Tree, request: DraftRequest) -> Tree:
         if (reason := nonsense(draft, request, self._vocab_size)) is not None:
             raise _Nonsense(reason)
         return draft
@@ -147,8 +147,8 @@ def describe_error(error: Exception) -> str:
 
 def nonsense(draft: Any, request: DraftRequest, vocab_size: int) -> str | None:
     """What is wrong with a draft; None if it can be verified."""
-    if not isinstance(draft, Draft):
-        return f"it drafted a {type(draft).__name__}, wanted a Draft"
+    if not isinstance(draft, Tree):
+        return f"it drafted a {type(draft).__name__}, wanted a Tree"
     tokens, buckets, parents, distributions, *_ = draft
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         found = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, np.ndarray) else type(tokens).__name__

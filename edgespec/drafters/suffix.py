@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.drafters.ngram import length_bucket
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 _ROOT = 0  # the state of the empty context
 # Contexts whose counts a token updates, longest first. In 70,000 tokens of Spec-Bench none had more; a phrase
@@ -83,7 +83,7 @@ class SuffixAutomaton:
             yield Follower(self._token[target], length + i, self._count[target], not self._more[state])
             state = target
 
-    def draft(self, num: int, source: str) -> Draft:
+    def draft(self, num: int, source: str) -> Tree:
         """The draft of up to num guesses as `guesses` gives them; it takes a third of their time."""
         state, length = self._match, self.match_length
         token, count, more, link, favourite = self._token, self._count, self._more, self._link, self._favourite
@@ -100,7 +100,7 @@ class SuffixAutomaton:
                 bucket += 2 if count[target] > 1 else count[target]
             add_bucket(bucket)
             state = target
-        return Draft(np.array(tokens, np.int32), tuple(buckets), source=source) if tokens else NO_DRAFT
+        return Tree(np.array(tokens, np.int32), tuple(buckets), source=source) if tokens else NO_DRAFT
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -213,7 +213,7 @@ class SuffixDrafter(Drafter):
         self._text = SuffixAutomaton()
         self._lock = Lock()  # two answers may share a drafter model, and with it the drafters that draft for it
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         with self._lock:
             if not self._text.is_prefix_of(tokens):
                 self._text = SuffixAutomaton()
@@ -221,12 +221,12 @@ class SuffixDrafter(Drafter):
             return self._text.draft(request.num_tokens, self.name)
 
 
-def draft_of(followers: Sequence[Follower], source: str) -> Draft:
+def draft_of(followers: Sequence[Follower], source: str) -> Tree:
     """A draft of the tokens that may follow, each with the bucket of its counts."""
     if not followers:
         return NO_DRAFT
     ids = np.array([follower.token for follower in followers], np.int32)
-    return Draft(ids, tuple(map(follower_bucket, followers)), source=source)
+    return Tree(ids, tuple(map(follower_bucket, followers)), source=source)
 
 
 def follower_bucket(follower: Follower) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.correction import Contexts, contexts_in
-from edgespec.types import Acceptance, Draft, Logits, Row, Sampler, TokenIds, append
+from edgespec.types import Acceptance, Logits, Row, Sampler, TokenIds, Tree, append
 
 NUM_LIKELY = 16  # of the target's tokens that a row keeps
 NUM_GUESSED = 32  # of the head's columns
@@ -54,14 +54,14 @@ class AnswerLog:
     def noting(self, accept: Acceptance) -> Acceptance:
         """An acceptance that notes what it is given."""
 
-        def accept_and_note(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+        def accept_and_note(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
             emitted = accept(tokens, draft, logits, sampler)
             self.note(tokens, draft, logits, emitted)
             return emitted
 
         return accept_and_note
 
-    def note(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds) -> None:
+    def note(self, tokens: TokenIds, draft: Tree, logits: Logits, emitted: TokenIds) -> None:
         """Note a pass; the rows are those after the tokens that the answer has, not after rejected ones."""
         if not self.rows:
             self.first = len(tokens) - 1

@@ -8,7 +8,7 @@ from edgespec.decoding.scheduler import Block
 from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.measured_gain import Gain, measured_gain
-from edgespec.types import Draft, TokenIds
+from edgespec.types import TokenIds, Tree
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5
@@ -161,7 +161,7 @@ def was_alone(num_joined: int, waited_s: float, taken_s: float) -> bool:
     return not num_joined and waited_s <= _MOST_WAITED * taken_s
 
 
-def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:
+def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:
     """How many drafted tokens a pass has judged, and whether its last token replaced one.
 
     Every token is judged whose predecessors were all accepted: of a chain, the accepted ones and the first that

@@ -23,7 +23,7 @@ from edgespec.policy.round_log import log_round, logs_rounds
 from edgespec.policy.text_source import TextSource
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.system.clock import Clock
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 # Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
 _UNKNOWN_COSTS = (0.25, 0.02)
@@ -188,7 +188,7 @@ class MeasuredPolicy:
             return NO_GAIN
         return NO_GUESS if self.drafters else NO_DRAFTER
 
-    def _judge(self, offer: Draft, emitted: TokenIds) -> None:
+    def _judge(self, offer: Tree, emitted: TokenIds) -> None:
         """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
         if offer.parents is not None:
             for node, is_accepted in trees.judge_nodes(offer.tokens, offer.parents, emitted):
@@ -200,7 +200,7 @@ class MeasuredPolicy:
                 return
 
 
-def _offers(options: Sequence[Option], chosen: Option, draft: Draft) -> tuple[Draft, ...]:
+def _offers(options: Sequence[Option], chosen: Option, draft: Tree) -> tuple[Tree, ...]:
     """What each source has guessed; of a draft that was made for this round, the draft."""
     others = [option.offer for option in options if option.source is not chosen.source]
     # A guess from the text is judged as a whole, though it was cut; a model's by what was verified.

@@ -19,7 +19,7 @@ from edgespec.policy.limits import (
 from edgespec.policy.model_rates import ModelRates
 from edgespec.policy.option import Option
 from edgespec.system.clock import Clock
-from edgespec.types import Draft, Drafter, DraftRequest, Growth, Sampler, TokenIds, TreeWorth, append
+from edgespec.types import Drafter, DraftRequest, Growth, Sampler, TokenIds, Tree, TreeWorth, append
 
 _MAX_MIN_PROBABILITY = 0.9
 # A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
@@ -106,7 +106,7 @@ class ModelSource:
         rate = totals[length] / (pass_times_s[length] + draft_s)
         return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, is_tree=False)
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes.
 
         Of a tree it drafts whatever does, as far ahead as the request goes.

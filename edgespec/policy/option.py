@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.limits import MIN_GAIN
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 
 class Option(NamedTuple):
@@ -13,7 +13,7 @@ class Option(NamedTuple):
     rate: float  # expected tokens a second, or in the time of a plain pass until that is known
     num_tokens: int = 0  # tokens to draft
     source: "Source | None" = None  # None for plain decoding
-    offer: Draft = NO_DRAFT  # what the source has drafted already
+    offer: Tree = NO_DRAFT  # what the source has drafted already
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
     min_gain: float = MIN_GAIN  # what it has to promise over plain decoding
@@ -38,7 +38,7 @@ class Source(Protocol):
     def hopeful(self, option: Option) -> Option | None:
         """The draft that may turn out best if passes take less than is believed; None without one."""
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """The draft of an option that was chosen."""
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:

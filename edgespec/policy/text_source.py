@@ -11,7 +11,7 @@ from edgespec.policy.expected import best_chain, expected_tokens, most_hopeful
 from edgespec.policy.limits import CAUTION
 from edgespec.policy.option import Option
 from edgespec.policy.trial_budget import TrialBudget
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 # Rounds in which a source of trees fills its tables, and as many by which it is judged.
 _WARM_UP = 8
@@ -53,7 +53,7 @@ class TextSource:
         total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
-    def _min_gain(self, offer: Draft, expected: float, length: int) -> float:
+    def _min_gain(self, offer: Tree, expected: float, length: int) -> float:
         """The gain that a draft with so many expected tokens has to promise; the less sure it is, the larger.
 
         What is unsure is what its pass takes, and the chance of its first token, on which all others rest.
@@ -62,7 +62,7 @@ class TextSource:
         unsure = (1 - 1 / expected) * self.rates.spread(offer.source, offer.buckets[0]) / first
         return exp(CAUTION * hypot(unsure, self.costs.spread(length + 1)))
 
-    def _rates(self, offer: Draft) -> list[float]:
+    def _rates(self, offer: Tree) -> list[float]:
         return self.rates.rates(offer.source, offer.buckets)
 
     def hopeful(self, option: Option) -> Option | None:
@@ -86,7 +86,7 @@ class TextSource:
         self._trial_left -= 1
         return option
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         return option.offer.cut(option.num_tokens)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
@@ -105,7 +105,7 @@ class TextSource:
             for is_more in [True] * (len(emitted) - 1) + [False]:
                 self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
 
-    def _recent_yield(self, tree: Draft) -> float:
+    def _recent_yield(self, tree: Tree) -> float:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""
         rate = self.rates.rate(runs_of(self.drafter.name), max(tree.buckets))
         return 1 / max(1 - rate, 1 / self.max_tokens)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.decoding.scheduler import Plain, Round
-from edgespec.types import NO_DRAFT, Draft, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 
 class Call(NamedTuple):
@@ -50,7 +50,7 @@ class RecordedDrafter(Drafter):
     def tokens_per_step(self) -> int:
         return self._drafter.tokens_per_step
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         draft = self._drafter.draft(tokens, request, sampler)
         self._calls.append(Call(request, len(draft.tokens)))
         return draft
@@ -63,7 +63,7 @@ class RecordedDrafter(Drafter):
         self._calls.append(Call())
         self._drafter.pause()
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         """End the record of a round: the drafter learns once a round, at its end."""
         self._rounds.append(self._calls)
         self._calls = []

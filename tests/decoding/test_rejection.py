@@ -34,7 +34,7 @@ from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.simulation.schedules import virtual_devices
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
+from edgespec.types import Acceptance, Distribution, Drafter, Logits, Sampler, TokenIds, Tree, append
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 
@@ -133,9 +133,9 @@ def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_seeds
     for seed in range(num_seeds):
         sampler = GumbelSampler(params, len(PROMPT), seed)
         if rule is rejection:
-            draft = Draft(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
+            draft = Tree(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
         else:
-            draft = Draft(np.array([sampler(drafter, PROMPT)]))
+            draft = Tree(np.array([sampler(drafter, PROMPT)]))
         found[seed] = rule(PROMPT, draft, rows, sampler)[0]
     return found
 
@@ -334,11 +334,11 @@ def test_texts_under_the_adaptive_policy_follow_the_target(schedule: str, num_to
         expect_distribution(counts[first].ravel(), joint.ravel())
 
 
-def _always(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+def _always(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
     return append(draft.tokens, [0])
 
 
-def _corrected_from_p(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+def _corrected_from_p(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
     """Samples from all of p once a draft was refused."""
     assert draft.distributions is not None
     p, q = sampler.distribution(logits[0], tokens), draft.distributions[0]
@@ -348,7 +348,7 @@ def _corrected_from_p(tokens: TokenIds, draft: Draft, logits: Logits, sampler: S
     return np.array([token if is_accepted else sampler.apart(7).pick(p, len(tokens))])
 
 
-def _with_the_noise_of_the_draft(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+def _with_the_noise_of_the_draft(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
     """Decides with the noise of the draft."""
     drafting = sampler.drafting(0)  # as FixedLength has it
     assert isinstance(sampler, GumbelSampler)
@@ -436,7 +436,7 @@ def test_perfect_drafter_is_accepted_whole() -> None:
 
 
 def test_tree_is_judged_by_equality() -> None:
-    tree = Draft(np.array([1, 2, 0], np.int32), parents=(-1, -1, 1))
+    tree = Tree(np.array([1, 2, 0], np.int32), parents=(-1, -1, 1))
     rows = np.tile(log(0.2, 0.3, 0.5), (4, 1))
     for seed in range(20):
         sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=seed))

@@ -7,7 +7,7 @@ from edgespec.decoding.noise import gumbel_noise, uniform
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.types import Draft
+from edgespec.types import Tree
 
 seeds = st.integers(0, 2**32)
 TOKENS = np.array([3, 1, 4, 1, 5], np.int32)
@@ -126,7 +126,7 @@ def test_rejection_is_that_of_probabilities_for_every_token(
     sampler, drafting = GumbelSampler(params), GumbelSampler(params).drafting(position)
     draft = drafting.distribution(other, tokens)
     token = drafting.pick(draft, position)
-    found = rejection(tokens, Draft(np.array([token]), distributions=(draft,)), np.stack([logits, other]), sampler)
+    found = rejection(tokens, Tree(np.array([token]), distributions=(draft,)), np.stack([logits, other]), sampler)
 
     p_of = plainly(logits, tokens, 0, params)[1]
     q_of = plainly(other, tokens, 0, params, least=np.exp(-11.5))[1]

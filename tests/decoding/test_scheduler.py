@@ -25,7 +25,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.errors import ContextOverflow
 from edgespec.policy.fixed import FixedLength
-from edgespec.types import Draft, TokenMask
+from edgespec.types import TokenMask, Tree
 
 
 @given(
@@ -63,7 +63,7 @@ def test_masks_are_those_of_each_rows_own_prefix() -> None:
 
 
 def test_what_is_cut_off_a_tree_leaves_a_tree() -> None:
-    tree = Draft(np.array([5, 6, 7, 8], np.int32), (0, 1, 2, 3), parents=(-1, 0, -1, 2))
+    tree = Tree(np.array([5, 6, 7, 8], np.int32), (0, 1, 2, 3), parents=(-1, 0, -1, 2))
     assert tree.cut(3).parents == (-1, 0, -1)
     assert tree.cut(0).parents == ()
 
@@ -138,12 +138,12 @@ def one_hot(*tokens: int) -> np.ndarray:
 def test_accept_keeps_the_agreeing_prefix_and_one_more(
     draft: list[int], picked: list[int], emitted: list[int]
 ) -> None:
-    guess = Draft(np.array(draft, np.int32))
+    guess = Tree(np.array(draft, np.int32))
     assert equality(PROMPT, guess, one_hot(*picked), GumbelSampler(SamplingParams())).tolist() == emitted
 
 
 def test_accept_follows_the_branch_that_agrees() -> None:
     # 5 ─ 6 and 7 ─ (8, 9 ─ 4)
-    tree = Draft(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4))
+    tree = Tree(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4))
     picked = one_hot(7, 0, 0, 9, 0, 4, 11)
     assert equality(PROMPT, tree, picked, GumbelSampler(SamplingParams())).tolist() == [7, 9, 4, 11]

@@ -17,7 +17,7 @@ from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
-from edgespec.types import Draft, DraftRequest, Logits, TokenIds, TreeWorth, append
+from edgespec.types import DraftRequest, Logits, TokenIds, Tree, TreeWorth, append
 
 TEXT, MOST = np.array([3, 4], np.int32), 24
 CHANCES = tuple(typical_probability(each) for each in range(NUM_CLASSES))
@@ -34,7 +34,7 @@ def worth(row: float = 0.03, step: float = 0.1, branch: float = 0.01) -> TreeWor
     )
 
 
-def grown(tree: DraftTree, probabilities: Sequence[float]) -> Draft:
+def grown(tree: DraftTree, probabilities: Sequence[float]) -> Tree:
     """A draft all of whose guesses have these probabilities, best first, and other tokens."""
     token = 0
     while tips := tree.choose():
@@ -47,7 +47,7 @@ def grown(tree: DraftTree, probabilities: Sequence[float]) -> Draft:
     return tree.draft("model")
 
 
-def path_chances(draft: Draft) -> list[float]:
+def path_chances(draft: Tree) -> list[float]:
     """The chance that the text runs through each node."""
     growth = draft.growth
     assert growth is not None
@@ -132,7 +132,7 @@ class Chains(ForwardingDecoder):
         return self._decoder.logits(tokens, num_last)
 
 
-def drafted(worth: TreeWorth, sampler: GumbelSampler, *, has_branches: bool = True, num_tokens: int = 4) -> Draft:
+def drafted(worth: TreeWorth, sampler: GumbelSampler, *, has_branches: bool = True, num_tokens: int = 4) -> Tree:
     decoder = TableDecoder(50, seed=1)
     drafter = ModelDrafter(decoder if has_branches else Chains(decoder), 50)
     return drafter.draft(TEXT, DraftRequest(num_tokens, tree=worth), sampler)

@@ -20,7 +20,7 @@ from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, DraftRequest, TokenIds, append
+from edgespec.types import DraftRequest, TokenIds, Tree, append
 
 GREEDY = GumbelSampler(SamplingParams())
 windows = st.builds(Window, st.integers(1, 7), st.integers(2, 5), st.integers(1, 6))
@@ -48,7 +48,7 @@ def test_lookahead_fills_the_context_and_ends(window: Window) -> None:
     assert tokens_of(blocks(policy, sampler, 80, context_length=20)) == plain
 
 
-def one_draft(lookahead: Lookahead, tokens: TokenIds) -> Draft:
+def one_draft(lookahead: Lookahead, tokens: TokenIds) -> Tree:
     return lookahead.draft(tokens, DraftRequest(24), GREEDY)
 
 

@@ -13,7 +13,7 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 
 class Broken(Drafter):
@@ -23,30 +23,30 @@ class Broken(Drafter):
 
     is_free = False
 
-    def __init__(self, fault: Callable[[Draft], Draft], num_good: int = 5, name: str = "broken") -> None:
+    def __init__(self, fault: Callable[[Tree], Tree], num_good: int = 5, name: str = "broken") -> None:
         self.name = name
         self._inner = ModelDrafter(TableDecoder(VOCAB, seed=2, near=target()), VOCAB, name)
         self._fault = fault
         self._num_good = num_good
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         draft = self._inner.draft(tokens, request, sampler)
         self._num_good -= 1
         return draft if self._num_good >= 0 else self._fault(draft)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         pass
 
 
-def raising(draft: Draft) -> Draft:
+def raising(draft: Tree) -> Tree:
     raise RuntimeError("it broke")
 
 
-FAULTS: dict[str, Callable[[Draft], Draft]] = {
+FAULTS: dict[str, Callable[[Tree], Tree]] = {
     "raises": raising,
     "beyond the vocabulary": lambda draft: draft._replace(tokens=draft.tokens + VOCAB),
     "negative": lambda draft: draft._replace(tokens=draft.tokens - VOCAB),
-    "too many": lambda draft: Draft(np.zeros(90, np.int32), (0,) * 90, source="broken"),
+    "too many": lambda draft: Tree(np.zeros(90, np.int32), (0,) * 90, source="broken"),
     "floats": lambda draft: draft._replace(tokens=draft.tokens.astype(np.float64)),  # type: ignore[arg-type]
     "no evidence": lambda draft: draft._replace(buckets=()),
 }

@@ -11,12 +11,12 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.quarantine import GuardedDrafter, nonsense
 from edgespec.errors import DrafterFault, MemoryExhausted
-from edgespec.types import NO_DRAFT, Distribution, Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Distribution, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 VOCAB = 12
 TEXT = np.array([1, 2, 3, 1, 2], np.int32)
 SAMPLER = GumbelSampler(SamplingParams())
-GOOD = Draft(np.array([3, 1], np.int32), (0, 0), source="stub")
+GOOD = Tree(np.array([3, 1], np.int32), (0, 0), source="stub")
 
 
 class Stub(Drafter):
@@ -28,13 +28,13 @@ class Stub(Drafter):
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         return answer  # type: ignore[no-any-return]
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         raise ZeroDivisionError("no rows")
 
 
@@ -48,22 +48,22 @@ def ids(*tokens: int, dtype: type = np.int32) -> Any:
 
 
 NONSENSE = {
-    "negative": (Draft(ids(1, -1), (0, 0)), "the token -1, wanted 0 to 11"),
-    "beyond the vocabulary": (Draft(ids(1, 12), (0, 0)), "the token 12"),
-    "more than asked for": (Draft(ids(1, 2, 3, 4, 5), (0,) * 5), "5 tokens ahead, wanted at most 4"),
-    "another type": (Draft(ids(1, dtype=np.int64), (0,)), "int64"),
-    "floats": (Draft(ids(1, dtype=np.float32), (0,)), "float32"),
-    "another shape": (Draft(ids(1, 2).reshape(1, 2), (0,)), r"\[1, 2\]"),
-    "no array": (Draft([1, 2], (0, 0)), "list"),  # type: ignore[arg-type]
+    "negative": (Tree(ids(1, -1), (0, 0)), "the token -1, wanted 0 to 11"),
+    "beyond the vocabulary": (Tree(ids(1, 12), (0, 0)), "the token 12"),
+    "more than asked for": (Tree(ids(1, 2, 3, 4, 5), (0,) * 5), "5 tokens ahead, wanted at most 4"),
+    "another type": (Tree(ids(1, dtype=np.int64), (0,)), "int64"),
+    "floats": (Tree(ids(1, dtype=np.float32), (0,)), "float32"),
+    "another shape": (Tree(ids(1, 2).reshape(1, 2), (0,)), r"\[1, 2\]"),
+    "no array": (Tree([1, 2], (0, 0)), "list"),  # type: ignore[arg-type]
     "no draft": (None, "NoneType"),
-    "too little evidence": (Draft(ids(1, 2), (0,)), "buckets is of 1 tokens, wanted 2"),
-    "too many distributions": (Draft(ids(1), (0,), distributions=(Distribution(ids(1), ids(1)),) * 2), "of 2"),
+    "too little evidence": (Tree(ids(1, 2), (0,)), "buckets is of 1 tokens, wanted 2"),
+    "too many distributions": (Tree(ids(1), (0,), distributions=(Distribution(ids(1), ids(1)),) * 2), "of 2"),
     "a distribution of other tokens": (
-        Draft(ids(1), (0,), distributions=(Distribution(ids(99), ids(1)),)),
+        Tree(ids(1), (0,), distributions=(Distribution(ids(99), ids(1)),)),
         "drew",
     ),
-    "a deep tree": (Draft(ids(1, 2, 3, 4, 5), (0,) * 5, (-1, 0, 1, 2, 3)), "5 tokens ahead"),
-    "a tree without a root": (Draft(ids(1, 2), (0, 0), (1, 0)), "parents"),
+    "a deep tree": (Tree(ids(1, 2, 3, 4, 5), (0,) * 5, (-1, 0, 1, 2, 3)), "5 tokens ahead"),
+    "a tree without a root": (Tree(ids(1, 2), (0, 0), (1, 0)), "parents"),
 }
 
 
@@ -134,7 +134,7 @@ def test_it_is_not_taken_away_while_it_drafts() -> None:
     entered, may_end = threading.Event(), threading.Event()
 
     class Slow(Stub):
-        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
             entered.set()
             assert may_end.wait(60)
             return GOOD

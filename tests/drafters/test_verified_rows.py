@@ -11,7 +11,7 @@ from edgespec.drafters.verified_rows import (
     no_rows,
     verify_rows,
 )
-from edgespec.types import NO_DRAFT, Draft, TokenIds, append
+from edgespec.types import NO_DRAFT, TokenIds, Tree, append
 
 VOCAB = 90
 GREEDY = GumbelSampler(SamplingParams())
@@ -22,7 +22,7 @@ def row_after(tokens: TokenIds) -> np.ndarray:
     return np.random.default_rng(tokens.tolist()).normal(0, 3, VOCAB).astype(np.float32)
 
 
-def logits_of(tokens: TokenIds, draft: Draft) -> np.ndarray:
+def logits_of(tokens: TokenIds, draft: Tree) -> np.ndarray:
     texts = [tokens]
     for node, token in enumerate(draft.tokens.tolist()):
         parent = node - 1 if draft.parents is None else draft.parents[node]
@@ -40,9 +40,9 @@ def test_a_log_has_the_rows_behind_the_tokens_of_the_answer_alone() -> None:
             right.append(int(row_after(append(text, right)).argmax()))
         draft = {
             "none": NO_DRAFT,
-            "chain": Draft(np.array([*right[:2], (right[2] + 1) % VOCAB], np.int32)),
-            "tree": Draft(np.array([(right[0] + 1) % VOCAB, right[0], right[1]], np.int32), parents=(-1, -1, 1)),
-            "wrong": Draft(np.array([(right[0] + 1) % VOCAB], np.int32)),
+            "chain": Tree(np.array([*right[:2], (right[2] + 1) % VOCAB], np.int32)),
+            "tree": Tree(np.array([(right[0] + 1) % VOCAB, right[0], right[1]], np.int32), parents=(-1, -1, 1)),
+            "wrong": Tree(np.array([(right[0] + 1) % VOCAB], np.int32)),
         }[kind]
         text = append(text, accept(text, draft, logits_of(text, draft), GREEDY))
     assert np.array_equal(log.text, text)

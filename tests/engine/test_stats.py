@@ -19,7 +19,7 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Acceptance, Draft, TokenIds
+from edgespec.types import Acceptance, TokenIds, Tree
 
 
 def stats_of(tally: Tally) -> Stats:
@@ -77,13 +77,13 @@ def test_counts_agree_with_each_other(
     assert all(0 <= share <= 1 for share in stats.acceptance_by_position)
 
 
-def block(draft: Draft, *emitted: int) -> Block:
+def block(draft: Tree, *emitted: int) -> Block:
     return Block(np.array(emitted, np.int32), draft, np.zeros((0, 0), np.float32), 0.1, 0.1)
 
 
 # 5 ─ 6 and 7 ─ (8, 9 ─ 4)
-TREE = Draft(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4), source="tree")
-CHAIN = Draft(np.array([5, 6, 7], np.int32), source="chain")
+TREE = Tree(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4), source="tree")
+CHAIN = Tree(np.array([5, 6, 7], np.int32), source="chain")
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,14 @@ CHAIN = Draft(np.array([5, 6, 7], np.int32), source="chain")
         (CHAIN, [5, 6, 7, 8], (3, False)),
         (CHAIN, [5, 9], (2, True)),
         (CHAIN, [9], (1, True)),
-        (Draft(np.zeros(0, np.int32)), [9], (0, False)),
+        (Tree(np.zeros(0, np.int32)), [9], (0, False)),
         (TREE, [7, 9, 4, 11], (5, False)),
         (TREE, [7, 1], (4, True)),
         (TREE, [5, 6, 1], (3, False)),
         (TREE, [1], (2, True)),
     ],
 )
-def test_verdicts_are_on_what_hangs_on_the_kept(
-    draft: Draft, emitted: TokenIds, verdict: tuple[int, bool]
-) -> None:
+def test_verdicts_are_on_what_hangs_on_the_kept(draft: Tree, emitted: TokenIds, verdict: tuple[int, bool]) -> None:
     assert verdicts(draft, np.array(emitted, np.int32)) == verdict
 
 

@@ -19,7 +19,7 @@ from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget, has_spent
 from edgespec.export.convert import export_model
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 OPENS = "<|im_start|>user\n{{ messages[-1].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n"
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.9, seed=3)}
@@ -31,8 +31,8 @@ class Foolish(Drafter):
 
     name = "foolish"
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-        return Draft(((tokens[-1] + np.arange(1, 5)) % 250 + 3).astype(np.int32), (0,) * 4, source=self.name)
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        return Tree(((tokens[-1] + np.arange(1, 5)) % 250 + 3).astype(np.int32), (0,) * 4, source=self.name)
 
 
 def table(seed: int = 3, near: TableDecoder | None = None) -> TableDecoder:

@@ -17,7 +17,7 @@ from edgespec.decoders import Argmax
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -91,10 +91,10 @@ def test_no_row_of_a_pass_goes_without_the_mask(tiny_model: Path) -> None:
     class Foolish(Drafter):
         name, num_asked = "foolish", 0
 
-        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
             self.num_asked += 1
             drafted = (tokens[-1] + np.arange(1, 5)) % 250 + 3
-            return Draft(drafted.astype(np.int32), (0,) * 4, source=self.name)
+            return Tree(drafted.astype(np.int32), (0,) * 4, source=self.name)
 
     foolish, table = Foolish(), TableDecoder(tiny.VOCAB, seed=3)
     alone = engine_of(tiny_model, table)

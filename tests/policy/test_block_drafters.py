@@ -12,7 +12,7 @@ from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 _TRUTH = np.arange(60_000, dtype=np.int32) % 997
 _NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
@@ -33,13 +33,13 @@ class BlockDrafter(Drafter):
     def tokens_per_step(self) -> int:
         return self._tokens_per_step
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = _TRUTH[len(tokens) :][: min(request.num_tokens, _BLOCK)]
         if len(right):
             self._clock.now += self._step * STEP_S
         keeps = self._rng.random(len(right)) < self._chance
         tokens = np.where(keeps, right, right + 1).astype(np.int32)
-        return Draft(tokens, tuple(map(position_bucket, range(len(right)))), source=self.name)
+        return Tree(tokens, tuple(map(position_bucket, range(len(right)))), source=self.name)
 
 
 def run(

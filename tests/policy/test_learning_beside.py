@@ -10,7 +10,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 GREEDY = GumbelSampler(SamplingParams())
 TRUTH = np.arange(2_000, dtype=np.int32) % 97
@@ -34,11 +34,11 @@ class Knower(Drafter):
     def can_run_ahead(self) -> bool:
         return self._can_run_ahead
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = TRUTH[len(tokens) :][: min(8, request.num_tokens)]
         num_right = len(tokens) % 7
         guess = np.where(np.arange(len(right)) < num_right, right, right + 1).astype(np.int32)
-        return Draft(guess, tuple(range(len(guess))), source=self.name)
+        return Tree(guess, tuple(range(len(guess))), source=self.name)
 
 
 def policy_of(max_unlearned: int, **drafter: bool) -> MeasuredPolicy:

@@ -16,7 +16,7 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.simulation.device_pair import Machine
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 GREEDY = GumbelSampler(SamplingParams())
 
@@ -47,16 +47,16 @@ class Guesser(Drafter):
         self._truth, self._ms, self.clock = truth, ms, clock
         self._rng = np.random.default_rng(seed)
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = self._truth[len(tokens) :][: request.num_tokens]
         keeps = self._rng.random(len(right)) < self.chance
         unread = max(0, min(len(tokens) - self.num_read, self.max_unread or len(tokens)) - 1)
         self.num_read = len(tokens)
         self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
-        return Draft(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
+        return Tree(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         pass
 
 
@@ -263,8 +263,8 @@ def test_of_a_draft_made_ahead_no_more_is_run_than_pays(schedule: str) -> None:
 
 def test_what_was_not_reached_is_not_counted() -> None:
     class Sure(Guesser):
-        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-            return Draft(np.array([1, 2, 3], np.int32), (0, 1, 2), source="sure")
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+            return Tree(np.array([1, 2, 3], np.int32), (0, 1, 2), source="sure")
 
     policy = policy_of(Sure(TRUTH, 1.0, clock=VirtualClock()))
     round = policy.propose(TRUTH[:1], 9, GREEDY)

@@ -18,7 +18,7 @@ from edgespec.policy.speculation import Speculation
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import Profile
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 WIDTHS = range(1, 31)
 FAR = ContextCosts.between(128, {1: 0.02, 2: 0.03, 16: 0.05}, 4128, {1: 0.04, 2: 0.08, 16: 0.22})
@@ -112,8 +112,8 @@ def test_a_stored_profile_that_denies_the_padding_is_corrected() -> None:
 class OneGuess(Drafter):
     name = "text"
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-        return Draft(np.zeros(request.num_tokens, np.int32), (0,) * request.num_tokens, source=self.name)
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        return Tree(np.zeros(request.num_tokens, np.int32), (0,) * request.num_tokens, source=self.name)
 
 
 def test_the_second_token_of_a_pair_is_drafted_for_nothing() -> None:

@@ -15,7 +15,7 @@ from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, marginal_times
 from edgespec.policy.expected import best_chain, expected_tokens
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.types import Draft
+from edgespec.types import Tree
 
 times = st.lists(st.floats(0.0, 0.6), min_size=40, max_size=40).map(
     lambda steps: (1.0 + np.cumsum([0.0, *steps])).tolist()
@@ -91,7 +91,7 @@ def test_a_policy_drafts_alone_and_not_beside_many() -> None:
         [SuffixDrafter()], PassCosts(ratios, 1.0), AcceptanceRates(), max_draft=4, beside=lambda: shared[0]
     )
     text = np.array([1, 2, 3, 4] * 8, np.int32)
-    drafts: dict[int, list[Draft]] = {}
+    drafts: dict[int, list[Tree]] = {}
     sampler = table_runs.GumbelSampler(table_runs.SamplingParams(), 0)
     for beside in (ALONE, Beside(8, 8.0)):
         shared[0] = beside

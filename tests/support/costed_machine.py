@@ -10,7 +10,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.speculation import Speculation
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 STEP_S = 0.02
 GREEDY = GumbelSampler(SamplingParams())
@@ -42,12 +42,12 @@ class Guesser(Drafter):
     def __init__(self, chance: float, has_guess: float, rng: np.random.Generator) -> None:
         self.chance, self._has_guess, self._rng = chance, has_guess, rng
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = _TRUTH[len(tokens) :][: request.num_tokens]
         if self._rng.random() > self._has_guess:
             right = right[:0]
         keeps = self._rng.random(len(right)) < self.chance
-        return Draft(np.where(keeps, right, right + 1).astype(np.int32), (0,) * len(right), source=self.name)
+        return Tree(np.where(keeps, right, right + 1).astype(np.int32), (0,) * len(right), source=self.name)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
@@ -34,12 +34,12 @@ class WildDrafter(Drafter):
         self.is_free = is_free
         self._rng = np.random.default_rng(seed)
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         size = int(self._rng.integers(0, request.num_tokens + 1))
         guess = self._rng.integers(0, VOCAB, size).astype(np.int32)
-        return Draft(guess, (0,) * size, source=self.name)
+        return Tree(guess, (0,) * size, source=self.name)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         assert logits.shape == (len(draft.tokens) + 1, VOCAB)
 
 
@@ -52,15 +52,15 @@ class WildTrees(Drafter):
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         size = int(self._rng.integers(0, 3 * request.num_tokens + 1))
         parents = tuple(int(self._rng.integers(-1, node)) for node in range(size))
         kept = np.flatnonzero(trees.depths(parents) <= request.num_tokens)
         if len(kept) < size:
-            return Draft(np.zeros(0, np.int32))
-        return Draft(self._rng.integers(0, VOCAB, size).astype(np.int32), (0,) * size, parents, source=self.name)
+            return Tree(np.zeros(0, np.int32))
+        return Tree(self._rng.integers(0, VOCAB, size).astype(np.int32), (0,) * size, parents, source=self.name)
 
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         assert logits.shape == (len(draft.tokens) + 1, VOCAB)
 
 

@@ -1,0 +1,144 @@
+"""How large the house is: modules, lines, arrows between rooms, and what a reader walks through.
+
+    python scripts/house_figures.py            # from the sources alone
+    python scripts/house_figures.py MODEL      # also what opening a prepared model and a greedy answer enter
+
+An arrow is a room that imports from another one; each module on top of `edgespec/` counts as a room. A function
+counts once, however often it is entered; comprehensions and lambdas count too, bodies of modules do not.
+"""
+
+import _thread
+import ast
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"edgespec": "edgespec", "export": "edgespec.export", "runtimes": "edgespec.runtimes"}
+
+
+def modules() -> dict[str, Path]:
+    """The product's modules by their full names."""
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "face"
+
+
+def imported_from(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of the product that a module imports, anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgespec"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in known else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("edgespec"))
+
+
+def print_sources() -> None:
+    known = modules()
+    texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    arrows = {
+        (room_of(name), room_of(other)) for name, tree in trees.items() for other in imported_from(tree, known)
+    }
+    arrows = {(here, there) for here, there in arrows if here != there}
+    classes = Counter(node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    public = [name for name, count in classes.items() if count > 1]
+    asks = re.compile(r"isinstance\([^)]*(Decoder|Interruptible|CorrectableHead)\b")
+    docs = [
+        ast.get_docstring(node) or ""
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    ]
+    print(f"lines                        {sum(text.count(chr(10)) for text in texts.values())}")
+    print(f"modules                      {len(known)}")
+    print(f"rooms, arrows between them   {len({room_of(name) for name in known})}, {len(arrows)}")
+    print(f"class names used twice       {len(public)} {' '.join(sorted(public))}")
+    print(f"isinstance on a decoder      {sum(len(asks.findall(text)) for text in texts.values())}")
+    print(f"type: ignore                 {sum(text.count('type: ignore') for text in texts.values())}")
+    print(f'docstrings "What", "Whether" {sum(d.startswith("What ") for d in docs)}, '
+          f"{sum(d.startswith('Whether ') for d in docs)}")  # fmt: skip
+
+
+def entered(run: Callable[[], Any]) -> tuple[Any, set[CodeType]]:
+    """What a call gives, and the product's functions that it enters, in any thread."""
+    found: set[CodeType] = set()
+    roots = tuple(str(ROOT / folder) for folder in FOLDERS)
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(roots) and code.co_name != "<module>":
+            found.add(code)
+
+    with threads_profiled(note):
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            return run(), found
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def threads_profiled(note: Callable[..., None]) -> Iterator[None]:
+    """Profile threads of _thread too, which threading does not see."""
+    start = _thread.start_new_thread
+
+    def start_profiled(work: Callable[..., Any], *arguments: Any) -> int:
+        def profiled(*given: Any) -> None:
+            sys.setprofile(note)
+            work(*given)
+
+        return start(profiled, *arguments)
+
+    users = [each for name, each in sys.modules.items() if name.startswith("edgespec.")]
+    users = [each for each in users if getattr(each, "start_new_thread", None) is start]
+    for each in users:
+        setattr(each, "start_new_thread", start_profiled)  # noqa: B010  # a name that its type does not have
+    try:
+        yield
+    finally:
+        for each in users:
+            setattr(each, "start_new_thread", start)  # noqa: B010
+
+
+def print_walk(name: str, codes: set[CodeType]) -> None:
+    files = Counter(code.co_filename for code in codes)
+    print(f"{name:28} {len(codes)} functions in {len(files)} modules")
+    if "--files" in sys.argv:
+        for path, count in sorted(files.items()):
+            print(f"    {count:4} {Path(path).relative_to(ROOT)}")
+
+
+def print_walks(model: str) -> None:
+    from edgespec import load
+
+    load(model).close()  # prepared, measured and proved from here on
+    engine, opening = entered(lambda: load(model))
+    with engine:
+        engine.generate("Name three rivers.", max_tokens=24)
+        _, answering = entered(lambda: engine.generate("Name three towns.", max_tokens=24))
+    print_walk("opening a prepared model", opening)
+    print_walk("an answer of 24 tokens", answering)
+
+
+if __name__ == "__main__":
+    print_sources()
+    for each in sys.argv[1:2]:
+        print_walks(each)
