@@ -92,7 +92,7 @@ def entered(run: Callable[[], Any]) -> tuple[Any, set[CodeType]]:
             return run(), found
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
 
 @contextmanager
