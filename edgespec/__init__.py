@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
     from edgespec.tools.tool import ToolCall
 
+if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
+    from edgespec.models.home import ModelHome as ModelHome
+
 __version__ = "0.1.0"
 
 logging.getLogger("edgespec").addHandler(logging.NullHandler())  # silent unless somebody listens
@@ -121,6 +124,12 @@ _HOMES = {
     "Stats": "engine.stats",
 }
 
+# Names of inner rooms that the wings use (chat, server, evaluation, training, cli), with their modules.
+# They are no promise to apps. Sorted, one a line; each is also in the block for type checkers above.
+_WING_NAMES = {
+    "ModelHome": "models.home",
+}
+
 
 # A program beside a checkout finds this folder before the installed package; runtimes/ and export/ lie beside it.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "runtimes")):
@@ -129,10 +138,11 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "runtimes")):
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
-    if name not in __all__:
+    home = _WING_NAMES.get(name) or (_HOMES.get(name, "errors") if name in __all__ else None)
+    if home is None:
         raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
     with defer_signals():  # NumPy, which most of them need, would report itself broken
-        module = import_module(f"edgespec.{_HOMES.get(name, 'errors')}")
+        module = import_module(f"edgespec.{home}")
     return getattr(module, name)
 
 

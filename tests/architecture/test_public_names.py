@@ -91,6 +91,19 @@ def test_every_public_name_is_listed() -> None:
     assert set(edgespec.__all__) <= set(dir(edgespec))
 
 
+def test_names_for_the_wings_are_sorted_and_there() -> None:
+    names = [*edgespec._WING_NAMES]
+    assert names == sorted(names)
+    assert not {*names} & {*edgespec.__all__}
+    stated = re.findall(
+        r"^    from ([\w.]+) import (\w+) as \2$", Path(edgespec.__file__).read_text("utf-8"), re.MULTILINE
+    )
+    assert {name: module for module, name in stated} == {
+        name: f"edgespec.{home}" for name, home in edgespec._WING_NAMES.items()
+    }
+    assert [name for name in names if not hasattr(edgespec, name)] == []
+
+
 # Objects that load makes, and what only the rest of edgespec calls.
 INTERNAL = {
     "AnswerStream.__init__",
