@@ -21,7 +21,7 @@ from command_line import command_line
 
 from edgespec import load
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Round, speculative_decode
+from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.engine.draft_models import Chain, open_chain
 from edgespec.engine.resolve import resolve
 from edgespec.evaluation.prompts import own_prompts
@@ -54,20 +54,20 @@ class PlannedPolicy:
     length: int
     wait: int
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         length = min(self.length, max_tokens)
         if not self.drafter.can_run_ahead:
             draft = self.drafter.draft(tokens, DraftRequest(length), sampler) if length else NO_DRAFT
-            return Round(tokens, draft)
+            return Proposal(tokens, draft)
         is_hedged = self.drafter.num_alternatives > 0
         request = DraftRequest(length, is_ahead=True, branching=UNKNOWN_BRANCHING if is_hedged else None)
         num_ready = len(self.drafter.draft_ahead(tokens, request, sampler).draft.tokens)
         least = min(max(num_ready, self.wait), length)
-        return Round(
+        return Proposal(
             tokens, self.drafter.draft(tokens, replace(request, num_tokens=least, min_tokens=least), sampler)
         )
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         pass
 
     def close(self) -> None:

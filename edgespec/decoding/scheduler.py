@@ -27,7 +27,7 @@ class Expectation(NamedTuple):
     speed_over_plain: float  # 1 is the speed of plain decoding
 
 
-class Round(NamedTuple):
+class Proposal(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
     tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
@@ -40,7 +40,7 @@ class Round(NamedTuple):
     is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies
     num_refused: int = 0  # tokens of a draft that the pass had no memory for
 
-    def without_draft(self) -> "Round":
+    def without_draft(self) -> "Proposal":
         """The round as plain decoding, after a pass over its draft was refused memory."""
         return self._replace(draft=NO_DRAFT, num_refused=len(self.draft.tokens))
 
@@ -48,10 +48,10 @@ class Round(NamedTuple):
 class DraftPolicy(Protocol):
     """Who drafts, and how much."""
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         """The next round: a draft of at most max_tokens tokens, or none for plain decoding."""
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         """Learn from a round.
 
         Args:
@@ -67,10 +67,10 @@ class DraftPolicy(Protocol):
 class Plain:
     """Plain decoding: no draft ever."""
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
-        return Round(tokens)
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        return Proposal(tokens)
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         pass
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def _require_unset(cancel: Flag) -> None:
         raise Cancelled("the answer was cancelled")
 
 
-def _verify(target: Decoder, round: Round, relieve: Callable[[], bool]) -> tuple[Round, Logits]:
+def _verify(target: Decoder, round: Proposal, relieve: Callable[[], bool]) -> tuple[Proposal, Logits]:
     """Run the pass, without its draft where there is no memory for it."""
     while True:
         try:

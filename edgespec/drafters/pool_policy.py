@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.decoding.pass_queue import Caller
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.drafters.pool import DrafterPool
 from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -51,7 +51,7 @@ class PoolPolicy:
         """Whether drafter models draft for this answer, if there are any."""
         return self._cache == 0
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         had_models, before = self.has_models, self._cache
         if (cache := self.cache()) != before:
             self.pool.end_round(before)
@@ -62,7 +62,7 @@ class PoolPolicy:
             self._start(version)
         return self._inner.propose(tokens, max_tokens, sampler)
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         if round.num_refused:
             self.pool.report_refused_draft(round.num_refused)
         self._inner.observe(round, logits, emitted, verify_s)

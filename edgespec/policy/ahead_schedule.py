@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
 from edgespec.policy.expected import expected_tokens
@@ -77,7 +77,7 @@ class AheadSchedule:
         """The request for the draft of an option that weigh has given."""
         return self._request(request, option.num_tokens, timeout_s=option.timeout_s)
 
-    def observe(self, round: Round, num_accepted: int, verify_s: float, *, is_run: bool) -> bool:
+    def observe(self, round: Proposal, num_accepted: int, verify_s: float, *, is_run: bool) -> bool:
         """Learn from a round, whoever drafted in it.
 
         Args:

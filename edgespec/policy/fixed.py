@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from time import perf_counter
 
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING
 from edgespec.policy.reasons import NO_DRAFTER, NO_GUESS, NO_LENGTH
 from edgespec.policy.round_log import log_round
@@ -19,7 +19,7 @@ class FixedLength:
         self._with_distributions = with_distributions
         self._num_rounds = 0
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         started = perf_counter()
         num_tokens = min(self._num_tokens, max_tokens)
         request = DraftRequest(
@@ -37,11 +37,11 @@ class FixedLength:
             draft = drafter.draft(tokens, request, sampler)
             if len(draft.tokens):
                 is_ahead = any(each.can_run_ahead for each in self._drafters)
-                return Round(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
+                return Proposal(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
         reason = NO_DRAFTER if not self._drafters else NO_GUESS if self._num_tokens else NO_LENGTH
-        return Round(tokens, NO_DRAFT, reason)
+        return Proposal(tokens, NO_DRAFT, reason)
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:
             drafter.learn(round.tokens, round.draft, logits)
         self._num_rounds += 1

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgespec.decoding import trees
 from edgespec.decoding.pass_queue import ALONE, Beside
-from edgespec.decoding.scheduler import Expectation, Round
+from edgespec.decoding.scheduler import Expectation, Proposal
 from edgespec.policy.acceptance_rates import AcceptanceChange, AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_costs import DraftCosts
@@ -33,7 +33,7 @@ _PAUSE_SHARE = 0.1  # of the newest pause in the running average
 class _Unlearned(NamedTuple):
     """A round that rates and costs do not know yet."""
 
-    round: Round
+    round: Proposal
     emitted: TokenIds
     pass_s: float | None  # None where a source has learned what its pass took, or where it read the prompt
     num_beside: int = 0  # rows of other texts in the pass
@@ -85,18 +85,18 @@ class MeasuredPolicy:
             drafter, stats, self.costs, self.rates, self.max_draft, self.clock, has_trees=self.has_trees
         )
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         with self._lock:
             return self._propose(tokens, max_tokens, sampler)
 
-    def _propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def _propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         if self._ended_s is not None:
             self._observe_pause(self.clock() - self._ended_s)
         request = self._request_of(min(self.max_draft, max_tokens))
         self.costs.context_length = len(tokens)
         self.costs.beside = self.beside()
         if request.num_tokens < 1:
-            return Round(tokens, reason=ENDING)
+            return Proposal(tokens, reason=ENDING)
         if self.with_distributions:
             # What is drawn must say nothing of what is decided, in this round or, left over, in a later one.
             sampler = sampler.drafting(len(tokens))
@@ -106,7 +106,7 @@ class MeasuredPolicy:
         chosen = self._choose(plain, options, tokens)
         started = self.clock()
         draft = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else chosen.offer
-        return Round(
+        return Proposal(
             tokens,
             draft,
             "" if len(draft.tokens) else self._reason(options),
@@ -122,7 +122,7 @@ class MeasuredPolicy:
             self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
         return self._request
 
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._ended_s = self.clock()
         self._num_rounds += 1
         self._probes.observe_round()

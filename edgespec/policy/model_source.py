@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.ahead_schedule import AheadSchedule
 from edgespec.policy.costs import PassCosts
@@ -148,7 +148,7 @@ class ModelSource:
         taken_s, gain = drafting_s + self.costs.pass_s(num_nodes + 1), self.stats.tree_gain
         gain.observe(growth.expected, taken_s * option.rate / gain.ratio)
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+    def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1
         self.stats.budget.save(1.0)
         draft = round.draft.trunk()

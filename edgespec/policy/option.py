@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.limits import MIN_GAIN
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
@@ -41,5 +41,5 @@ class Source(Protocol):
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """The draft of an option that was chosen."""
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+    def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         """Learn from a round, whoever drafted in it; returns whether the source learned what the pass took too."""

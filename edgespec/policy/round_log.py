@@ -3,7 +3,7 @@
 import json
 import logging
 
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 
 _LOG = logging.getLogger("edgespec.rounds")
 
@@ -13,7 +13,7 @@ def logs_rounds() -> bool:
     return _LOG.isEnabledFor(logging.DEBUG)
 
 
-def log_round(number: int, round: Round, num_accepted: int, verify_s: float) -> None:
+def log_round(number: int, round: Proposal, num_accepted: int, verify_s: float) -> None:
     """Log what was run, what came of it, and what was expected of each source."""
     if not logs_rounds():
         return

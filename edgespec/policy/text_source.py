@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot
 
 from edgespec.decoding import trees
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.expected import best_chain, expected_tokens, most_hopeful
@@ -89,13 +89,13 @@ class TextSource:
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         return option.offer.cut(option.num_tokens)
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+    def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         for offer in round.offers:
             if offer.parents is not None and offer.source == self.drafter.name:
                 self._observe_tree(round, emitted, verify_s)
         return False
 
-    def _observe_tree(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+    def _observe_tree(self, round: Proposal, emitted: TokenIds, verify_s: float) -> None:
         """Learn from a round for which the source had a tree."""
         if round.draft.source != self.drafter.name:
             self._budget.save(verify_s)

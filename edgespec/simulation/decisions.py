@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgespec.decoding.scheduler import Plain, Round
+from edgespec.decoding.scheduler import Plain, Proposal
 from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 
@@ -77,7 +77,7 @@ class ReplayPolicy(Plain):
         self._drafter = drafter
         self._rounds = iter(rounds)
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         draft, is_ahead = NO_DRAFT, False
         for request, num_drafted in next(self._rounds, []):
             if request is None:
@@ -87,7 +87,7 @@ class ReplayPolicy(Plain):
             else:
                 asked = replace(request, num_tokens=num_drafted, min_tokens=num_drafted, timeout_s=None)
                 draft, is_ahead = self._drafter.draft(tokens, asked, sampler), request.is_ahead
-        return Round(tokens, draft, is_ahead=is_ahead)
+        return Proposal(tokens, draft, is_ahead=is_ahead)
 
     def close(self) -> None:
         self._drafter.pause()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Round, speculative_decode
+from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
@@ -209,5 +209,5 @@ class _RecordedPolicy(Plain):
         self._drafter = drafter
         self._lengths = iter(lengths)
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
-        return Round(tokens, self._drafter.draft(tokens, DraftRequest(next(self._lengths, 0)), sampler))
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        return Proposal(tokens, self._drafter.draft(tokens, DraftRequest(next(self._lengths, 0)), sampler))

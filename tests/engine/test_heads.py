@@ -16,7 +16,7 @@ from edgespec import Message, SamplingParams, load
 from edgespec.cli.main import main
 from edgespec.decoders import Decoder
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.decoding.scheduler import Plain, Round, speculative_decode
+from edgespec.decoding.scheduler import Plain, Proposal, speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
 from edgespec.models.pair import write_pair
@@ -198,12 +198,12 @@ class Trees(Plain):
         self._drafter, self._worth, self._depth = ModelDrafter(head, head.vocab_size), worth, depth
         self.num_branched = 0  # trees in which a next best choice was drafted on from
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         request = DraftRequest(min(self._depth, max_tokens), tree=self._worth)
         draft = self._drafter.draft(tokens, request, sampler)
         trunk = len(draft.trunk().tokens)
         self.num_branched += any(parent >= trunk for parent in draft.parents or ())
-        return Round(tokens, draft)
+        return Proposal(tokens, draft)
 
 
 def test_trees_of_a_head_change_no_text_whatever_their_shape(

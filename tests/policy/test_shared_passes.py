@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decoding.pass_queue import ALONE, Beside
-from edgespec.decoding.scheduler import Round
+from edgespec.decoding.scheduler import Proposal
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, marginal_times
@@ -96,7 +96,7 @@ def test_a_policy_drafts_alone_and_not_beside_many() -> None:
     for beside in (ALONE, Beside(8, 8.0)):
         shared[0] = beside
         for _ in range(20):
-            round: Round = policy.propose(text, 20, sampler)
+            round: Proposal = policy.propose(text, 20, sampler)
             num_draft = len(round.draft.tokens)
             emitted = np.append(round.draft.tokens, text[0]).astype(np.int32)
             taken_s = ratios[min(25, num_draft + 1 + beside.num_rows)]
