@@ -54,8 +54,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
-from edgespec.tools.tool import parse_tools
-from edgespec.tools.tool_use import ToolUse, parse_tool_use
+from edgespec.tools.tool import ToolUse, parse_tools
 from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
@@ -343,9 +342,7 @@ class Engine:
         """
         self._require_open()
         require_writer(self.manifest)
-        use = parse_tool_use(
-            tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
-        )
+        use = ToolUse.parse(tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls))
         is_whole = check_flag("whole_tool_calls", whole_tool_calls)
         tools_told = use.tools if use else ()
         tokens = self._encoder.encode(

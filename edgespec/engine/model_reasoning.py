@@ -11,7 +11,7 @@ from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenIds
 
 _TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning

@@ -14,8 +14,9 @@ from edgespec.engine.stopping import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
+from edgespec.tools.call_parser import CallReader
 from edgespec.tools.formats import CallFormat
-from edgespec.tools.tool_use import CallReader, ToolUse
+from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.engine.request import CallReading
 from edgespec.errors import FormatError, UsageError
 from edgespec.tools.formats import CallFormat
-from edgespec.tools.tool import schema_refusal
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.tool import ToolUse, schema_refusal
 
 if TYPE_CHECKING:
     from edgespec.grammar.compile import GrammarCompiler

@@ -16,7 +16,7 @@ from edgespec.engine.stats import Tally
 from edgespec.engine.stopping import TextStop
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
-from edgespec.tools.tool_use import CallReader
+from edgespec.tools.call_parser import CallReader
 from edgespec.types import TokenIds, append
 
 

@@ -14,8 +14,7 @@ from edgespec.errors import FormatError, UsageError
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import is_note, largest_opening, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
-from edgespec.tools.tool import Tool, schema_refusal
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
 _TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")

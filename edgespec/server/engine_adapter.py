@@ -15,7 +15,7 @@ from edgespec.server.answer_fields import StatedFormat
 from edgespec.server.errors import explain_format
 from edgespec.server.model_host import in_daemon
 from edgespec.tokenization.prompt_encoder import Prompt
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.tool import ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from edgespec.server.sse import EventStream, event
 from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
 from edgespec.tools.call_events import CallStart, TextPart, in_order
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.tool import ToolUse
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
 

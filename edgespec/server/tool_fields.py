@@ -8,14 +8,13 @@ from edgespec.errors import ToolError, UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.protocol import ChatRequest, ResponsesRequest
 from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
-from edgespec.tools.tool import Tool
-from edgespec.tools.tool_use import ToolUse, parse_tool_use
+from edgespec.tools.tool import Tool, ToolUse
 
 
 def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
     """The tools that an answer may call. Raises ApiError: 400, they are wrong."""
     try:
-        return parse_tool_use(asked.tools, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
+        return ToolUse.parse(asked.tools, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
     except ToolError as error:
         raise ApiError(400, str(error), param=error.field) from None
     except UsageError as error:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgespec.tokenization.tool_template import ToolTemplate
-from edgespec.tools.call_writer import describe_tools, write_calls
 from edgespec.tools.messages import CallMessage, ResultMessage
-from edgespec.tools.notations import WrittenCall
+from edgespec.tools.notations import WrittenCall, describe_tools, write_calls
 from edgespec.tools.tool import Tool, ToolCall, is_too_deep
 
 _BASE = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from edgespec.tools.call_output import CallOutput
+from edgespec.tools.call_events import CallOutput
 from edgespec.tools.formats import Body, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
-from edgespec.tools.json_scanner import JsonScanner
 from edgespec.tools.notations import WrittenCall, escape_halves, load_json, parse_pairs, parse_python, write_json
-from edgespec.tools.text_reader import EndOfText, Reading, TextReader
+from edgespec.tools.text_reader import EndOfText, JsonScanner, Reading, TextReader
 from edgespec.tools.tool import Tool
 
 _ANY_JSON = JsonBody()

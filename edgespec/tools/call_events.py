@@ -1,7 +1,8 @@
-"""What an answer with calls of tools consists of, in its order, and its calls as a whole."""
+"""The parts of an answer with calls of tools, in its order: as values, as a whole, and as a parser finds them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgespec.tools.tool import ToolCall
 
@@ -57,11 +58,6 @@ def join_calls(events: Iterable[Part]) -> tuple[ToolCall, ...]:
     )
 
 
-def join_text(events: Iterable[Part]) -> str:
-    """The text of an answer beside its calls."""
-    return "".join(event.text for event in events if isinstance(event, TextPart))
-
-
 def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
     """Text and events apart, and for each event how many characters of the text stand before it."""
     text, events, places = "", list[CallEvent](), list[int]()
@@ -84,3 +80,110 @@ def in_order(text: str, events: Sequence[CallEvent], places: Sequence[int]) -> I
         yield event
     if done < len(text):
         yield TextPart(text[done:])
+
+
+class StopSearch(Protocol):
+    """Ends a text at the first of several strings, and holds back what may begin one."""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that can be shown, and whether it ends there."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        ...
+
+
+class CallOutput:
+    """Collects text and calls until they are taken; white space beside calls is dropped.
+
+    Where arguments are held, a call comes out once it is whole, and may be dropped before. A stop string in the
+    text ends all of it; calls are not searched, and no stop string spans one.
+    """
+
+    def __init__(self, *, holds_arguments: bool, stop: StopSearch | None = None) -> None:
+        self.num_calls = 0  # that are complete
+        self.is_open = False  # a call has been passed on in part
+        self.is_stopped = False  # by a stop string, behind which nothing is taken
+        self._stop = stop
+        self._holds_arguments = holds_arguments
+        self._events: list[Part] = []
+        self._held: list[Part] = []  # of a call that may turn out to be none
+        self._space = ""  # white space and noise that belong to the text if more text follows
+        self._fragment = ""  # of arguments
+        self._is_text_last = True
+
+    def take(self) -> list[Part]:
+        """What has come since it was asked last."""
+        self._flush_fragment()
+        events, self._events = self._events, []
+        return events
+
+    def add_text(self, text: str) -> None:
+        """Text of the answer that is no call."""
+        if self._stop and not self.is_stopped:
+            text, self.is_stopped = self._stop.push(text)
+            self._keep_text(text)
+        elif not self.is_stopped:
+            self._keep_text(text)
+
+    def _keep_text(self, text: str) -> None:
+        body = text.rstrip()
+        if body:
+            self._events.append(TextPart(self._space + body))
+            self._space, self._is_text_last = "", True
+        self._space += text[len(body) :]
+
+    def add_noise(self, text: str) -> None:
+        """What stands around calls, and is text only if more text follows."""
+        self._release_text()
+        self._space += text
+
+    def end_text(self) -> None:
+        """No more text follows."""
+        self._release_text()
+        if self._is_text_last and self._space:
+            self._events.append(TextPart(self._space))
+
+    def begin_call(self, name: str) -> None:
+        if self.is_stopped:
+            return
+        if not self._holds_arguments:
+            self._release_text()
+        self._add(CallStart(self.num_calls, name))
+        if not self._holds_arguments:
+            self._space, self._is_text_last, self.is_open = "", False, True
+
+    def add_arguments(self, text: str) -> None:
+        if not self.is_stopped:
+            self._fragment += text
+
+    def end_call(self) -> None:
+        if self.is_stopped:
+            return
+        self._add(CallEnd(self.num_calls))
+        self.num_calls += 1
+        self._release_text()
+        self._events += self._held
+        self._held = []
+        self._space, self._is_text_last, self.is_open = "", False, False
+
+    def drop_call(self) -> None:
+        """Forget a call that has not been passed on."""
+        self._held.clear()
+        self._fragment = ""
+
+    def _release_text(self) -> None:
+        """Pass on what might have begun a stop string."""
+        if self._stop:
+            self._keep_text(self._stop.flush())
+
+    def _add(self, event: CallEvent) -> None:
+        self._flush_fragment()
+        (self._held if self._holds_arguments else self._events).append(event)
+
+    def _flush_fragment(self) -> None:
+        if self._fragment:
+            event = CallArguments(self.num_calls, self._fragment)
+            self._fragment = ""
+            self._add(event)

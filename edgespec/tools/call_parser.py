@@ -5,14 +5,18 @@ beside calls is dropped.
 """
 
 import re
+import secrets
+import string
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.tools.call_body import CallBodyReader, NoCall
-from edgespec.tools.call_output import CallOutput, Event, StopSearch
+from edgespec.tools.call_events import CallOutput, CallStart, Part, StopSearch
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.text_reader import EndOfText, Reading, TextReader
-from edgespec.tools.tool import Tool
+from edgespec.tools.tool import Tool, ToolUse
 
+_ID_CHARACTERS = string.ascii_letters + string.digits
 _FENCE = "```"  # around JSON, as models that were trained on code write it
 
 
@@ -55,13 +59,13 @@ class CallParser:
         """Whether a stop string has ended the answer."""
         return self._output.is_stopped
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[Part]:
         """What a piece of the answer adds."""
         self._reader.add(text)
         next(self._run)
         return self._output.take()
 
-    def flush(self) -> list[Event]:
+    def flush(self) -> list[Part]:
         """What was held back, when no more text comes."""
         self._reader.is_over = True
         for _ in self._run:
@@ -163,3 +167,47 @@ class CallParser:
             yield
         yield from reader.take_until(end, self._output.add_arguments)
         self._output.end_call()
+
+
+class CallReader:
+    """Text of an answer in, its text without calls and its calls out, in their order."""
+
+    def __init__(
+        self, use: ToolUse, format: CallFormat, *, holds_arguments: bool, stop: StopSearch | None = None
+    ) -> None:
+        """holds_arguments, stop: As CallParser has them."""
+        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments, stop=stop)
+        self._is_parallel = use.is_parallel
+        self.has_calls = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has all the calls that it may have, or a stop string has ended it."""
+        return self.is_stopped or (not self._is_parallel and self._parser.num_calls > 0)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._parser.is_stopped
+
+    def push(self, text: str) -> list[Part]:
+        """What a piece of the answer adds to its text and to its calls."""
+        return self._take(self._parser.push(text))
+
+    def flush(self) -> list[Part]:
+        """What was held back, when no more text comes."""
+        return self._take(self._parser.flush())
+
+    def _take(self, found: Sequence[Part]) -> list[Part]:
+        parts: list[Part] = []
+        for part in found:
+            if isinstance(part, CallStart):
+                self.has_calls = True
+                part = replace(part, id=_make_call_id())
+            parts.append(part)
+        return parts
+
+
+def _make_call_id() -> str:
+    """A name for a call that no other has."""
+    return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))

@@ -9,8 +9,7 @@ from itertools import chain
 from typing import Any
 
 from edgespec.errors import ToolError, UsageError
-from edgespec.tools.function_schema import describe_function, schema_of
-from edgespec.tools.typed_arguments import typed_arguments
+from edgespec.tools.function_arguments import describe_function, schema_of, typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -224,3 +223,38 @@ def _named(given: Mapping[str, Any]) -> Any:
             f"tool_choice is {reprlib.repr(dict(given))}; wanted a type 'function' with the name of a tool"
         )
     return stated["name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of an answer.
+
+    choice: auto, required, or the name of the tool that must be called.
+    is_parallel: The answer may call several; otherwise it ends with its first call.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    is_parallel: bool = True
+
+    @classmethod
+    def parse(cls, tools: Any, choice: Any = None, *, is_parallel: bool = True) -> "ToolUse | None":
+        """From what a caller gives as tools and tool_choice; None where no tool may be called.
+
+        Raises UsageError: The tools or the choice are wrong.
+        """
+        parsed = parse_tools(tools)
+        chosen = parse_choice(choice, parsed)
+        if not parsed or chosen == "none":
+            return None
+        return cls(tools=parsed, choice=chosen, is_parallel=is_parallel)
+
+    @property
+    def possible(self) -> tuple[Tool, ...]:
+        """The tools that may be called: all, or the one that must be."""
+        return tuple(tool for tool in self.tools if self.choice in (tool.name, "auto", "required"))
+
+    @property
+    def is_ensured(self) -> bool:
+        """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
+        return self.choice != "auto" or any(tool.strict for tool in self.tools)

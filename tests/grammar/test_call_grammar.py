@@ -18,11 +18,9 @@ from edgespec.grammar.call_grammar import call_grammar, constrained_format
 from edgespec.grammar.compile import GrammarCompiler
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.tools.call_writer import write_calls
 from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
-from edgespec.tools.notations import WrittenCall
-from edgespec.tools.tool import parse_tools
-from edgespec.tools.tool_use import ToolUse
+from edgespec.tools.notations import WrittenCall, write_calls
+from edgespec.tools.tool import ToolUse, parse_tools
 
 TOOLS = [
     {

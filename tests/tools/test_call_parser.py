@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.stopping import TextStop
-from edgespec.tools.call_events import CallEnd, CallStart, TextPart, join_calls, join_text
+from edgespec.tools.call_events import CallEnd, CallStart, Part, TextPart, join_calls
 from edgespec.tools.call_parser import CallParser
-from edgespec.tools.call_writer import write_calls
 from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
-from edgespec.tools.notations import WrittenCall
+from edgespec.tools.notations import WrittenCall, write_calls
 from edgespec.tools.tool import Tool
 
 TOOLS = (
@@ -49,6 +48,11 @@ def parse(
         except ValueError:
             found.append((call.name, {}))
     return join_text(events), found, tuple(call.arguments for call in calls)
+
+
+def join_text(events: Sequence[Part]) -> str:
+    """The text of an answer beside its calls."""
+    return "".join(event.text for event in events if isinstance(event, TextPart))
 
 
 def parse_everywhere(text: str, format: CallFormat, *, holds: bool) -> tuple[str, Calls, tuple[str, ...]]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.tools.json_scanner import JsonScanner
+from edgespec.tools.text_reader import JsonScanner
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=8)
@@ -15,7 +15,9 @@ def scan(text: str) -> str:
     """What a scanner takes of a text, which is to be a value."""
     scanner = JsonScanner()
     taken = [added for character in text if (added := scanner.push(character)) is not None]
-    scanner.end()
+    scanner.push(" ")  # the end of a number
+    if not scanner.is_done:
+        raise ValueError("the value is not complete")
     return "".join(taken)
 
 

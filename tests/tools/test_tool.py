@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.tools.function_schema import describe_function, schema_of
+from edgespec.tools.function_arguments import describe_function, schema_of
 from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
 from edgespec.tools.tool import Tool, ToolCall, parse_choice, parse_tools
 
