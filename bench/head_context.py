@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from command_line import command_line
 
-from edgespec.evaluation.head_check import open_pair
+from edgespec.loading.head_check import open_pair
 from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import recurrent_head

@@ -171,7 +171,7 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
 
 
 def _export_pair(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pair_export import export_pair
+    from edgespec.engine.pair_export import export_pair
 
     home = model_home(offline=options.offline)
     target, drafter = (pair_half(options, part, home) for part in export_parts(options))
@@ -188,7 +188,7 @@ def _export_pair(options: argparse.Namespace) -> None:
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pair_export import add_forms
+    from edgespec.engine.pair_export import add_forms
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)

@@ -9,7 +9,7 @@ from edgespec.errors import UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec.evaluation.pair_export import PairHalf
+    from edgespec.engine.pair_export import PairHalf
     from edgespec.export.drafting import Drafting
     from edgespec.models.home import ModelHome
 
@@ -145,7 +145,7 @@ class ExportPart(NamedTuple):
 
 def export_parts(options: argparse.Namespace) -> list[ExportPart]:
     """What is to be exported: of a pair to which forms are added those that it does not have."""
-    from edgespec.evaluation.pair_export import usual_added_precision
+    from edgespec.engine.pair_export import usual_added_precision
 
     found = []
     is_mtp = options.drafter == MTP and not Path(MTP).exists()
@@ -198,7 +198,7 @@ def drafting_options(options: argparse.Namespace) -> "Drafting":
 
 def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
     """The half of a pair that a part is, from its source, which is fetched if it is on the hub."""
-    from edgespec.evaluation.pair_export import PairHalf
+    from edgespec.engine.pair_export import PairHalf
     from edgespec.export.drafting import Drafting
 
     return PairHalf(

@@ -46,7 +46,7 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
 
 def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["Plan"]:
     """The plans of both halves of a pair, whose sources are on this machine."""
-    from edgespec.evaluation.pair_export import plan_pair
+    from edgespec.engine.pair_export import plan_pair
 
     home = model_home(offline=options.offline)
     target, drafter = (pair_half(options, part, home) for part in parts)

@@ -35,7 +35,7 @@ def add_pair(parser: CommandParser) -> None:
 
 
 def _pair_check(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import check_folder, check_pair
+    from edgespec.engine.pair_check import check_folder, check_pair
 
     devices = {"device": options.device, "drafter_device": options.drafter_device}
     how = {**devices, "offline": options.offline, "report": info}
@@ -61,7 +61,7 @@ def _pair_folder(home: "ModelHome", target: str) -> Path | None:
 
 
 def _print_ranking(options: argparse.Namespace, home: "ModelHome", devices: dict[str, str]) -> None:
-    from edgespec.evaluation.drafter_choice import rank_for_model
+    from edgespec.engine.drafter_choice import rank_for_model
     from edgespec.planning.ranking_words import ranking_document, ranking_in_words
 
     document = ranking_document(rank_for_model(home, options.target, **devices))

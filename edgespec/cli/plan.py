@@ -118,7 +118,7 @@ def _rank_drafters(options: argparse.Namespace, asked: "DrafterNames", models: P
     """What else could draft for the target of a plan; of the drafters the named ones come first."""
     from edgespec.config.byte_size import parse_bytes
     from edgespec.config.drafter_names import SELF
-    from edgespec.evaluation.drafter_choice import rank_for_placement
+    from edgespec.engine.drafter_choice import rank_for_placement
 
     words = [cascade.models[0] for cascade in asked.cascades]
     return rank_for_placement(

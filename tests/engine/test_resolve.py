@@ -10,15 +10,15 @@ import pytest
 import tiny
 
 import edgespec.engine.device_candidates
-import edgespec.evaluation.pair_export
+import edgespec.engine.pair_export
 import edgespec.loading.device_choice
 import edgespec.loading.device_forms
 import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
+from edgespec.engine.pair_export import PairHalf, add_forms
 from edgespec.engine.resolve import Resolved, resolve
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
-from edgespec.evaluation.pair_export import PairHalf, add_forms
 from edgespec.manifest import read_manifest
 from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource
@@ -42,7 +42,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)
         return there[name.lower()]
 
-    for module in (edgespec.loading.device_choice, edgespec.evaluation.pairing, edgespec.runtimes.devices):
+    for module in (edgespec.loading.device_choice, edgespec.engine.pair_check, edgespec.runtimes.devices):
         monkeypatch.setattr(module, "find_device", find)
 
 
@@ -276,7 +276,7 @@ def test_a_pair_stays_where_memory_is_too_short_to_measure_it(
     def refuse(*arguments: object, **settings: object) -> None:
         raise MemoryExhausted("4 GB are needed and 2 GB are free")
 
-    monkeypatch.setattr(edgespec.evaluation.pairing, "measure_pair", refuse)
+    monkeypatch.setattr(edgespec.engine.pair_check, "measure_pair", refuse)
     named = ["--device", "gpu", "--drafter-device", "cpu"]
     assert main(export(sources, *named, "--output", str(sources))) == 0
     reported = capsys.readouterr()
@@ -376,14 +376,14 @@ def test_only_the_sources_of_a_pair_are_added_to_it(
 def test_form_that_another_process_adds_meanwhile_is_no_error(
     pair: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_model = edgespec.evaluation.pair_export.export_model
+    export_model = edgespec.engine.pair_export.export_model
 
     def export_second(source: Path, output: Path, **how: object) -> object:
         if output.name == "target-gpu":
             add_form(pair, "target", "gpu")
         return export_model(source, output, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(edgespec.evaluation.pair_export, "export_model", export_second)
+    monkeypatch.setattr(edgespec.engine.pair_export, "export_model", export_second)
     source = LocalSource(path=tiny_gguf)
     said: list[str] = []
     halves = [PairHalf(part=part, source=source, form="gpu", device="webgpu") for part in ("target", "drafter")]

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from fake_hub import FakeHub
 
-import edgespec.evaluation.pair_export
+import edgespec.engine.pair_export
 import edgespec.models.download
 import edgespec.models.hub
 from edgespec.cli.main import main
@@ -527,7 +527,7 @@ def test_a_drafting_head_is_exported_by_its_id(
     assert main([*command, "--dry-run"]) == 0
     assert hub.fetched() == []
     assert "org/head, cpu form" in capsys.readouterr().out
-    monkeypatch.setattr(edgespec.evaluation.pair_export, "check_if_here", lambda *arguments: None)
+    monkeypatch.setattr(edgespec.engine.pair_export, "check_if_here", lambda *arguments: None)
     assert main(command) == 0
     manifest = read_manifest(tmp_path / "pair" / "drafter")
     assert (manifest.source.repository, manifest.source.revision, manifest.name) == ("org/head", sha, "head")

@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.engine.load import load
+from edgespec.engine.pair_export import PairHalf, export_pair
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.evaluation.pair_export import PairHalf, export_pair
 from edgespec.export.card import model_card
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting

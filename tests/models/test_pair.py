@@ -12,10 +12,9 @@ import tiny_heads
 
 from edgespec import load
 from edgespec.cli.main import main
+from edgespec.engine.pair_check import best_gain, check_pair
+from edgespec.engine.pair_export import PairHalf, export_pair, usual_added_precision
 from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
-from edgespec.evaluation.pair_check import best_gain
-from edgespec.evaluation.pair_export import PairHalf, export_pair, usual_added_precision
-from edgespec.evaluation.pairing import check_pair
 from edgespec.export.convert import export_model
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.export.planned_model import plan_model

@@ -1,4 +1,4 @@
-"""The gain of a drafter for its target, estimated on a few prompts, and a verdict.
+"""The gain of a drafter for its target, measured on a few prompts, and a verdict.
 
 Speed is not timed end to end, which would take long runs. The acceptance rate and the costs of a pass and of a
 drafted token are measured; the best draft length and its gain follow (Leviathan et al., 2023, section 3.3).
@@ -6,72 +6,144 @@ drafted token are measured; the best draft length and its gain follow (Leviathan
 
 from collections.abc import Sequence
 from itertools import islice, repeat
+from pathlib import Path
 from statistics import median
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryExhausted
-from edgespec.models.pair import PairCheck
+from edgespec.engine.load import load
+from edgespec.engine.resolve import Resolved, resolve
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
+from edgespec.loading.head_check import PROMPTS
+from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
+from edgespec.manifest import Manifest
+from edgespec.models.pair import (
+    PairCheck,
+    have_same_tokens,
+    record_check,
+    restore_pair,
+)
 from edgespec.policy.expected import best_length, expected_tokens
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MIN_GAIN_OF_PAIR
+from edgespec.runtimes.devices import device_key, find_device
+from edgespec.system.command_line import quote
 from edgespec.types import Drafter, Report, TokenIds
 
-PROMPTS = (
-    "What should I look at when I buy a used bicycle?",
-    "Write a Python function that merges two sorted lists into one, with a docstring.",
-    "Translate into French: The library closes at six, but the reading room stays open until nine.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does it travel, and how fast if it covers 246 km?",
-    "Summarise in one sentence: The town council voted on Monday to turn the old tram depot into a covered "
-    "market. Work begins in spring and is to take two years. Shopkeepers nearby had asked for it since 2019.",
-    "Write a polite note to a neighbour whose dog barks at night.",
-)
 _MAX_TOKENS = 48  # of each answer
 _NUM_DRAFT = 4
 _LONGEST = 8
 _USUAL_BREAK_EVEN = 0.55
 
 
-def measure_pair(
-    engine: Engine,
+def check_pair(
+    target: str,
+    drafter: str,
     *,
-    names: tuple[str, str],
-    same_special_tokens: bool,
-    same_chat_template: bool,
-    same_tokens: bool,
-    is_head: bool = False,
-    longest: int | None = None,
+    device: str = "auto",
+    drafter_device: str = "auto",
+    offline: bool = False,
     report: Report = lambda line: None,
 ) -> PairCheck:
-    """Measure an engine with its drafter.
+    """Load both models and measure what drafting gains on the devices.
 
-    names: Names of target and drafter.
-    same_tokens: Whether the drafter has the target's vocabulary; otherwise its drafts are translated.
-    is_head: Whether the drafter is a drafting head.
-    longest: The most tokens that the drafter can draft; None where nothing bounds them.
+    Raises:
+        DeviceUnavailable: A device cannot be used, or a model is not in the form for it.
+        VocabularyMismatch: The drafter has too few of the target's tokens.
+        ModelError: One of them is missing or invalid.
+    """
+    return _check(_resolve(target, drafter, (device, drafter_device), offline, report), report)
+
+
+def check_folder(
+    folder: Path,
+    *,
+    device: str = "auto",
+    drafter_device: str = "auto",
+    offline: bool = False,
+    report: Report = lambda line: None,
+) -> PairCheck:
+    """Measure a pair folder on the devices, and record it in the folder; a pair.json that is damaged is replaced.
+
+    Raises:
+        DeviceUnavailable: A device cannot be used, or the pair has no form for it.
+        ModelError: The folder holds no pair.
+    """
+    if (pair := restore_pair(folder, report)) is None:
+        raise ModelError(
+            f"{folder} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
+        )
+    resolved = _resolve(str(folder), str(folder), (device, drafter_device), offline, report)
+    check = _check(resolved, report)
+    placement = resolved.placement
+    devices = device_key(placement.device), device_key(placement.drafter_device)
+    record_check(pair, check, devices, (resolved.target.folder, resolved.drafters[0].models[0].folder))
+    return check
+
+
+def _resolve(target: str, drafter: str, devices: tuple[str, str], offline: bool, report: Report) -> Resolved:
+    resolved = resolve(
+        target, drafter=drafter, device=devices[0], drafter_device=devices[1], offline=offline, report=report
+    )
+    if not resolved.drafters:
+        raise ModelError(f"'{drafter}' is not a model; a pair is a target and a smaller model")
+    return resolved
+
+
+def _check(resolved: Resolved, report: Report) -> PairCheck:
+    target, drafter = resolved.target, resolved.drafters[0].models[0]
+    with load(
+        target.folder,
+        drafter=str(drafter.folder),
+        device=resolved.placement.device.name,
+        drafter_device=resolved.placement.drafter_device.name,
+        report=report,
+    ) as engine:
+        return measure_pair(engine, target, drafter, report)
+
+
+def check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: Report) -> PairCheck | None:
+    """Measure a pair on the devices that it was exported for, or report why that is not possible."""
+    try:
+        for name in devices:
+            if (device := find_device(name)).is_software:
+                raise DeviceUnavailable(f"'{device.name}' is an emulator, whose speed says nothing of a device")
+        report("measuring the pair")
+        return check_folder(folder, device=devices[0], drafter_device=devices[1], report=report)
+    except (DeviceUnavailable, MemoryExhausted) as error:
+        when = "where the devices are" if isinstance(error, DeviceUnavailable) else "once more memory is free"
+        report(
+            f"the speed of this pair was not measured: {error}. To measure it {when}: "
+            f"edgespec pair check {quote(output)} --device {devices[0]} --drafter-device {devices[1]}"
+        )
+        return None
+
+
+def _distinct_names(target: Manifest, drafter: Manifest) -> tuple[str, str]:
+    """Both names, with their precisions where the names are equal."""
+    if target.name != drafter.name:
+        return target.name, drafter.name
+    return f"{target.name} ({target.precision})", f"{drafter.name} ({drafter.precision})"
+
+
+def measure_pair(engine: Engine, target: ModelFolder, drafter: ModelFolder, report: Report) -> PairCheck:
+    """Measure an engine with its drafter.
 
     Raises MemoryExhausted: The drafter was not opened for lack of memory, so that nothing can be measured.
     """
+    names = _distinct_names(target.manifest, drafter.manifest)
     with engine.speculation.hold():
         if all(each.is_free for each in engine.speculation.drafters()):
             raise MemoryExhausted(
                 f"{names[1]} cannot be measured: there was no memory to open it beside {names[0]}; close other "
                 "programs, raise the memory limit, or use a smaller drafter"
             )
-        alike = same_special_tokens, same_chat_template, same_tokens
-        return _measure(engine, names, *alike, is_head, longest, report)
+        return _measure(engine, names, target, drafter, report)
 
 
 def _measure(
-    engine: Engine,
-    names: tuple[str, str],
-    same_special_tokens: bool,
-    same_chat_template: bool,
-    same_tokens: bool,
-    is_head: bool,
-    longest: int | None,
-    report: Report,
+    engine: Engine, names: tuple[str, str], target: ModelFolder, drafter: ModelFolder, report: Report
 ) -> PairCheck:
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
     plain: list[Block] = []
@@ -88,15 +160,17 @@ def _measure(
     pass_s = median(block.verify_s for block in both)
     draft_s = median(block.draft_s for block in both) / _NUM_DRAFT
     acceptance = _acceptance(drafted[greedy])
-    gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s, longest)
+    own, other = target.manifest, drafter.manifest
+    is_head = other.head is not None  # which follows its target's text, and has no template of its own
+    gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s, other.most_draft_tokens)
     verdict, reason = _judge(acceptance, gain, draft_s / step_s, is_head=is_head)
-    if not same_tokens:
+    if not have_same_tokens(read_tokenizer(*target), read_tokenizer(*drafter)):
         verdict += ", translated between two vocabularies"
     return PairCheck(
         target=names[0],
         drafter=names[1],
-        same_special_tokens=same_special_tokens,
-        same_chat_template=same_chat_template,
+        same_special_tokens=(own.bos_token_id, own.eos_token_ids) == (other.bos_token_id, other.eos_token_ids),
+        same_chat_template=is_head or read_chat_template(target) == read_chat_template(drafter),
         greedy_acceptance=acceptance,
         sampled_acceptance=_acceptance(drafted[sampled]),
         draft_cost=draft_s / step_s,

@@ -11,10 +11,10 @@ import pytest
 from made_up import SERIAL_BRANCHES
 
 from edgespec.cli.main import main
+from edgespec.engine import drafter_choice
+from edgespec.engine.drafter_choice import rank_for_model
 from edgespec.engine.resolve import find_known_devices
 from edgespec.errors import DeviceUnavailable, ModelError
-from edgespec.evaluation import drafter_choice
-from edgespec.evaluation.drafter_choice import rank_for_model
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 from edgespec.loading.open_model import ModelFolder, weights_bytes

@@ -12,11 +12,11 @@ import tiny
 
 from edgespec import load
 from edgespec.cli.main import main
+from edgespec.engine import pair_export
+from edgespec.engine.pair_export import PairHalf, add_forms, export_pair
 from edgespec.errors import SourceError, UsageError, require_context
-from edgespec.evaluation import pair_export
-from edgespec.evaluation.head_check import HeadAgreement, _compare, measure_agreement
-from edgespec.evaluation.pair_export import PairHalf, add_forms, export_pair
 from edgespec.export.convert import export_model
+from edgespec.loading.head_check import HeadAgreement, _compare, measure_agreement
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models.hub import LocalSource

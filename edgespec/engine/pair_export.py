@@ -6,9 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgespec.drafters.cross_vocabulary import find_translation
+from edgespec.engine.pair_check import check_if_here
 from edgespec.errors import ModelError, UsageError
-from edgespec.evaluation.head_check import require_agreement
-from edgespec.evaluation.pairing import check_if_here
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
 from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
@@ -21,6 +20,7 @@ from edgespec.export.planned_model import PlannedModel, plan_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.loading.device_forms import source_of
+from edgespec.loading.head_check import require_agreement
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair

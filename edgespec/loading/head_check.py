@@ -13,7 +13,6 @@ import numpy as np
 
 from edgespec.decoders import Decoder, DraftDecoder
 from edgespec.errors import DeviceUnavailable, SourceError
-from edgespec.evaluation.pair_check import PROMPTS
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.loading.vocab_subset import find_subset
@@ -25,6 +24,15 @@ from edgespec.system.console import show_progress
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.types import Report, TokenIds, append
 
+PROMPTS = (
+    "What should I look at when I buy a used bicycle?",
+    "Write a Python function that merges two sorted lists into one, with a docstring.",
+    "Translate into French: The library closes at six, but the reading room stays open until nine.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it travel, and how fast if it covers 246 km?",
+    "Summarise in one sentence: The town council voted on Monday to turn the old tram depot into a covered "
+    "market. Work begins in spring and is to take two years. Shopkeepers nearby had asked for it since 2019.",
+    "Write a polite note to a neighbour whose dog barks at night.",
+)
 LEAST_AGREEMENT = 0.2
 _NUM_TOKENS = 200
 _TOKENS_PER_TEXT = 40
