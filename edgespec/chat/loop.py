@@ -253,7 +253,7 @@ def _print_reply(
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
     with lines_wait(), live_line(session, sys.stdout) as live:
         chunks = live.watch(_save_regularly(session, reply))
-        return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
+        return _print_chunks(session, chunks, partial(_prompt_progress, reply), live.stream, begun)
 
 
 def _print_chunks(
@@ -314,15 +314,7 @@ def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:
             due_s = begun + max(_SAVE_S, (monotonic() - begun) / _MAX_SAVE_SHARE)
 
 
-def _prompt_progress(session: ChatSession, reply: Reply) -> Callable[[], str]:
-    target = session.engine.target
-    before = target.num_fed
-
-    def progress() -> str:
-        if target.num_fed == before:
-            return ""
-        held = getattr(target, "held", None)  # with what an earlier answer left in the cache, where there is one
-        num_read = target.num_fed - before if held is None else len(held)
-        return f"reading the prompt, {min(num_read, reply.prompt_tokens)} of {reply.prompt_tokens} tokens"
-
-    return progress
+def _prompt_progress(reply: Reply) -> str:
+    if not (num_read := reply.num_read):
+        return ""
+    return f"reading the prompt, {num_read} of {reply.prompt_tokens} tokens"

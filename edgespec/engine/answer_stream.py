@@ -33,6 +33,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
         prompt_tokens: int = 0,
+        num_read: Callable[[], int] = int,
         *,
         ends_loops: bool = False,
     ) -> None:
@@ -42,15 +43,21 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
             on_end: Is called once, by the reader that finds the answer over.
             prompt_tokens: How many tokens the model reads before it writes.
+            num_read: How many of them it has read by now.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
         """
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self._num_read = prompt_tokens, num_read
         self._maker = ChunkMaker(chunks, queue, ticket)
         self._on_end = on_end
         self._loops = LoopWatch() if ends_loops else None
         self._is_closed = self._is_interrupted = False
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
+
+    @property
+    def num_read(self) -> int:
+        """How many tokens of the prompt a cache holds by now, also from earlier answers."""
+        return self._num_read()
 
     @property
     def last(self) -> Chunk | None:

@@ -588,8 +588,9 @@ class Engine:
         if self._learner:
             self._learner.report_problem()
         ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
-        target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
-        ticket.interrupt = partial(interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
+        caches = self._shared.caches
+        target = answer_decoder(caches, target, ticket, request.tokens)
+        ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(
             chunks,
@@ -597,6 +598,7 @@ class Engine:
             ticket,
             self._pool.report_changes,
             len(request.tokens),
+            lambda: caches.num_read(ticket.cache, request.tokens),
             ends_loops=request.ends_loops,
         )
         with self._streams_lock:

@@ -66,6 +66,11 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         return self.begun + "".join(chunk.text for chunk in self._chunks)
 
     @property
+    def num_read(self) -> int:
+        """How many of prompt_tokens the model has read by now, also for earlier answers."""
+        return min(self._stream.num_read, self.prompt_tokens)
+
+    @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
         return self._stream.last

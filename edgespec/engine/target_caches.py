@@ -153,6 +153,12 @@ class TargetCaches:
             held = {number: getattr(self._decoders[number], "held_tokens", None) for number in numbers}
         return {number: tokens for number, tokens in held.items() if tokens is not None and len(tokens)}
 
+    def num_read(self, number: int | None, prompt: TokenIds) -> int:
+        """How many tokens of a prompt a cache holds by now; 0 for no cache."""
+        decoder = None if number is None else self.decoder(number)
+        held = getattr(decoder, "held_tokens", None)
+        return 0 if held is None else reusable_prefix(held, prompt, 0)
+
     @property
     def decoders(self) -> Sequence[Decoder]:
         """The decoders of all caches made so far; the sequence grows when another cache is made."""

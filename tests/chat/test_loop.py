@@ -21,7 +21,7 @@ from edgespec.chat.command import NOTHING, is_command, split_command, unescape_m
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.copied_text import code_blocks
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
-from edgespec.chat.loop import _obey, _save_regularly
+from edgespec.chat.loop import _obey, _prompt_progress, _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
@@ -555,6 +555,16 @@ def test_what_is_shown_of_an_answer_is_on_the_disk_each_second(
     session.save()
     assert read_transcript(session.autosave.path or Path()) == session.conversation.transcript(session.model)
     assert len([*session.autosave.path.parent.iterdir()] if session.autosave.path else []) == 1
+
+
+def test_progress_counts_what_the_cache_held_before(session: ChatSession) -> None:
+    answer(session, "the in the an " * 8)
+    with session.conversation.stream("the in") as reply:
+        assert _prompt_progress(reply) == ""
+        next(reply)
+        num = reply.prompt_tokens
+        assert num > 32
+        assert _prompt_progress(reply) == f"reading the prompt, {num} of {num} tokens"
 
 
 def test_engine_chat_is_a_conversation(session: ChatSession) -> None:
