@@ -28,12 +28,10 @@ def _serve(options: argparse.Namespace) -> int:
     import asyncio
 
     from edgespec.models.home import default_home
-    from edgespec.server.admission import Admission
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
-    from edgespec.server.drain import Drain
     from edgespec.server.kept_prefixes import KeptPrefixes
-    from edgespec.server.limits import Limits
+    from edgespec.server.limits import Admission, Drain, Limits
     from edgespec.server.metrics import Metrics
     from edgespec.server.model_host import ModelHost
     from edgespec.server.model_names import ModelNames

@@ -1,4 +1,4 @@
-"""From the fields of a request to what an engine is asked: sampling, drafting, bounds."""
+"""From the fields of a request to what an engine is asked: sampling, drafting, formats, priority, tools."""
 
 import json
 import secrets
@@ -8,12 +8,27 @@ from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
+from edgespec.engine.engine import Engine
+from edgespec.errors import ToolError, UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
-from edgespec.server.protocol import GenerationFields, Prediction, SamplingFields, SpeculationField, text_of
+from edgespec.server.protocol import (
+    ChatRequest,
+    GenerationFields,
+    Prediction,
+    ResponsesRequest,
+    SamplingFields,
+    SpeculationField,
+    text_of,
+    within,
+)
+from edgespec.tools.tool import ToolUse
 
 _SEEDS = 1 << 64
 _SAMPLING = {each.name for each in fields(SamplingParams)}
+# What Open WebUI asks for behind each answer, by the template that its questions have unless somebody edits them.
+_TASK, _HISTORY = "### Task:", "<chat_history>"
+_OUTPUTS = ('"title"', '"tags"', '"follow_ups"')
 
 
 def sampling_of(asked: SamplingFields, default: SamplingParams, limits: Limits, index: int = 0) -> SamplingParams:
@@ -143,3 +158,40 @@ def _schema_of(stated: dict[str, Any] | str | None) -> Any:
         return json.loads(stated)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"guided_json is no JSON ({error}); give a schema", param="guided_json") from None
+
+
+LEAST = -10
+_BACKGROUND = -1
+
+
+def priority_of(asked: SamplingFields) -> int:
+    """The priority that a request states, else a low one if it is known that no person waits for it.
+
+    Raises ApiError: 400, it is out of range; no request goes before those of persons, who have 0.
+    """
+    stated = within("priority", asked.priority, LEAST, 0)
+    if stated is not None:
+        return stated
+    return _BACKGROUND if isinstance(asked, ChatRequest) and _is_background(asked) else 0
+
+
+def _is_background(asked: ChatRequest) -> bool:
+    if asked.stream or len(asked.messages) != 1 or not isinstance(text := asked.messages[0].content, str):
+        return False
+    return text.startswith(_TASK) and _HISTORY in text and any(name in text for name in _OUTPUTS)
+
+
+def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
+    """The tools that an answer may call. Raises ApiError: 400, they are wrong."""
+    try:
+        return ToolUse.parse(asked.tools, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
+    except ToolError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    except UsageError as error:
+        param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
+        raise ApiError(400, str(error), param=param) from None
+
+
+def tool_notes(use: ToolUse | None, engine: Engine) -> dict[str, str]:
+    """edgespec's own field of an answer: how its model was told of its tools."""
+    return {"tool_format": engine.tool_format} if use else {}

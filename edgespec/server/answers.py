@@ -1,6 +1,6 @@
 """The answers to one request: a place for them, their model, and their chunks as they are made.
 
-What the endpoints have in common; each says what it asks (a Plan) and writes the chunks in its own shape.
+What the endpoints have in common; each says what it asks (an AnswerPlan) and writes the chunks in its own shape.
 """
 
 import asyncio
@@ -8,22 +8,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.engine import Engine
 from edgespec.engine.stats import Stats
-from edgespec.server.admission import Admission
-from edgespec.server.drain import Drain
-from edgespec.server.engine_adapter import AnswerRequest, OpenAnswer, open_answer
+from edgespec.server.answer_parts import Identity, TokenWords, notes_of, speculation_of, usage_of
+from edgespec.server.engine_adapter import AnswerRequest, OpenAnswer, fingerprint, open_answer
 from edgespec.server.errors import Preempted
-from edgespec.server.limits import Limits
+from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost
 from edgespec.server.model_names import ModelNames
-from edgespec.server.request_log import Record
+from edgespec.server.request_log import RequestRecord
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
-from edgespec.server.usage import notes_of, speculation_of, usage_of
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AnswerPlan:
     """The answers that a request asks for.
 
     num_answers: How many.
@@ -108,13 +106,27 @@ class Answers:
             parts[i].append(chunk)
         return [join_chunks(chunks, self.opened[i].prompt_tokens) for i, chunks in enumerate(parts)]
 
+    @property
+    def words(self) -> TokenWords:
+        return TokenWords(self.model.spellings, self.model.engine.tokenizer)
+
+    def head(self, identity: Identity, kind: str) -> dict[str, Any]:
+        """The fields that each document about the answers begins with."""
+        return {
+            "id": identity.id,
+            "object": kind,
+            "created": identity.created,
+            "model": self.model.name,
+            "system_fingerprint": fingerprint(self.model.engine),
+        }
+
     def usage(self) -> dict[str, object]:
         num_reasoning = sum(each.count for each in self.reasoning if each)
         return usage_of(self.prompt_tokens, self.cached_tokens, num_reasoning, list(self.stats.values()))
 
 
 @asynccontextmanager
-async def open_answers(services: Services, plan: Plan, record: Record) -> AsyncIterator[Answers]:
+async def open_answers(services: Services, plan: AnswerPlan, record: RequestRecord) -> AsyncIterator[Answers]:
     """The answers to a request, with a place in the queue and a model that stays loaded meanwhile.
 
     Raises:
@@ -129,7 +141,7 @@ async def open_answers(services: Services, plan: Plan, record: Record) -> AsyncI
 
 
 async def write_answers(
-    services: Services, plan: Plan, record: Record, write: Callable[[Answers], Awaitable[T]]
+    services: Services, plan: AnswerPlan, record: RequestRecord, write: Callable[[Answers], Awaitable[T]]
 ) -> T:
     """What write makes of the answers to a request, which nobody has read of before.
 
@@ -147,7 +159,9 @@ async def write_answers(
 
 
 @asynccontextmanager
-async def _lease_answers(services: Services, plan: Plan, record: Record, name: str) -> AsyncIterator[Answers]:
+async def _lease_answers(
+    services: Services, plan: AnswerPlan, record: RequestRecord, name: str
+) -> AsyncIterator[Answers]:
     async with services.host.lease(name, plan.priority) as lease:
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
@@ -165,7 +179,7 @@ async def _lease_answers(services: Services, plan: Plan, record: Record, name: s
             _record(services.metrics, record, answers)
 
 
-def _record(metrics: Metrics, record: Record, answers: Answers) -> None:
+def _record(metrics: Metrics, record: RequestRecord, answers: Answers) -> None:
     record.prompt_tokens = answers.prompt_tokens
     record.completion_tokens = answers.num_tokens.total()
     if answers.stats:

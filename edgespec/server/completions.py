@@ -8,18 +8,15 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
-from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
+from edgespec.server.answer_fields import drafting_of, format_of, priority_of, sampling_of
+from edgespec.server.answer_parts import Identity, TokenWords, completion_logprobs, new_identity
+from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
-from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
+from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
-from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
-from edgespec.server.logprobs import TokenWords, completion_logprobs
-from edgespec.server.priority import priority_of
-from edgespec.server.prompts import texts_of
-from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, within
-from edgespec.server.request_log import Record, record_of
+from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, texts_of, within
+from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import DONE, EventStream, event
 
 _MAX_TOKENS = 16  # where a request does not say, as the API has it
@@ -36,7 +33,7 @@ async def completions(services: Services, request: Request) -> Response:
     return JSONResponse(await run_for_client(request.receive, work))
 
 
-def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
+def plan_of(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
     """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     prompts = texts_of("prompt", asked.prompt)
     num_each = within("n", asked.n, 1, limits.num_choices) or 1
@@ -75,16 +72,16 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
             for i in range(num_each)
         ]
 
-    return Plan(
+    return AnswerPlan(
         model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts), priority=priority
     )
 
 
 async def _document(
-    services: Services, plan: Plan, record: Record, asked: CompletionRequest, identity: Identity
+    services: Services, plan: AnswerPlan, record: RequestRecord, asked: CompletionRequest, identity: Identity
 ) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
-        words = _words(answers) if asked.logprobs is not None else None
+        words = answers.words if asked.logprobs is not None else None
         choices = [
             {
                 "index": i,
@@ -94,17 +91,17 @@ async def _document(
             }
             for i, answer in enumerate(await answers.complete())
         ]
-        return {**_head(identity, answers), "choices": choices, "usage": answers.usage()}
+        return {**answers.head(identity, "text_completion"), "choices": choices, "usage": answers.usage()}
 
     return await write_answers(services, plan, record, write)
 
 
 async def _events(
-    services: Services, plan: Plan, record: Record, asked: CompletionRequest, identity: Identity
+    services: Services, plan: AnswerPlan, record: RequestRecord, asked: CompletionRequest, identity: Identity
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
-        head = _head(identity, answers)
-        words = _words(answers) if asked.logprobs is not None else None
+        head = answers.head(identity, "text_completion")
+        words = answers.words if asked.logprobs is not None else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         nothing = {"usage": None} if has_usage else {}
         offsets = [0] * plan.num_answers
@@ -144,17 +141,3 @@ def _echoed(answers: Answers, index: int, asked: CompletionRequest) -> str:
         return ""
     prompt = answers.requests[index].prompt
     return prompt if isinstance(prompt, str) else answers.model.engine.detokenize(prompt)  # type: ignore[arg-type]
-
-
-def _head(identity: Identity, answers: Answers) -> dict[str, Any]:
-    return {
-        "id": identity.id,
-        "object": "text_completion",
-        "created": identity.created,
-        "model": answers.model.name,
-        "system_fingerprint": fingerprint(answers.model.engine),
-    }
-
-
-def _words(answers: Answers) -> TokenWords:
-    return TokenWords(answers.model.spellings, answers.model.engine.tokenizer)

@@ -17,9 +17,8 @@ from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain
 from edgespec.server.model_host import in_daemon
-from edgespec.server.prompts import Text, texts_of
-from edgespec.server.protocol import EmbeddingsRequest
-from edgespec.server.request_log import Record, record_of
+from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
+from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.system.cancel import Cancel
 from edgespec.tokenization.token_ids import parse_ids
 from edgespec.types import TokenIds
@@ -55,7 +54,12 @@ async def embeddings(services: Services, request: Request) -> Response:
 
 
 async def _document(
-    services: Services, engine: Engine, name: str, asked: EmbeddingsRequest, texts: list[Text], record: Record
+    services: Services,
+    engine: Engine,
+    name: str,
+    asked: EmbeddingsRequest,
+    texts: list[Text],
+    record: RequestRecord,
 ) -> dict[str, Any]:
     embedder = engine.embedder
     inputs = await in_daemon(lambda: [_encode(engine, text) for text in texts])

@@ -1,6 +1,16 @@
-"""What one client may ask of the server, so that it stays responsive for the others."""
+"""Bounds of what clients may ask, so that the server stays responsive for all, and ends in time."""
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from time import monotonic
+
+from edgespec.server.errors import ApiError
+
+_NEWEST = 0.2  # share of the newest answer in the running mean
+_LONGEST_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +34,54 @@ class Limits:
     reader_s: float = 60.0  # to read what waits for it
     keep_alive_s: float = 10.0  # between two events of a stream
     drain_s: float = 10.0  # for answers to end by themselves when the server shuts down
+
+
+@dataclass(slots=True)
+class Admission:
+    """Places for answers. One thread, that of the event loop."""
+
+    num_places: int
+    num_taken: int = field(init=False, default=0)
+    _mean_s: float = field(init=False, default=1.0)  # from taking a place to leaving it
+
+    @contextmanager
+    def place(self, num_answers: int) -> Iterator[None]:
+        """Places for the answers to one request. Raises ApiError: 429, there are not enough."""
+        if self.num_taken + num_answers > self.num_places:
+            raise ApiError(
+                429,
+                f"{self.num_taken} answers are being made or wait, and {self.num_places} may; ask again later",
+                headers={"Retry-After": str(self._retry_s())},
+            )
+        self.num_taken += num_answers
+        started = monotonic()
+        try:
+            yield
+        finally:
+            self.num_taken -= num_answers
+            self._mean_s += _NEWEST * (monotonic() - started - self._mean_s)
+
+    def _retry_s(self) -> int:
+        """When a place may be free: an answer leaves after about the mean over the number of them."""
+        return min(_LONGEST_S, max(1, ceil(self._mean_s / max(1, self.num_taken))))
+
+
+@dataclass(slots=True)
+class Drain:
+    """is_closing is set when the time that answers have to end is over."""
+
+    drain_s: float
+    is_closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    def begin(self) -> None:
+        """Start the time; called again, end it at once."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.drain_s, self.is_closing.set)
+        else:
+            self.is_closing.set()
+
+    def cancel(self) -> None:
+        """Nothing is left to end."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -12,6 +12,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 Labels = tuple[tuple[str, str], ...]
+_COUNTED = {
+    "prompt_tokens": "Tokens of prompts.",
+    "completion_tokens": "Tokens of answers.",
+    "passes": "Passes of targets.",
+    "spec_draft_tokens": "Drafted tokens that a pass checked, by drafter.",
+    "spec_accepted_tokens": "Drafted tokens that were accepted, by drafter.",
+}
 
 
 @dataclass(slots=True)
@@ -93,15 +100,6 @@ class Metrics:
         )
         for labels, durations in sorted(self._first_tokens.items()):
             yield from durations.samples("edgespec_first_token_seconds", labels)
-
-
-_COUNTED = {
-    "prompt_tokens": "Tokens of prompts.",
-    "completion_tokens": "Tokens of answers.",
-    "passes": "Passes of targets.",
-    "spec_draft_tokens": "Drafted tokens that a pass checked, by drafter.",
-    "spec_accepted_tokens": "Drafted tokens that were accepted, by drafter.",
-}
 
 
 def _head(name: str, kind: str, what: str) -> tuple[str, str]:

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgespec.engine.engine import Engine
+from edgespec.server.answer_parts import TokenWords
 from edgespec.server.answers import Services
-from edgespec.server.chat_completions import conversation_of
 from edgespec.server.client import read_request, run_for_client
 from edgespec.server.errors import ApiError
-from edgespec.server.logprobs import TokenWords
+from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
 from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest

@@ -22,6 +22,7 @@ MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
 _MISSING = re.compile(r"object missing required field `(\w+)`$")  # of the request itself
 _HALF = re.compile("[\ud800-\udfff]")
+_TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,6 @@ class ContentPart:
 
 
 Content = str | list[ContentPart]
-_TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,3 +339,18 @@ def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
+
+
+Text = str | list[int]
+
+
+def texts_of(field: str, stated: str | list[Any]) -> list[Text]:
+    """The texts of a field. Raises ApiError: 400, one is none or empty."""
+    several = [stated] if isinstance(stated, str) or all(type(each) is int for each in stated) else stated
+    for each in several:
+        is_ids = isinstance(each, list) and all(type(token) is int for token in each)
+        if not each or not (isinstance(each, str) or is_ids):
+            raise ApiError(
+                400, f"{field} is empty or mixed; wanted a text, token ids, or a list of either", param=field
+            )
+    return several

@@ -19,7 +19,7 @@ _ONE_MODEL = "/v1/models/{model}"  # the only route with a parameter
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What is known of a request once it has ended."""
 
     method: str
@@ -40,9 +40,9 @@ class Record:
         return ", ".join([*parts, *(one_line(note, _MOST) for note in self.notes)])
 
 
-def record_of(scope: Scope) -> Record:
+def record_of(scope: Scope) -> RequestRecord:
     """The record of the request that is being answered."""
-    return cast(Record, scope[_KEY])
+    return cast(RequestRecord, scope[_KEY])
 
 
 class RequestLog:
@@ -55,7 +55,7 @@ class RequestLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        record = scope[_KEY] = Record(scope["method"], scope["path"])
+        record = scope[_KEY] = RequestRecord(scope["method"], scope["path"])
         started = perf_counter()
 
         async def note_status(message: Message) -> None:

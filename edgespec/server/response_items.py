@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgespec.server.identity import new_identity
+from edgespec.server.answer_parts import new_identity
 from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
+from edgespec.tools.tool import Tool, ToolUse
 
 NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
 
@@ -118,3 +119,21 @@ class ResponseItems:
     @property
     def _place(self) -> dict[str, Any]:
         return {**self._item_place, "content_index": 0}
+
+
+def flat_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as /v1/responses states it."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": dict(tool.parameters),
+        "strict": tool.strict,
+    }
+
+
+def flat_choice(use: ToolUse | None) -> str | dict[str, str]:
+    """A choice of tools as /v1/responses states it."""
+    if use is None or use.choice in ("auto", "required"):
+        return "auto" if use is None else use.choice
+    return {"type": "function", "name": use.choice}

@@ -8,28 +8,30 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.engine.reasoning import Part, ReasoningStream
-from edgespec.server.answer_fields import StatedFormat, drafting_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
-from edgespec.server.chat_completions import read_conversation
+from edgespec.server.answer_fields import (
+    StatedFormat,
+    drafting_of,
+    priority_of,
+    sampling_of,
+    tool_notes,
+    tool_use_of,
+)
+from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
+from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
-from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
-from edgespec.server.logprobs import TokenWords, entries_of, token_entries
-from edgespec.server.priority import priority_of
+from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
-from edgespec.server.request_log import Record, record_of
-from edgespec.server.response_input import stated_messages
-from edgespec.server.response_items import NamedEvent, ResponseItems
+from edgespec.server.request_log import RequestRecord, record_of
+from edgespec.server.response_items import NamedEvent, ResponseItems, flat_choice, flat_tool
 from edgespec.server.sse import EventStream, event
 from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
-from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
 from edgespec.tools.call_events import CallStart, TextPart, in_order
 from edgespec.tools.tool import ToolUse
 
@@ -46,7 +48,7 @@ async def responses(services: Services, request: Request) -> Response:
     return JSONResponse(await run_for_client(request.receive, work))
 
 
-def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
+def plan_of(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     for name in ("previous_response_id", "conversation", "prompt", "background"):
         if getattr(asked, name):
@@ -82,7 +84,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
             )
         ]
 
-    return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
+    return AnswerPlan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
 def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
@@ -141,7 +143,8 @@ class _Writing:
 
     def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
-        self._logprobs += _entries(chunk.logprobs, answers)
+        if chunk.logprobs:
+            self._logprobs += token_entries(chunk.logprobs, answers.words)
         if (tokens := answers.reasoning[0]) is not None:
             del self._logprobs[: tokens.count - self._num_reasoning]
             self._num_reasoning = tokens.count
@@ -239,7 +242,9 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _document(services: Services, plan: Plan, record: Record, begun: _Writing) -> dict[str, Any]:
+async def _document(
+    services: Services, plan: AnswerPlan, record: RequestRecord, begun: _Writing
+) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
         writing = replace(begun, items=ResponseItems())
         writing.begin(answers)
@@ -257,7 +262,7 @@ async def _document(services: Services, plan: Plan, record: Record, begun: _Writ
 
 
 async def _events(
-    services: Services, plan: Plan, record: Record, writing: _Writing
+    services: Services, plan: AnswerPlan, record: RequestRecord, writing: _Writing
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
         writing.begin(answers)
@@ -288,9 +293,3 @@ class _Numbered:
         made = event({"type": name, "sequence_number": self._number, **fields}, name)
         self._number += 1
         return made
-
-
-def _entries(found: Sequence[TokenLogprob], answers: Answers) -> list[dict[str, Any]]:
-    if not found:
-        return []
-    return token_entries(found, TokenWords(answers.model.spellings, answers.model.engine.tokenizer))

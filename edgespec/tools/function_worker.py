@@ -27,6 +27,8 @@ from edgespec.tools.tool import ToolCall, parse_tools
 _MODULE = "edgespec_tool_file"  # not the file's own name, which may be that of a module that it imports
 
 Functions = dict[str, Callable[..., Any]]
+MAX_RESULT = 8_000  # characters of what a call gives; some 2,000 tokens
+_MAX_PRINTED = 2_000  # of what it prints, the last ones
 
 
 def load_functions(path: Path) -> Functions:
@@ -74,10 +76,6 @@ def describe_error(error: BaseException, path: Path) -> str:
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     here = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f"{said} (line {here[-1]} of {path.name})" if here else said
-
-
-MAX_RESULT = 8_000  # characters of what a call gives; some 2,000 tokens
-_MAX_PRINTED = 2_000  # of what it prints, the last ones
 
 
 def main() -> int:

@@ -9,6 +9,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
+_SPACE = " \t\n\r"
+_ESCAPED = '"\\/bfnrt'
+_SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_BEGUN = re.compile(r"-?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d*)?")
+_CLOSE = {"{": "}", "[": "]"}
 
 
 class EndOfText(Exception):
@@ -98,13 +103,6 @@ class TextReader:
             if any(len(literal) > size and literal.startswith(end) for literal in literals):
                 return size
         return 0
-
-
-_SPACE = " \t\n\r"
-_ESCAPED = '"\\/bfnrt'
-_SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
-_BEGUN = re.compile(r"-?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d*)?")
-_CLOSE = {"{": "}", "[": "]"}
 
 
 class JsonScanner:

@@ -18,9 +18,9 @@ from stuck import StuckDecoder
 
 from edgespec import Engine
 from edgespec.runtimes.table import TableDecoder
+from edgespec.server.answer_fields import priority_of
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
-from edgespec.server.priority import priority_of
 from edgespec.server.protocol import ChatRequest, parse
 from edgespec.types import Logits, TokenIds
 

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import Any
 
-from edgespec.server.priority_lock import PriorityLock
+from edgespec.server.model_host import PriorityLock
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

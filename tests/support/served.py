@@ -20,12 +20,10 @@ from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.models.home import ModelHome
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.server.admission import Admission
 from edgespec.server.answers import Services
 from edgespec.server.app import make_app
-from edgespec.server.drain import Drain
 from edgespec.server.kept_prefixes import KeptPrefixes
-from edgespec.server.limits import Limits
+from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import ModelHost
 from edgespec.server.model_names import ModelNames

@@ -1,11 +1,63 @@
-"""The instructions and the input of a response as the messages of a chat, each with its place in the request."""
+"""The conversation that a request has: messages of chat completions, and the input of a response."""
 
-from collections.abc import Iterator, Set
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, NamedTuple
 
-from edgespec.server.chat_completions import PlacedMessage
+from edgespec.errors import UsageError
 from edgespec.server.errors import ApiError
-from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest
+from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest, text_of
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+
+
+class PlacedMessage(NamedTuple):
+    """A message, and where the request has it, such as messages[2]."""
+
+    place: str
+    message: ChatMessage
+
+
+def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Turn], str]:
+    """The messages of a request; as read_conversation gives them."""
+    return read_conversation([PlacedMessage(f"messages[{i}]", each) for i, each in enumerate(stated)], "messages")
+
+
+def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list[Turn], str]:
+    """The messages of a conversation, and the beginning of the answer: a last message of the assistant.
+
+    Args:
+        param: The field of the request that has them.
+
+    Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
+    """
+    try:
+        messages = [_turn(each.place, each.message, param) for each in stated]
+        require_answerable(messages)
+    except UsageError as error:
+        raise ApiError(400, str(error), param=param) from None
+    prefill = ""
+    if messages and isinstance(messages[-1], Message) and messages[-1].role == "assistant":
+        prefill = messages.pop().content
+    if not messages:
+        raise ApiError(400, f"{param} has nothing to answer; give a message of the user", param=param)
+    return messages, prefill
+
+
+def _turn(place: str, stated: ChatMessage, param: str) -> Turn:
+    text = text_of(stated.content, place)
+    if stated.role == "tool":
+        return ResultMessage(text, stated.tool_call_id or "", stated.name or "")
+    if (role := _ROLES.get(stated.role)) is None:
+        raise ApiError(
+            400,
+            f"{place} has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool",
+            param=param,
+        )
+    if role == "assistant" and stated.tool_calls:
+        return CallMessage(text, parse_calls(stated.tool_calls))
+    return Message(role, text)
 
 
 def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:
