@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from edgespec.errors import UsageError
-from edgespec.manifest import Manifest, file_record
+from edgespec.manifest import Manifest
+from edgespec.system.file_hashes import file_record
 
 GGUF, GENAI_FOLDER = "a .gguf file", "a folder with genai_config.json"
 

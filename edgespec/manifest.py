@@ -4,32 +4,40 @@ It states the inputs and outputs of the graph, the layout of its cache, where th
 SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model is made.
 """
 
-import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from edgespec.bounds import Count, Index, Layers, Penalty, Share, Size, Temperature
-from edgespec.drafting_head import Head, Parallel
+from msgspec import Meta
+
 from edgespec.errors import IntegrityError, ManifestError
-from edgespec.pooling import KINDS, Pooling
-from edgespec.signature import Signature
-from edgespec.system.cancel import Cancel
+from edgespec.system.file_hashes import FileRecord
 from edgespec.system.json_file import read_json
-from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.typed_json import read_as, require_known_fields
 
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
-_HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
+_HEAD_KINDS = ("recurrent", "steps", "block")
+POOLING_KINDS = ("last", "mean")
+
+# Bounds that no real model reaches. A file that was edited by hand or by an attacker may state larger numbers, and
+# memory would be reserved for these before the graph is seen to have fewer.
+Count = Annotated[int, Meta(ge=1, le=1 << 24)]
+Size = Annotated[int, Meta(ge=1, le=1 << 12)]  # heads, and numbers in a head of attention
+Layers = Annotated[int, Meta(ge=0, le=1 << 12)]
+Width = Annotated[int, Meta(ge=1, le=1 << 16)]  # numbers in a hidden state
+Index = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+Penalty = Annotated[float, Meta(ge=0.01, le=100)]  # by which logits are divided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,55 @@ class KVCache:
     @property
     def bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _CACHE_DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The graph's names for its inputs and outputs; None for one that it does not have.
+
+    %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token. It takes
+    an attention bias for each kind of layer that it has, global and local. best is float32 [1, num_rows, 2]: for
+    each row of logits the id of the most likely token, the lowest of equal ones, and the sum of the row, which is
+    finite where all of its logits are.
+    """
+
+    input_ids: str = "input_ids"
+    attention_mask: str | None = "attention_mask"
+    position_ids: str | None = None
+    num_logits_to_keep: str | None = "num_logits_to_keep"
+    attention_bias: str | None = None
+    local_attention_bias: str | None = None
+    past_key: str = "past_key_values.%d.key"
+    past_value: str = "past_key_values.%d.value"
+    logits: str = "logits"
+    best: str | None = None
+    present_key: str = "present.%d.key"
+    present_value: str = "present.%d.value"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if all names are the ones that edgespec's own exports have."""
+        own = {role: name or role for role, name in asdict(Signature()).items()}
+        return all(name in (None, own[role]) for role, name in asdict(self).items())
+
+    def roles(self, num_layers: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Role and name of each input, and of each output; past and present have a name for each layer."""
+        inputs: list[tuple[str, str]] = []
+        outputs: list[tuple[str, str]] = []
+        for role, name in asdict(self).items():
+            layers = range(num_layers if role.startswith(("past", "present")) else 1)
+            if name is not None:
+                is_output = role in ("logits", "best", "present_key", "present_value")
+                (outputs if is_output else inputs).extend((role, name.replace("%d", str(at))) for at in layers)
+        return inputs, outputs
+
+    def caches(self, num_layers: int) -> list[tuple[str, str]]:
+        """Names of past and present that belong together: keys, then values, layer by layer."""
+        return [
+            (past.replace("%d", str(layer)), present.replace("%d", str(layer)))
+            for layer in range(num_layers)
+            for past, present in ((self.past_key, self.present_key), (self.past_value, self.present_value))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +185,75 @@ class SuggestedSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileRecord:
-    """The hash and the size of a file of a model folder."""
+class Head:
+    """A drafting head, which reads hidden states of its target beside tokens.
 
-    sha256: str
-    bytes: Index
+    method: eagle3, eagle, mtp, medusa, mlp_speculator, hydra, dflash or dspark.
+    kind: recurrent, where the state that it gives with a token is read with the next one; steps, where each token
+        of a draft has a graph of its own and none attends to the text; or block, where a pass drafts a block.
+    target_layers: Layers of the target whose hidden states it reads, in this order; the number of the target's
+        layers stands for the state after its final norm.
+    state_size: Numbers in a state that goes with a token.
+    fuse_graph: From hidden states of the target, [1, n, layers * target_hidden_size], to states,
+        [1, n, state_size]; None where they are read as they are.
+    step_graphs: A graph for each token of a draft; of the kinds steps and block.
+    block_tokens: Tokens of a block, the known one included.
+    has_confidence: Each step gives the chance that its token is accepted, too.
+    """
+
+    method: str
+    kind: str
+    target_layers: tuple[Index, ...]
+    target_hidden_size: Width
+    state_size: Count
+    fuse_graph: str | None = None
+    step_graphs: tuple[str, ...] = ()
+    block_tokens: Size = 1
+    mask_token_id: Index | None = None
+    has_confidence: bool = False
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """Names of its graphs beside the manifest's own."""
+        return (*([self.fuse_graph] if self.fuse_graph else []), *dict.fromkeys(self.step_graphs))
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens it drafts in a pass."""
+        return max(1, self.block_tokens - 1) if self.kind == "block" else 1
+
+    def problems(self, vocab_size: int) -> Iterator[str]:
+        """Values that contradict each other, or a vocabulary of that size."""
+        if self.kind not in _HEAD_KINDS:
+            yield f"the kind of its head is {self.kind!r}, known are {', '.join(_HEAD_KINDS)}"
+        if not self.target_layers:
+            yield "its head reads no layer of the target"
+        if not self.step_graphs and self.kind == "steps":
+            yield "its head has no step graphs"
+        if self.mask_token_id is None and self.kind == "block":
+            yield "its head names no mask token"
+        if (self.mask_token_id or 0) >= vocab_size:
+            yield f"the mask token {self.mask_token_id} is not in the vocabulary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """A drafter model that drafts num_tokens tokens in one pass, all but the first in the place of mask tokens."""
+
+    mask_token_id: Index
+    num_tokens: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How a model makes one vector of the states of a text's tokens, those behind its final norm.
+
+    kind: One of POOLING_KINDS: the last token's state, or the mean of all.
+    last_tokens: Special tokens that are put behind a text.
+    """
+
+    kind: str
+    last_tokens: tuple[Index, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +295,7 @@ class Manifest:
 
     @property
     def is_ours(self) -> bool:
-        """Whether edgespec made the folder, with hashes; it never writes into another program's."""
+        """True if edgespec made the folder, with hashes; it never writes into another program's."""
         return bool(self.files)
 
     @property
@@ -199,22 +320,6 @@ class Manifest:
     @property
     def weights_bytes(self) -> int:
         return self.files[self.weights].bytes
-
-
-def file_record(
-    path: Path, cancel: Cancel | None = None, on_read: Callable[[int], None] = lambda num_bytes: None
-) -> FileRecord:
-    """Size and hash of a file; on_read is called with the size of each piece that was read."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            if cancel:
-                cancel.require_unset()
-            digest.update(chunk)
-            size += len(chunk)
-            on_read(len(chunk))
-    return FileRecord(sha256=digest.hexdigest(), bytes=size)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -280,38 +385,31 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         found = [*manifest.hidden_layers, *layers]
         raise ManifestError(f"{path} names layers {found} of {kv.num_layers}; export again")
     _require_own_names(path, manifest)
-    _require_sound_head(path, manifest)
-    _require_sound_pooling(path, manifest)
+    if problem := next(_problems(manifest), None):
+        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
     return manifest
 
 
-def _require_sound_head(path: Path, manifest: Manifest) -> None:
-    head, parallel, kv = manifest.head, manifest.parallel, manifest.kv_cache
-    problem = head.find_problem(manifest.vocab_size) if head else None
-    if head is not None and problem is None and kv.form != "shared_buffer":
-        problem = f"a head's cache is shared_buffer, not {kv.form}"
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Values of a head, a parallel drafter model or pooling that contradict others."""
+    head, parallel, pooling, kv = manifest.head, manifest.parallel, manifest.pooling, manifest.kv_cache
+    if head is not None:
+        yield from head.problems(manifest.vocab_size)
+        if kv.form != "shared_buffer":
+            yield f"a head's cache is shared_buffer, not {kv.form}"
     if parallel is not None and parallel.mask_token_id >= manifest.vocab_size:
-        problem = f"the mask token {parallel.mask_token_id} is not in the vocabulary"
-    if not problem and kv.num_layers == 0 and (head is None or head.kind != "steps"):
-        problem = "a model with 0 layers can only be a head of the kind steps"
-    if problem:
-        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
-
-
-def _require_sound_pooling(path: Path, manifest: Manifest) -> None:
-    pooling, problem = manifest.pooling, None
-    if pooling is None:
-        return
-    if pooling.kind not in KINDS:
-        problem = f"vectors are made by {pooling.kind!r}, known are {', '.join(KINDS)}"
-    elif any(token >= manifest.vocab_size for token in pooling.last_tokens):
-        problem = "a token that is put behind texts is not in the vocabulary"
-    elif not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
-        problem = "vectors are made of states that the graph does not output"
-    elif manifest.kv_cache.form == "static":
-        problem = "vectors are made of states, which a model with a static cache does not give"
-    if problem:
-        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
+        yield f"the mask token {parallel.mask_token_id} is not in the vocabulary"
+    if kv.num_layers == 0 and (head is None or head.kind != "steps"):
+        yield "a model with 0 layers can only be a head of the kind steps"
+    if pooling is not None:
+        if pooling.kind not in POOLING_KINDS:
+            yield f"vectors are made by {pooling.kind!r}, known are {', '.join(POOLING_KINDS)}"
+        if any(token >= manifest.vocab_size for token in pooling.last_tokens):
+            yield "a token that is put behind texts is not in the vocabulary"
+        if not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
+            yield "vectors are made of states that the graph does not output"
+        if kv.form == "static":
+            yield "vectors are made of states, which a model with a static cache does not give"
 
 
 def _require_own_names(path: Path, manifest: Manifest) -> None:
@@ -366,31 +464,3 @@ def _require_size(folder: Path, name: str, record: FileRecord) -> None:
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
     """The names of files in a folder that its manifest does not list."""
     return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED})
-
-
-def verify_files(
-    folder: Path,
-    manifest: Manifest,
-    cancel: Cancel | None = None,
-    progress: ReportProgress = lambda progress: None,
-) -> None:
-    """Compare the SHA-256 of every listed file.
-
-    Raises:
-        IntegrityError: A file differs.
-        Cancelled: The check was cancelled.
-    """
-    total, done = sum(record.bytes for record in manifest.files.values()), 0
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress(LoadProgress("open", manifest.name, done, total))
-
-    for name, record in manifest.files.items():
-        found = file_record(folder / name, cancel, advance)
-        if found != record:
-            raise IntegrityError(
-                f"{folder / name} was changed since its export (SHA-256 {found.sha256[:12]}…, the manifest says "
-                f"{record.sha256[:12]}…); export the model again"
-            )

@@ -26,8 +26,9 @@ from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest, file_record, write_manifest
+from edgespec.manifest import Manifest, write_manifest
 from edgespec.system.console import show_progress
+from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
 from edgespec.types import Range, Report

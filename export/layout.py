@@ -4,15 +4,13 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from edgespec.drafting_head import Parallel
 from edgespec.errors import SourceError
 from edgespec.export.drafting import Drafting
 from edgespec.export.families import DecoderConfig
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, SelfDrafter
-from edgespec.signature import Signature
+from edgespec.manifest import KVCache, Manifest, Parallel, SelfDrafter, Signature
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 
 VOCAB_SUBSET = "vocab_subset.npy"

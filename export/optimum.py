@@ -25,8 +25,8 @@ from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_sampling, read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, Source, file_record
-from edgespec.signature import Signature
+from edgespec.manifest import KVCache, Manifest, Signature, Source
+from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds

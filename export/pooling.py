@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgespec.errors import SourceError
-from edgespec.pooling import KINDS, Pooling
+from edgespec.manifest import POOLING_KINDS, Pooling
 from edgespec.system.json_file import read_json
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
@@ -119,8 +119,10 @@ def _kind_of(path: Path) -> str:
 
 
 def _require_kind(path: object, kind: object) -> str:
-    if kind not in KINDS:
-        raise SourceError(f"{path} makes a vector by {kind!r:.60}; known are {', '.join(KINDS)}; unsupported")
+    if kind not in POOLING_KINDS:
+        raise SourceError(
+            f"{path} makes a vector by {kind!r:.60}; known are {', '.join(POOLING_KINDS)}; unsupported"
+        )
     return str(kind)
 
 

@@ -19,8 +19,8 @@ from edgespec.export.safetensors import read_safetensors
 from edgespec.export.suggested_sampling import sampling_from_gguf, sampling_from_json
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
-from edgespec.manifest import Source, SuggestedSampling, file_record
-from edgespec.pooling import Pooling
+from edgespec.manifest import Pooling, Source, SuggestedSampling
+from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 

@@ -20,11 +20,12 @@ from typing import Any, Unpack
 
 from edgespec.config.config_file import default_home
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
-from edgespec.manifest import COMPILED, FileRecord, Manifest, file_record, verify_files
+from edgespec.manifest import COMPILED, Manifest
 from edgespec.runtimes.devices import Device, driver_versions, import_onnxruntime
 from edgespec.runtimes.npu_options import QNN_SHARED_MEMORY
 from edgespec.runtimes.session import SessionOptions, load_graph, session_settings
 from edgespec.system.disk import install_folder
+from edgespec.system.file_hashes import FileRecord, file_record, verify_files
 from edgespec.system.json_file import read_json
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import read_as
@@ -203,7 +204,7 @@ def _compile(
     """Compile into the first place that can be written; None, which is reported, where that fails."""
     # Else what is compiled of a damaged file would outlive it.
     needed = {name: manifest.files[name] for name in record.sources}
-    verify_files(folder, replace(manifest, files=needed), options.get("cancel"))
+    verify_files(folder, needed, cancel=options.get("cancel"))
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)

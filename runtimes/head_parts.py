@@ -12,8 +12,7 @@ import numpy as np
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates, States
-from edgespec.drafting_head import Head
-from edgespec.manifest import Manifest
+from edgespec.manifest import Head, Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head_graph import HeadGraph
 from edgespec.runtimes.session import SessionOptions, refuse_device

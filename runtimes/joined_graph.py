@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ManifestError
+from edgespec.manifest import Signature
 from edgespec.runtimes.session import HIDDEN_STATES
-from edgespec.signature import Signature
 
 ATTENDING = "attending_rows"  # int64 [num_attending]: the rows that attention runs over, part by part
 SIZES = "part_sizes"  # int64 [num_parts]: how many of these each part has

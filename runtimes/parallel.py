@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.decoders import ForwardingDecoder, PretendingDecoder, TreeDecoder
-from edgespec.drafting_head import Parallel
+from edgespec.manifest import Parallel
 from edgespec.types import Logits, TokenIds, append
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError
-from edgespec.manifest import FILE_NAME, Manifest, parse_manifest, read_manifest, verify_files, write_manifest
+from edgespec.manifest import FILE_NAME, Head, Manifest, Parallel, parse_manifest, read_manifest, write_manifest
+from edgespec.system.file_hashes import verify_files
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_every_changed_missing_or_cut_file_is_found(folder: Path, name: str) -> 
 
     def refused() -> type[EdgeSpecError]:
         with pytest.raises(EdgeSpecError, match=name) as raised:
-            verify_files(folder, read_manifest(folder))
+            verify_files(folder, read_manifest(folder).files)
         return raised.type
 
     path.write_bytes(whole[:-1])
@@ -132,7 +132,7 @@ def test_every_changed_missing_or_cut_file_is_found(folder: Path, name: str) -> 
     path.unlink()
     assert refused() is ManifestError
     path.write_bytes(whole)
-    verify_files(folder, read_manifest(folder))
+    verify_files(folder, read_manifest(folder).files)
 
 
 def test_file_that_is_no_file_or_may_not_be_read_is_refused(folder: Path) -> None:

@@ -25,8 +25,9 @@ from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead, Tally
 from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.manifest import FILE_NAME, file_record
+from edgespec.manifest import FILE_NAME
 from edgespec.system.disk import replace_file
+from edgespec.system.file_hashes import file_record
 from edgespec.system.file_lock import hold_lock
 from edgespec.types import Report
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
-from edgespec.pooling import Pooling
+from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import TokenIds

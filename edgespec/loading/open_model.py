@@ -13,7 +13,7 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import UsageError
 from edgespec.loading.calibration import calibration_texts
 from edgespec.loading.vocab_subset import SubsetDecoder, find_subset
-from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models import genai
 from edgespec.runtimes import foreign
@@ -26,6 +26,7 @@ from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
+from edgespec.system.file_hashes import verify_files
 from edgespec.system.progress import ReportProgress
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
@@ -139,10 +140,10 @@ def _open_verified(
 ) -> Opened:
     """What open_graph opens while another thread hashes the files of a folder."""
     folder, manifest = model
-    hashed = replace(manifest, files={}) if is_verified else manifest
+    hashed = {} if is_verified else manifest.files
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
         try:
-            verifying = pool.submit(verify_files, folder, hashed, cancel, progress)
+            verifying = pool.submit(verify_files, folder, hashed, manifest.name, cancel, progress)
             opening = pool.submit(open_graph)
             # Python handles a signal that comes just as a wait begins only when that wait ends.
             while not (verifying.done() and opening.done()):

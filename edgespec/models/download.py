@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.errors import IntegrityError, ModelError
-from edgespec.manifest import file_record
 from edgespec.models.repository import RemoteFile
 from edgespec.system.disk import sync
+from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.types import Report
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import IntegrityError, ModelError
-from edgespec.manifest import file_record
 from edgespec.models.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.models.download import download
 from edgespec.models.hub import explain_folder_errors, file_url, is_reachable
 from edgespec.models.repository import RemoteFile
 from edgespec.system.disk import explain_write_errors, require_disk_space
+from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.types import Report
 

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files, verify_files
+from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files
 from edgespec.models.forecast import needed_bytes
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
+from edgespec.system.file_hashes import verify_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
 def _verify_folder(folder: Path) -> tuple[int, list[str]]:
     try:
         manifest = read_manifest(folder)
-        verify_files(folder, manifest)
+        verify_files(folder, manifest.files)
         num_files = len(manifest.files)
         for compiled in _compiled(folder):
             if damage := find_damage(compiled):

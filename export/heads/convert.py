@@ -23,8 +23,7 @@ from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource, translate_unusual
 from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest
-from edgespec.signature import Signature
+from edgespec.manifest import Manifest, Signature
 from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
 from edgespec.types import Report

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
@@ -25,7 +24,7 @@ from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import KVCache
+from edgespec.manifest import Head, KVCache
 
 _MAX_BLOCK_TOKENS = 64
 _PROJECTORS = ("dflash", "dspark")  # of SpecForge; others have parts of their own

@@ -14,7 +14,6 @@ vocabulary head of its target.
 from collections.abc import Mapping
 from functools import partial
 
-from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import FUSE_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
@@ -26,6 +25,7 @@ from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
+from edgespec.manifest import Head
 
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _DEEPSEEK_LAYERS = "target_layer_ids"

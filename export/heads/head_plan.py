@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from edgespec.drafting_head import Head
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest
+from edgespec.manifest import Head, KVCache, Manifest
 from edgespec.types import TokenIds
 
 FUSE_GRAPH, STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"

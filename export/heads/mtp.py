@@ -8,7 +8,6 @@ embedding and vocabulary head.
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, read_head
@@ -17,6 +16,7 @@ from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, l
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.vocabulary import with_logits_of
 from edgespec.export.sources import LoadedSource
+from edgespec.manifest import Head
 
 _PREFIX = "mtp_layers.0."
 _NORMS = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm", "final_norm": "final_layernorm"}

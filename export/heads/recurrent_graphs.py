@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.drafting_head import Head
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.layers import LayerWriter
@@ -29,7 +28,7 @@ from edgespec.export.nodes import make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest
+from edgespec.manifest import Head, KVCache, Manifest
 from edgespec.types import TokenIds
 
 

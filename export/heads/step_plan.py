@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import HeadSource
@@ -15,7 +14,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest
+from edgespec.manifest import Head, KVCache, Manifest
 from edgespec.types import TokenIds
 
 _NO_CACHE = KVCache(num_layers=0, num_kv_heads=1, head_dim=1)

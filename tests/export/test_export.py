@@ -8,9 +8,10 @@ import pytest
 import tiny
 
 from edgespec.export.convert import export_model
-from edgespec.manifest import file_record, read_manifest, verify_files
+from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.system.file_hashes import file_record, verify_files
 
 TOKENS = np.random.default_rng(1).integers(0, tiny.VOCAB, 40).astype(np.int32)
 
@@ -115,7 +116,7 @@ def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_gguf: Path, tmp_
     folder = tmp_path / "tiny"
     export_model(tiny_gguf, folder, precision="fp32")
     manifest = read_manifest(folder)
-    verify_files(folder, manifest)
+    verify_files(folder, manifest.files)
     assert set(manifest.files) == {path.name for path in folder.iterdir()} - {"edgespec.json"}
     assert manifest.context_length == tiny.CONTEXT
     assert manifest.vocab_size == tiny.VOCAB

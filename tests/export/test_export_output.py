@@ -13,7 +13,8 @@ from refusals import assert_refused
 import edgespec.system.disk
 from edgespec.errors import DiskFull, EdgeSpecError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.manifest import read_manifest, verify_files
+from edgespec.manifest import read_manifest
+from edgespec.system.file_hashes import verify_files
 
 # Where an export is killed: after its first lines of progress, at a write, before and after each step.
 KILLED_EXPORTS = """
@@ -89,7 +90,7 @@ def test_export_that_is_killed_at_any_stage_leaves_no_half_and_can_be_run_again(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split()[-1] == "renamed"
-    verify_files(tmp_path / "first", read_manifest(tmp_path / "first"))
+    verify_files(tmp_path / "first", read_manifest(tmp_path / "first").files)
 
 
 def test_leftovers_of_outputs_with_longer_names_are_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_second_export_to_one_output_waits_for_the_first(tiny_gguf: Path, tmp_pa
         with pytest.raises(UsageError, match="already exists"):
             export_model(tiny_gguf, output, report=report)
     assert f"process {first.pid} is exporting to {output}; waiting for it" in said
-    verify_files(output, read_manifest(output))
+    verify_files(output, read_manifest(output).files)
     assert list(tmp_path.iterdir()) == [output]
 
 

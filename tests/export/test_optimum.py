@@ -19,7 +19,8 @@ from edgespec.errors import ContextOverflow, EdgeSpecError, ExportMismatch, Sour
 from edgespec.export.convert import export_model
 from edgespec.export.optimum import INSTALL, import_model
 from edgespec.loading.open_model import open_decoder
-from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.system.file_hashes import verify_files
 
 CONTEXT = 160
 needs_optimum = [
@@ -70,7 +71,7 @@ class TestWithOptimum:
 
     def test_export_says_what_pytorch_says(self, exported: Path) -> None:
         manifest = read_manifest(exported)
-        verify_files(exported, manifest)
+        verify_files(exported, manifest.files)
         assert manifest.check is not None
         assert manifest.check.largest_difference < 1e-4
         assert manifest.check.agreement == 1

@@ -10,7 +10,7 @@ from embedding_models import END, POOLING, write_folder
 
 from edgespec.errors import SourceError
 from edgespec.export.sources import read_source
-from edgespec.pooling import Pooling
+from edgespec.manifest import Pooling
 
 WEIGHTS = tiny.random_weights()
 

@@ -18,10 +18,10 @@ from faulty import edit_graph, lanes_alive
 
 from edgespec import EdgeSpecError, IntegrityError, ManifestError, SamplingParams, load
 from edgespec.export.convert import export_model
-from edgespec.manifest import FILE_NAME, file_record, read_manifest
+from edgespec.manifest import FILE_NAME, Signature, read_manifest
 from edgespec.models.pair import FILE_NAME as PAIR_FILE
 from edgespec.models.pair import read_pair
-from edgespec.signature import Signature
+from edgespec.system.file_hashes import file_record
 from edgespec.system.json_file import read_json
 
 pytestmark = pytest.mark.slow  # a module of many models or processes

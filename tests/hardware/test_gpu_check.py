@@ -16,9 +16,8 @@ from device_figures.passes import bytes_of_pass
 from random_model import DRAFTER_LAYERS, NUM_KNOWN, SHAPES, drafter_of, write_model
 from safetensors.numpy import load_file
 
-from edgespec.manifest import read_manifest
+from edgespec.manifest import Signature, read_manifest
 from edgespec.runtimes.table import TableDecoder
-from edgespec.signature import Signature
 from edgespec.types import Logits
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"

@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 
 from edgespec.decoding.cached_prefix import next_capacity
-from edgespec.drafting_head import Head
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.manifest import Head, KVCache, Manifest, Source
 from edgespec.memory.estimate import (
     WeightsSize,
     arena_bytes,

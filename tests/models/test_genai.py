@@ -23,10 +23,9 @@ from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, ModelError
-from edgespec.manifest import SuggestedSampling
+from edgespec.manifest import Signature, SuggestedSampling
 from edgespec.models.genai import read_genai
 from edgespec.runtimes import foreign
-from edgespec.signature import Signature
 
 pytestmark = [
     pytest.mark.slow,  # a module of many models or processes

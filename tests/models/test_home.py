@@ -21,10 +21,11 @@ from edgespec.errors import (
     SourceError,
     UsageError,
 )
-from edgespec.manifest import FILE_NAME, file_record, read_manifest
+from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.models.catalog import CATALOG, CatalogEntry, CatalogFile, HubSource, Shape, WheelSource
 from edgespec.models.home import ModelHome, default_home
 from edgespec.models.repository import RemoteFile
+from edgespec.system.file_hashes import file_record
 
 
 @pytest.fixture

@@ -20,12 +20,13 @@ import edgespec.models.hub
 from edgespec.cli.main import main
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
-from edgespec.manifest import file_record, read_manifest
+from edgespec.manifest import read_manifest
 from edgespec.models.catalog import CatalogFile, HubSource
 from edgespec.models.fetch import fetch
 from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource, fetch_snapshot
 from edgespec.models.repository import HubId
+from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
 
 pytestmark = pytest.mark.slow  # a module of many models or processes

@@ -10,12 +10,13 @@ from edgespec import load
 from edgespec.errors import IntegrityError
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
-from edgespec.manifest import FileRecord, read_manifest
+from edgespec.manifest import read_manifest
 from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
 from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.profiling.learned_stats import FILE_NAME, read_learned_stats, write_learned_stats
 from edgespec.profiling.profile import MeasuringTime
 from edgespec.runtimes.devices import find_device, import_onnxruntime
+from edgespec.system.file_hashes import FileRecord
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -155,7 +156,7 @@ def test_files_are_hashed_once_for_all_placements(
         hashed.append(path.name)
         return read_manifest(path.parent).files[path.name]
 
-    monkeypatch.setattr("edgespec.manifest.file_record", file_record)
+    monkeypatch.setattr("edgespec.system.file_hashes.file_record", file_record)
     placements([], target).layouts(remeasure=True)
     once = len(hashed)
     hashed.clear()

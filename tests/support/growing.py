@@ -10,8 +10,8 @@ import tiny
 from onnx import numpy_helper
 
 from edgespec.export.vocabulary import vocabulary_from_gguf
-from edgespec.manifest import KVCache, Manifest, Source, file_record, write_manifest
-from edgespec.signature import Signature
+from edgespec.manifest import KVCache, Manifest, Signature, Source, write_manifest
+from edgespec.system.file_hashes import file_record
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 
 LAYERS, HEADS, HEAD_DIM = 2, 2, 16

@@ -14,9 +14,8 @@ import onnx
 import tiny
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.drafting_head import Head
-from edgespec.manifest import KVCache, Manifest, file_record, read_manifest, write_manifest
-from edgespec.signature import Signature
+from edgespec.manifest import Head, KVCache, Manifest, Signature, read_manifest, write_manifest
+from edgespec.system.file_hashes import file_record
 from edgespec.types import TokenIds
 
 LAYERS = (0, 1, 2)  # the last is the state behind the final norm

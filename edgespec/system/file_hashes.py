@@ -1,0 +1,68 @@
+"""Sizes and SHA-256 of files, recorded once and compared later. Knows nothing of what is in them."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgespec.errors import IntegrityError
+from edgespec.system.cancel import Cancel
+from edgespec.system.progress import LoadProgress, ReportProgress
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """The hash and the size of a file."""
+
+    sha256: str
+    bytes: Annotated[int, Meta(ge=0)]
+
+
+def file_record(
+    path: Path, cancel: Cancel | None = None, on_read: Callable[[int], None] = lambda num_bytes: None
+) -> FileRecord:
+    """Size and hash of a file; on_read is called with the size of each piece that was read."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if cancel:
+                cancel.require_unset()
+            digest.update(chunk)
+            size += len(chunk)
+            on_read(len(chunk))
+    return FileRecord(sha256=digest.hexdigest(), bytes=size)
+
+
+def verify_files(
+    folder: Path,
+    files: Mapping[str, FileRecord],
+    name: str = "",
+    cancel: Cancel | None = None,
+    progress: ReportProgress = lambda progress: None,
+) -> None:
+    """Compare the SHA-256 of files of a model folder, by their names; progress is told of the model's name.
+
+    Raises:
+        IntegrityError: A file differs.
+        Cancelled: The check was cancelled.
+    """
+    total, done = sum(record.bytes for record in files.values()), 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(LoadProgress("open", name, done, total))
+
+    for file, record in files.items():
+        found = file_record(folder / file, cancel, advance)
+        if found != record:
+            raise IntegrityError(
+                f"{folder / file} was changed since its export (SHA-256 {found.sha256[:12]}…, the manifest says "
+                f"{record.sha256[:12]}…); export the model again"
+            )
