@@ -58,6 +58,7 @@ from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.resolve import resolve
+from edgespec.engine.wish import Wish
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import (
@@ -291,7 +292,9 @@ def open_pair(options: Namespace) -> Pair:
     Raises EdgeSpecError: A model cannot be opened, or the answers are not those of this target.
     """
     named = options.drafter or options.model
-    found = resolve(options.model, drafter=named, device="cpu", drafter_device="cpu", report=print_stderr)
+    found = resolve(
+        Wish(model=options.model, drafter=named, device="cpu", drafter_device="cpu", report=print_stderr)
+    )
     if not found.drafters:
         raise UsageError(f"{named} is no drafter model; name a pair folder, or a model or a head with --drafter")
     target, chosen = found.target, found.drafters[0]

@@ -24,6 +24,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.engine.draft_models import Chain, open_chain
 from edgespec.engine.resolve import resolve
+from edgespec.engine.wish import Wish
 from edgespec.evaluation.prompts import own_prompts
 from edgespec.loading.open_model import ModelFolder, open_model
 from edgespec.loading.placement import Placement
@@ -199,7 +200,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads for both models (default: all cores)")
     options = parser.parse_args()
     named = resolve(
-        options.model, drafter=options.drafter, device="cpu", drafter_device="cpu", offline=True, report=info
+        Wish(
+            model=options.model,
+            drafter=options.drafter,
+            device="cpu",
+            drafter_device="cpu",
+            offline=True,
+            report=info,
+        )
     )
     target, drafter = named.target, named.drafters[0].models[0]
     cpu = find_device("cpu")

@@ -40,30 +40,29 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises EdgeSpecError: A model is missing, invalid or too large, or the drafter is a cascade.
     """
-    from edgespec.config.byte_size import parse_bytes
-    from edgespec.config.drafter_names import parse
     from edgespec.engine.request import require_writer
     from edgespec.engine.resolve import compare_devices, resolve
+    from edgespec.engine.wish import Wish
     from edgespec.planning.plan_models import plan_for
 
-    asked = parse(options.drafter)
-    _require_no_cascade(asked)
-    named: dict[str, Any] = {
-        "drafter": options.drafter,
-        "device": options.device,
-        "drafter_device": options.drafter_device,
-        "num_threads": options.threads,
-        "memory_limit": options.memory,
-        "offline": options.offline,
-        "report": info,
-    }
-    compared = compare_devices(options.model, remeasure=options.measure, **named)
+    wish = Wish(
+        model=options.model,
+        drafter=options.drafter,
+        device=options.device,
+        drafter_device=options.drafter_device,
+        num_threads=options.threads,
+        memory_limit=options.memory,
+        offline=options.offline,
+        report=info,
+    )
+    _require_no_cascade(wish.names)
+    compared = compare_devices(wish, remeasure=options.measure)
     if compared is not None:
         planned = compared.options.planned(compared.plan)
         placement = compared.options.place(compared.decision.where)
         models = PlannedModels(compared.target, compared.drafters, placement)
         return _document(options, planned, models, _device_flags(planned.plan))
-    resolved = resolve(options.model, **named)
+    resolved = resolve(wish)
     require_writer(resolved.target.manifest)
     drafters = [each.models[0] for each in resolved.drafters]
     for line in resolved.devices.downgrades:
@@ -74,7 +73,7 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
         resolved.names.simple,
         resolved.placement,
         remeasure=options.measure,
-        memory_limit=None if options.memory is None else parse_bytes(options.memory),
+        memory_limit=wish.limit_bytes,
         report=info,
     )
     flags = {flag: getattr(options, attribute_name(flag)) for flag in ("device", "drafter-device")}

@@ -76,7 +76,7 @@ def _require_server() -> None:
 
 def _require_sense(options: argparse.Namespace) -> None:
     """Raises UsageError: A number is out of range."""
-    from edgespec.engine.load_options import MAX_ANSWERS
+    from edgespec.engine.wish import MAX_ANSWERS
 
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")

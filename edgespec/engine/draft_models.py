@@ -14,7 +14,7 @@ from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.head_learner import HeadLearner
-from edgespec.engine.load_options import LoadOptions
+from edgespec.engine.wish import Wish
 from edgespec.errors import UsageError
 from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
@@ -102,14 +102,14 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     return OpenModel(inner[0], decoder, lane)
 
 
-def may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOptions) -> bool:
+def may_draft_trees(target: ModelFolder, placement: Placement, wish: Wish) -> bool:
     """Whether trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
 
     In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
     """
-    if placement.deterministic or placement.exact or options.length is not None:
+    if placement.deterministic or placement.exact or wish.length is not None:
         return False
-    if options.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
+    if wish.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
         return False
     return draft_trees.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
 

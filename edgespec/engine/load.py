@@ -3,21 +3,12 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.load_options import (
-    LoadOptions,
-    check_options,
-    require_folder,
-    require_functions,
-    require_paths,
-    require_switches,
-    require_texts,
-)
 from edgespec.engine.open_engine import open_engine
 from edgespec.engine.resolve import Resolved, resolve
+from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
 from edgespec.loading.device_forms import explain_form
 from edgespec.loading.placement import Placement
@@ -106,73 +97,36 @@ def load(
         MemoryExhausted: The target does not fit.
         UsageError: An argument makes no sense.
     """
-    options = check_options(
-        draft_length=draft_length,
-        acceptance=acceptance,
-        schedule=schedule,
-        answer_cache=answer_cache,
-        deterministic=deterministic,
-        max_parallel=max_parallel,
-        context=context,
-        learn=learn,
-    )
-    require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
-    require_switches(exact=exact, offline=offline, answer_cache=answer_cache, allow_fallback=allow_fallback)
-    require_paths(model=model)
-    require_folder(home=home)
-    require_functions(report=report, progress=progress)
-    find = partial(
-        resolve,
-        drafter=drafter,
-        device=device,
-        drafter_device=drafter_device,
-        num_threads=num_threads,
-        drafter_threads=drafter_threads,
-        memory_limit=memory_limit,
-        allow_fallback=allow_fallback,
-        deterministic=deterministic,
-        exact=exact,
-        offline=offline,
-        home=home,
-        report=report,
-        progress=progress,
-    )
-    chooses_threads = options.schedule == "auto" and num_threads is None and drafter_threads is None
-    return _open_on_a_device_that_runs(str(model), find, options, chooses_threads=chooses_threads)
+    return _open_on_a_device_that_runs(Wish(**locals()))
 
 
-def _open_on_a_device_that_runs(
-    model: str, find: Callable[..., Resolved], options: LoadOptions, *, chooses_threads: bool
-) -> Engine:
-    """Open the models; where a device that auto chose does not run them, auto chooses again without it.
-
-    find: resolve(), which lacks the model and the devices that were refused.
-    """
+def _open_on_a_device_that_runs(wish: Wish) -> Engine:
+    """Open the models; where a device that auto chose does not run them, auto chooses again without it."""
     refused: dict[str, EdgeSpecError] = {}
     while True:
-        resolved = find(model, refused=refused)
+        resolved = resolve(wish, refused)
         placement, drafters = resolved.placement, resolved.drafters
-        _LOG.debug("%s is %s on %s", model, resolved.target.folder, placement.device.name)
-        if chooses_threads and len(drafters) == 1:
+        _LOG.debug("%s is %s on %s", wish.model, resolved.target.folder, placement.device.name)
+        if wish.chooses_threads and len(drafters) == 1:
             placement = choose_threads(resolved.target, drafters[0].models[0], placement)
         try:
-            return _open_or_fall_back(resolved, placement, options)
+            return _open_or_fall_back(resolved, placement, wish)
         except (DeviceUnavailable, MemoryExhausted) as error:
             refused[resolved.refused_device(error)] = error
 
 
-def _open_or_fall_back(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
+def _open_or_fall_back(resolved: Resolved, placement: Placement, wish: Wish) -> Engine:
     """Open the models; on the CPU if a device that the user named fails and allow_fallback is set."""
     while True:
         try:
-            return open_engine(resolved, placement, options)
+            return open_engine(resolved, placement, wish)
         except RowsDiffer:
             placement = replace(placement, deterministic=False)
         except DeviceUnavailable as error:
             if error.device in resolved.auto.values():
                 raise
             placement = resolved.devices.fall_back(_explain(error, resolved, placement), placement)
-            has_rows = expects_rows(options.deterministic, resolved.target, placement)
+            has_rows = expects_rows(wish.deterministic, resolved.target, placement)
             placement = replace(placement, deterministic=has_rows)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from edgespec.config.drafter_names import DrafterNames
 from edgespec.decoders import Decoder, PretendingDecoder
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.rejection import rejection
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.text_drafters import lookahead_window
 from edgespec.engine.draft_models import Chain, may_draft_trees
@@ -17,9 +19,9 @@ from edgespec.engine.embedder import Embedder, StatesDecoder
 from edgespec.engine.engine import Engine
 from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.learned_speculation import learned_speculation
-from edgespec.engine.load_options import ACCEPTANCES, LoadOptions
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.resolve import NamedDrafter, Resolved
+from edgespec.engine.wish import AcceptanceName, Wish
 from edgespec.errors import UsageError
 from edgespec.loading.device_choice import require_together
 from edgespec.loading.device_forms import require_form
@@ -39,11 +41,13 @@ from edgespec.planning.choice import choose_schedule
 from edgespec.system.progress import ReportProgress
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
+from edgespec.types import Acceptance
 
+_ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejection": rejection}
 _LOG = logging.getLogger(__name__)
 
 
-def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
+def open_engine(resolved: Resolved, placement: Placement, wish: Wish) -> Engine:
     """Open the models in a placement; the engine closes them.
 
     Raises:
@@ -53,42 +57,42 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
         UsageError: Options contradict what was found.
     """
     _require_possible(resolved, placement)
-    resolved = replace(resolved, target=_limit_context(resolved.target, options.context))
+    resolved = replace(resolved, target=_limit_context(resolved.target, wish.context))
     stated, names, report = resolved.target, resolved.names, resolved.home.report
-    chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
-    _report_serial(options.schedule, [chain.schedule for chain in chains], report)
+    chains = [_chain(stated, drafter, placement, wish) for drafter in resolved.drafters]
+    _report_serial(wish.when, [chain.schedule for chain in chains], report)
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
     layers = layers or stated.manifest.pooled_layers
-    window = lookahead_window(names.simple, options.length, stated, placement)
-    fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
+    window = lookahead_window(names.simple, wish.length, stated, placement)
+    fit = fit_memory(stated, placement, resolved.free, report, wish.max_draft_tokens)
     target = fit.target
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        drafts_trees = bool(chains) and may_draft_trees(stated, placement, options)
+        drafts_trees = bool(chains) and may_draft_trees(stated, placement, wish)
         has_trees = window is not None or drafts_trees
         decoder = _open_target(
             fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees, progress=resolved.home.progress
         )
         states = kept_hidden_states(decoder)
-        learner = make_learner(options.domain, resolved.drafters, resolved.unused, report)
+        learner = make_learner(wish.learn, resolved.drafters, resolved.unused, report)
         if learner is not None:
             undone.callback(learner.close)
         head_learner = learner.learner if learner else None
         chains = [
             replace(chain, hidden_states=states, has_trees=drafts_trees, learner=head_learner) for chain in chains
         ]
-        settle_rows(fit.target, decoder, placement, options.deterministic, report)
+        settle_rows(fit.target, decoder, placement, wish.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
-        answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
-        num_parallel = fit.fit_parallel(options.max_parallel, options.max_answers)
-        pool = make_pool(fit, names, chains, window, answers, options.max_draft_tokens, report)
+        answers = _answer_cache(resolved.home, target, names) if wish.answer_cache else None
+        num_parallel = fit.fit_parallel(wish.max_parallel, wish.max_answers)
+        pool = make_pool(fit, names, chains, window, answers, wish.max_draft_tokens, report)
         undone.callback(pool.close)
         pool.start(fit.free_memory, fit.needed, [*resolved.devices.downgrades, *fit.downgrades])
         speculation = pool.with_relief(
             lambda: learned_speculation(
-                pool.drafters, options.length, decoder, pool.decoders, target, placement, report
+                pool.drafters, wish.length, decoder, pool.decoders, target, placement, report
             )
         )
         if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
@@ -103,7 +107,7 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
             decoders=[decoder],
             speculation=replace(
                 speculation,
-                accept=ACCEPTANCES[options.acceptance],
+                accept=_ACCEPTANCES[wish.acceptance],
                 hold=pool.hold,
                 has_trees=drafts_trees,
             ),
@@ -157,12 +161,12 @@ def _chain(
     target: ModelFolder,
     drafter: NamedDrafter,
     placement: Placement,
-    options: LoadOptions,
+    wish: Wish,
 ) -> Chain:
     # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
     # unless their length is fixed, on when drafts are ready.
-    is_reproducible = placement.deterministic and options.acceptance == "rejection" and options.length is not None
-    schedule = choose_schedule(options.schedule, target, drafter.models[0], placement)
+    is_reproducible = placement.deterministic and wish.acceptance == "rejection" and wish.length is not None
+    schedule = choose_schedule(wish.when, target, drafter.models[0], placement)
     # What a head draws ahead depends on which hidden states the target has given by then.
     is_bound = is_reproducible and drafter.models[0].manifest.head is not None
     return Chain(

@@ -14,6 +14,7 @@ from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
 from edgespec.engine.resolve import Resolved, resolve
+from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
 from edgespec.loading.head_check import PROMPTS
 from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
@@ -83,9 +84,16 @@ def check_folder(
 
 
 def _resolve(target: str, drafter: str, devices: tuple[str, str], offline: bool, report: Report) -> Resolved:
-    resolved = resolve(
-        target, drafter=drafter, device=devices[0], drafter_device=devices[1], offline=offline, report=report
+    device, drafter_device = devices
+    wish = Wish(
+        model=target,
+        drafter=drafter,
+        device=device,
+        drafter_device=drafter_device,
+        offline=offline,
+        report=report,
     )
+    resolved = resolve(wish)
     if not resolved.drafters:
         raise ModelError(f"'{drafter}' is not a model; a pair is a target and a smaller model")
     return resolved

@@ -1,17 +1,17 @@
 """Finds the model folders, devices and threads for what a user names. Opens no model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from edgespec.config.byte_size import parse_bytes
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.engine.auto_devices import AutoDevices, Compared
 from edgespec.engine.device_candidates import find_candidates
+from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part, usable_form
@@ -25,10 +25,9 @@ from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.planning.decision import describe
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import THREADS_PER_CORE, Device, device_key, max_threads
+from edgespec.runtimes.devices import Device, device_key, find_device
 from edgespec.runtimes.half_floats import lacks_half_floats
 from edgespec.system.command_line import quote
-from edgespec.system.progress import ReportProgress
 from edgespec.types import Report
 
 
@@ -69,55 +68,34 @@ class Resolved:
         return device
 
 
-def resolve(
-    model: str,
-    *,
-    drafter: str,
-    device: str,
-    drafter_device: str,
-    num_threads: int | None = None,
-    drafter_threads: int | None = None,
-    memory_limit: int | str | None = None,
-    allow_fallback: bool = False,
-    deterministic: bool | None = None,
-    exact: bool = False,
-    offline: bool = False,
-    home: str | Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
-    progress: ReportProgress = lambda progress: None,
-    refused: Mapping[str, EdgeSpecError] = MappingProxyType({}),
-) -> Resolved:
+def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType({})) -> Resolved:
     """Find the models, preparing them first if need be, and the devices and threads that they run with.
 
     What can be known before fetching and exporting is checked before.
 
     Args:
-        deterministic: None for deterministic mode unless it is known not to hold.
         refused: Devices that auto has taken before and that did not run their model.
 
     Raises:
         DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.
         ModelError: A model is missing or invalid.
-        UsageError: A name, a number of threads or a memory limit makes no sense.
     """
-    require_threads(num_threads)
-    require_threads(drafter_threads)
-    free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
-    folder = Path(home or default_home())
-    models = ModelHome(folder, offline, report, open_decoder, is_quick=True, progress=progress)
-    asked = parse(drafter)
-    place = DeviceChoice("cpu", "cpu", report).initial_placement(
-        num_threads, drafter_threads, deterministic=deterministic is not False
-    )
+    model, report, asked = str(wish.model), wish.report, wish.names
+    device, drafter_device = wish.device, wish.drafter_device
+    free = partial(free_memory, wish.limit_bytes)
+    models = _home_of(wish)
+    place = _threads_of(wish)
     auto = auto_devices(models, model, asked, device, drafter_device, place, free)
     decided = _decide(auto, refused) if auto else {}
     device, drafter_device = decided.get("device", device), decided.get("drafter_device", drafter_device)
-    devices = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
-    placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic is not False)
+    devices = DeviceChoice(device, drafter_device, report, allow_fallback=wish.allow_fallback)
+    placement = devices.initial_placement(
+        wish.num_threads, wish.drafter_threads, deterministic=wish.deterministic is not False
+    )
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(asked.cascades))
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
-    found = _find_models(models, model, asked, devices, placement, allow_fallback=allow_fallback)
+    found = _find_models(models, model, asked, devices, placement, allow_fallback=wish.allow_fallback)
     placement = devices.resolve_auto(
         placement, found.target.manifest, [each.models[0].manifest for each in found.drafters]
     )
@@ -127,7 +105,9 @@ def resolve(
     target, names, drafters = found.target, found.names, found.drafters
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
-    placement = replace(placement, deterministic=expects_rows(deterministic, target, placement), exact=exact)
+    placement = replace(
+        placement, deterministic=expects_rows(wish.deterministic, target, placement), exact=wish.exact
+    )
     return Resolved(
         home=models,
         target=target,
@@ -190,28 +170,40 @@ def _find_models(
     return _FoundModels(target, names, drafters, of_pair)
 
 
-def compare_devices(
-    model: str,
-    *,
-    drafter: str,
-    device: str,
-    drafter_device: str,
-    num_threads: int | None,
-    memory_limit: int | str | None,
-    offline: bool,
-    remeasure: bool,
-    report: Report,
-) -> Compared | None:
+def compare_devices(wish: Wish, *, remeasure: bool) -> Compared | None:
     """Compare the devices of this machine, emulators included, for a model. Returns None where auto has no choice.
 
     Prepared forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
     """
-    require_threads(num_threads)
-    free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
-    models = ModelHome(default_home(), offline, report, open_decoder, is_quick=True)
-    place = DeviceChoice("cpu", "cpu", report).initial_placement(num_threads, None, deterministic=True)
-    auto = auto_devices(models, model, parse(drafter), device, drafter_device, place, free, has_emulators=True)
+    free = partial(free_memory, wish.limit_bytes)
+    auto = auto_devices(
+        _home_of(wish),
+        str(wish.model),
+        wish.names,
+        wish.device,
+        wish.drafter_device,
+        _threads_of(wish),
+        free,
+        has_emulators=True,
+    )
     return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
+
+
+def _home_of(wish: Wish) -> ModelHome:
+    folder = Path(wish.home or default_home())
+    return ModelHome(folder, wish.offline, wish.report, open_decoder, is_quick=True, progress=wish.progress)
+
+
+def _threads_of(wish: Wish) -> Placement:
+    """The threads that are asked for, on devices that stand for none in particular."""
+    cpu = find_device("cpu")
+    return Placement(
+        device=cpu,
+        drafter_device=cpu,
+        num_threads=wish.num_threads,
+        drafter_threads=wish.drafter_threads,
+        deterministic=wish.deterministic is not False,
+    )
 
 
 def find_known_devices(
@@ -221,7 +213,7 @@ def find_known_devices(
 
     Nothing is measured, fetched or exported. Raises as resolve() does.
     """
-    place = DeviceChoice("cpu", "cpu", models.report).initial_placement(None, None, deterministic=True)
+    place = _threads_of(Wish(model=model))
     auto = auto_devices(models, model, parse("auto"), device, drafter_device, place, free_memory)
     where = saved.where if auto and (saved := auto.saved) else None
     choice = DeviceChoice(*(where or (device, drafter_device)), models.report)
@@ -352,13 +344,3 @@ def _require_distinct(names: Sequence[str]) -> None:
     """Raises UsageError: Two drafters have one name, under which what is learned of them is saved."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
-
-
-def require_threads(num_threads: int | None) -> None:
-    """Raises UsageError: The number of threads makes no sense on this machine."""
-    most = max_threads()
-    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= most):
-        raise UsageError(
-            f"the number of threads is {num_threads!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} for each "
-            "logical core of the processor"
-        )

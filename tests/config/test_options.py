@@ -1,6 +1,7 @@
 """One table of options for the command line, `load` and the documents."""
 
 import argparse
+import dataclasses
 import inspect
 import json
 import re
@@ -14,6 +15,7 @@ from edgespec.cli.arguments import load_any_engine
 from edgespec.cli.main import command_parser
 from edgespec.config.config_file import variable_name
 from edgespec.config.options import LOAD_PARAMETERS, OPTIONS
+from edgespec.engine.wish import Wish
 
 DOCS = Path(__file__).parents[2] / "docs"
 PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
@@ -25,6 +27,14 @@ def test_options_have_the_parameters_and_defaults_of_load() -> None:
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
     }
+
+
+def test_a_wish_has_the_arguments_of_load_and_their_defaults() -> None:
+    options = {option.name: option.default for option in dataclasses.fields(Wish)}
+    assert options.keys() == PARAMETERS.keys()
+    functions, stated = {"report", "progress"}, {name: each.default for name, each in PARAMETERS.items()}
+    stated["model"] = dataclasses.MISSING
+    assert {name for name in options if options[name] != stated[name]} == functions
 
 
 @pytest.mark.parametrize(

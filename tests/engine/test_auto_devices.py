@@ -13,6 +13,7 @@ from edgespec import Engine, load
 from edgespec.engine import device_candidates
 from edgespec.engine.device_candidates import find_candidates
 from edgespec.engine.resolve import compare_devices
+from edgespec.engine.wish import Wish
 from edgespec.export.planned_model import plan_model
 from edgespec.planning.decision import FOLDER
 from edgespec.planning.device_options import DeviceOptions
@@ -186,17 +187,8 @@ def test_two_gpus_of_two_providers_which_may_be_one_are_not_put_beside_each_othe
     machine.devices.append(replace(gpu, name="cuda", provider="CUDAExecutionProvider"))
     machine.probes = {**machine.probes, "cuda": machine.probes["webgpu"]}
     machine.pace_s = {**PACE_S, ("fp32", "cuda"): GPU_S, ("int4", "cuda"): CPU_S}
-    found = compare_devices(
-        f"{tiny_gguf}:fp32",
-        drafter=f"{tiny_gguf}:int4",
-        device="auto",
-        drafter_device="auto",
-        num_threads=None,
-        memory_limit=None,
-        offline=True,
-        remeasure=False,
-        report=print,
-    )
+    wish = Wish(model=f"{tiny_gguf}:fp32", drafter=f"{tiny_gguf}:int4", offline=True, report=print)
+    found = compare_devices(wish, remeasure=False)
     assert found is not None
     places = {(each.target.device, each.drafter_place.device) for each in found.plan.options if each.drafter_place}
     assert places == {

@@ -18,6 +18,7 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.pair_export import PairHalf, add_forms
 from edgespec.engine.resolve import Resolved, resolve
+from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
 from edgespec.manifest import read_manifest
 from edgespec.models.home import ModelHome
@@ -50,7 +51,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def named(tmp_path: Path, devices: None) -> Callable[..., Resolved]:
     def find(model: Path, drafter: Path | str, device: str, drafter_device: str, **more: object) -> Resolved:
         names = {"drafter": str(drafter), "device": device, "drafter_device": drafter_device}
-        return resolve(str(model), **names, home=tmp_path / "home", **more)  # type: ignore[arg-type]
+        return resolve(Wish(model=str(model), **names, home=tmp_path / "home", **more))  # type: ignore[arg-type]
 
     return find
 

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.engine.resolve import resolve
+from edgespec.engine.wish import Wish
 from edgespec.models.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository
 from edgespec.models.forecast import file_bytes, memory_bytes, weights_bytes
 from edgespec.models.home import ModelHome
@@ -75,8 +76,14 @@ def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
     home_with_pair: ModelHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def heard(model: str, drafter: str) -> list[tuple[str, ...]]:
-        named = {"drafter": drafter, "device": "cpu", "drafter_device": "cpu", "home": home_with_pair.path}
-        return [each.models for each in resolve(model, **named, offline=True).names.cascades]
+        named: dict[str, Any] = {
+            "drafter": drafter,
+            "device": "cpu",
+            "drafter_device": "cpu",
+            "home": home_with_pair.path,
+        }
+        wish = Wish(model=model, **named, offline=True)
+        return [each.models for each in resolve(wish).names.cascades]
 
     assert heard("big", "auto") == [("small",)]
     assert heard("big", "auto+small") == [("small",)]
