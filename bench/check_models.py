@@ -15,11 +15,9 @@ from time import process_time
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from command_line import command_line
 
-from edgespec.decoders import Decoder
-from edgespec.decoding.likelihood import negative_log_likelihood
+from edgespec.decoding.likelihood import mean_nll, negative_log_likelihood
 from edgespec.errors import ExportMismatch
 from edgespec.export.convert import export_model
 from edgespec.export.reference import reference_logits
@@ -31,7 +29,6 @@ from edgespec.types import TokenIds
 TEXTS = [Path(__file__).parent / "texts" / f"{name}.txt" for name in ("prose", "code")]
 PRECISIONS = ("source", "int8", "int4", "fp32")
 MAX_TOKENS = 1200
-PIECE = 128
 
 
 class Losses(NamedTuple):
@@ -55,16 +52,6 @@ def source_losses(source: Path) -> Losses:
     return Losses(texts, nll)
 
 
-def decoder_nll(decoder: Decoder, tokens: TokenIds) -> float:
-    parts: list[npt.NDArray[np.float64]] = []
-    for start in range(0, len(tokens) - 1, PIECE):
-        stop = min(start + PIECE, len(tokens) - 1)
-        parts.append(
-            negative_log_likelihood(decoder.logits(tokens[:stop], stop - start), tokens[start + 1 : stop + 1])
-        )
-    return float(np.concatenate(parts).mean())
-
-
 def print_row(source: Path, name: str, precision: str, expected: Losses, *, is_quick: bool) -> bool:
     """Export in a precision and print its row; returns whether the check passed."""
     with tempfile.TemporaryDirectory() as place:
@@ -78,7 +65,7 @@ def print_row(source: Path, name: str, precision: str, expected: Losses, *, is_q
             return False
         spent_s = process_time() - started_s
         decoder = open_decoder(folder, manifest)
-        lost = [decoder_nll(decoder, tokens) - nll for tokens, nll in zip(*expected, strict=True)]
+        lost = [mean_nll(decoder, tokens) - nll for tokens, nll in zip(*expected, strict=True)]
         del decoder
     check = manifest.check
     cells = [f"{manifest.weights_bytes / 1e6:.0f}", *(f"{value:+.4f}" for value in lost), f"{spent_s:.0f}"]

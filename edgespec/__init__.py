@@ -54,6 +54,15 @@ if TYPE_CHECKING:
     from edgespec.tools.tool import ToolCall
 
 if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
+    from edgespec.decoders import Decoder as Decoder
+    from edgespec.decoding.cached_prefix import empty_cache as empty_cache
+    from edgespec.decoding.likelihood import mean_nll as mean_nll
+    from edgespec.decoding.sampling import GumbelSampler as GumbelSampler
+    from edgespec.decoding.scheduler import Block as Block
+    from edgespec.decoding.scheduler import DraftPolicy as DraftPolicy
+    from edgespec.decoding.scheduler import Plain as Plain
+    from edgespec.decoding.scheduler import speculative_decode as speculative_decode
+    from edgespec.engine.answers import join_chunks as join_chunks
     from edgespec.models.home import ModelHome as ModelHome
 
 __version__ = "0.1.0"
@@ -127,7 +136,16 @@ _HOMES = {
 # Names of inner rooms that the wings use (chat, server, evaluation, training, cli), with their modules.
 # They are no promise to apps. Sorted, one a line; each is also in the block for type checkers above.
 _WING_NAMES = {
+    "Block": "decoding.scheduler",
+    "Decoder": "decoders",
+    "DraftPolicy": "decoding.scheduler",
+    "GumbelSampler": "decoding.sampling",
     "ModelHome": "models.home",
+    "Plain": "decoding.scheduler",
+    "empty_cache": "decoding.cached_prefix",
+    "join_chunks": "engine.answers",
+    "mean_nll": "decoding.likelihood",
+    "speculative_decode": "decoding.scheduler",
 }
 
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.evaluation.document import BenchDocument
     from edgespec.evaluation.journal import Journal
-    from edgespec.evaluation.peer import Peer
+    from edgespec.evaluation.peer import Peer, Rates
     from edgespec.evaluation.prompts import BenchPrompt
-    from edgespec.policy.acceptance_rates import Key
 
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
@@ -193,7 +192,7 @@ def _open_other_ways(options: argparse.Namespace, engine: "Engine") -> Iterator[
         yield peers
 
 
-def _rates(options: argparse.Namespace, engine: "Engine") -> "Mapping[Key, tuple[float, float]]":
+def _rates(options: argparse.Namespace, engine: "Engine") -> "Rates":
     """The acceptance rates with which a session begins each round."""
     return engine.speculation.rates if options.learned == "stored" else {}
 

@@ -1,6 +1,6 @@
 """Which drafted tokens the target accepts. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -45,6 +45,15 @@ def _of_chain(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Rule) -> l
         if emitted[-1] != guess:
             break
     return emitted
+
+
+def rows_of(draft: Tree, emitted: TokenIds) -> Iterator[int]:
+    """The row of logits from which each emitted token was chosen."""
+    row: int | None = 0
+    for token in emitted.tolist():
+        assert row is not None
+        yield row
+        row = row_after(draft, row, token)
 
 
 def row_after(draft: Tree, row: int, token: int) -> int | None:

@@ -3,7 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Decoder
 from edgespec.types import Logits, Row, TokenIds
+
+_CHUNK_TOKENS = 256
 
 
 def log_softmax(row: Row) -> npt.NDArray[np.float64]:
@@ -18,3 +21,13 @@ def negative_log_likelihood(logits: Logits, following: TokenIds) -> npt.NDArray[
     # One row at a time, for rows are long.
     found = [-log_softmax(row)[token] for row, token in zip(logits, following, strict=True)]
     return np.array(found, np.float64)
+
+
+def mean_nll(decoder: Decoder, tokens: TokenIds) -> float:
+    """The mean negative log-likelihood of all tokens but the first, in nats."""
+    total = 0.0
+    for start in range(0, len(tokens) - 1, _CHUNK_TOKENS):
+        stop = min(start + _CHUNK_TOKENS, len(tokens) - 1)
+        logits = decoder.logits(tokens[:stop], stop - start)
+        total += float(negative_log_likelihood(logits, tokens[start + 1 : stop + 1]).sum())
+    return total / (len(tokens) - 1)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.likelihood import log_softmax
 from edgespec.decoding.scheduler import Block
 from edgespec.decoding.truncation import top_k
@@ -25,14 +24,8 @@ class TokenLogprob(NamedTuple):
 
 def logprobs_of(block: Block, num_tokens: int, num_top: int) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of the first num_tokens tokens of a block, which still has its logits."""
-    found, row = [], 0
-    for i, token in enumerate(block.tokens[:num_tokens].tolist()):
-        if i:
-            following = row_after(block.draft, row, int(block.tokens[i - 1]))
-            assert following is not None
-            row = following
-        found.append(_logprob(block.logits[row], token, num_top))
-    return tuple(found)
+    chosen = zip(block.tokens[:num_tokens].tolist(), block.chosen_from, strict=False)
+    return tuple(_logprob(block.logits[row], token, num_top) for token, row in chosen)
 
 
 def _logprob(row: Row, token: int, num_top: int) -> TokenLogprob:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgespec.decoders import Decoder, TreeDecoder
-from edgespec.decoding.acceptance import equality
+from edgespec.decoding.acceptance import equality, rows_of
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
@@ -101,6 +101,11 @@ class Block(NamedTuple):
     @property
     def num_accepted(self) -> int:
         return len(self.tokens) - 1
+
+    @property
+    def chosen_from(self) -> list[int]:
+        """The row of logits from which each token was chosen."""
+        return [*rows_of(self.draft, self.tokens)]
 
 
 def speculative_decode(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.acceptance import row_after
+from edgespec.decoding.acceptance import rows_of
 from edgespec.decoding.correction import Contexts, contexts_in
 from edgespec.types import Acceptance, Logits, Row, Sampler, TokenIds, Tree, append
 
@@ -67,11 +67,7 @@ class AnswerLog:
             self.first = len(tokens) - 1
         if len(self.rows) >= _MOST_ROWS:
             return
-        row: int | None = 0
-        for token in emitted.tolist():
-            assert row is not None
-            self.rows.append(likely_tokens(logits[row]))
-            row = row_after(draft, row, token)
+        self.rows += [likely_tokens(logits[row]) for row in rows_of(draft, emitted)]
         self.text = append(tokens, emitted)
 
 

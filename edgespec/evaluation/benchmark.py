@@ -9,38 +9,37 @@ of the prompts from an earlier round, or from an earlier run. A first answer of 
 
 import platform
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
+from statistics import median
 from typing import Literal, NamedTuple
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
+from edgespec import Engine, Interval, Message, SamplingParams
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.evaluation.document import BenchDocument, Setup, Text, TurnRecord
+from edgespec.evaluation.document import BenchDocument, BenchSetup, Sample, Text, TurnRecord, Work
+from edgespec.evaluation.exactness import compare_texts
 from edgespec.evaluation.journal import Journal, Unit, gather
-from edgespec.evaluation.peer import Panel, Peer
+from edgespec.evaluation.peer import Panel, Peer, Rates
 from edgespec.evaluation.prompts import BenchPrompt
-from edgespec.evaluation.results import build_document
-from edgespec.evaluation.sample import AnsweredTurn, choose_sample
-from edgespec.evaluation.texts import compare_texts
+from edgespec.evaluation.results import build_document, ratio_of
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
-from edgespec.policy.acceptance_rates import Key
 from edgespec.system.system_info import peak_rss_bytes, system_info
-from edgespec.tokenization.chat_template import Message
 from edgespec.types import Report
 
 VERSION = 2
 _WARM_UP_TOKENS = 32
 # Answers that differ from plain decoding are read again at several widths, which takes a hundred passes each.
 _MOST_JUDGED = 12
+_SAMPLE_PASSES = 240
+_SAMPLE_CHARACTERS = 400
 
 First = Literal["plain", "speculative"]
 Learned = Literal["fresh", "stored"]
 
 
-class Place(NamedTuple):
+class Scheduled(NamedTuple):
     """A prompt of a round, and how many prompts of its category come before it in the file."""
 
     round: int
@@ -52,7 +51,7 @@ class Place(NamedTuple):
         return "speculative" if (self.num_before + turn + self.round) % 2 else "plain"
 
 
-def schedule(prompts: Sequence[BenchPrompt], rounds: int) -> Iterator[Place]:
+def schedule(prompts: Sequence[BenchPrompt], rounds: int) -> Iterator[Scheduled]:
     """Each prompt once a round; rounds have different orders, which are the same in every run."""
     counts: dict[str, int] = defaultdict(int)
     num_before = []
@@ -63,7 +62,7 @@ def schedule(prompts: Sequence[BenchPrompt], rounds: int) -> Iterator[Place]:
         shuffled = list(range(len(prompts)))
         Random(number).shuffle(shuffled)
         for i in shuffled:
-            yield Place(number, i, num_before[i])
+            yield Scheduled(number, i, num_before[i])
 
 
 def mode_of(engine: Engine) -> str:
@@ -101,7 +100,7 @@ def measure(
     rates = dict(speculation.rates) if learned == "stored" else {}
     plain_engine = plain or engine.plain()
     panel = Panel(peers, plain_engine, report)
-    run = _Run(plain_engine, engine, max_tokens, sampling, rates, panel, report)
+    run = _BenchRun(plain_engine, engine, max_tokens, sampling, rates, panel, report)
     done = list(journal.units.values()) if journal else []
     known_texts = [turn["text"] for unit in done for turn in unit["turns"]]
     run.num_judged_before = known_texts.count("near_tie") + known_texts.count("different")
@@ -137,7 +136,7 @@ def _describe_setup(
     sampling: SamplingParams,
     rounds: int,
     learned: Learned,
-) -> Setup:
+) -> BenchSetup:
     """What is measured, where and how; arguments as in measure()."""
     return {
         "model": engine.manifest.name,
@@ -159,7 +158,7 @@ def _describe_setup(
     }
 
 
-def _with_memory(setup: Setup, engine: Engine) -> Setup:
+def _with_memory(setup: BenchSetup, engine: Engine) -> BenchSetup:
     return {
         **setup,
         "pass_ratios": dict(engine.speculation.ratios),
@@ -171,15 +170,24 @@ def _with_memory(setup: Setup, engine: Engine) -> Setup:
     }
 
 
+class AnsweredTurn(NamedTuple):
+    """A turn of a conversation, answered both ways."""
+
+    record: TurnRecord
+    prompt: str
+    plain: TimedAnswer
+    speculative: TimedAnswer
+
+
 @dataclass(slots=True)
-class _Run:
+class _BenchRun:
     """Answers prompts both ways and by every peer, and notes what that took."""
 
     plain: Engine
     engine: Engine
     max_tokens: int
     sampling: SamplingParams
-    rates: Mapping[Key, tuple[float, float]]  # acceptance rates with which a round begins
+    rates: Rates  # acceptance rates with which a round begins
     panel: Panel
     report: Report
     turns: list[AnsweredTurn] = field(default_factory=list)
@@ -196,7 +204,7 @@ class _Run:
             return
         self.panel.ask(messages, num_tokens)
 
-    def answer(self, prompt: BenchPrompt, place: Place) -> Unit:
+    def answer(self, prompt: BenchPrompt, place: Scheduled) -> Unit:
         """Answer every turn of a prompt once, from a cache that holds nothing of it."""
         if place.round != self._round:
             self._round = place.round
@@ -265,3 +273,51 @@ class _Run:
                 return "not_judged"
             self.judged[key] = compare_texts(self.plain.target, self.plain.encode(messages), one, two)
         return self.judged[key]
+
+
+def choose_sample(turns: Sequence[AnsweredTurn]) -> Sample | None:
+    """The turn whose gain is nearest the median, with what each lane did after the first pass.
+
+    A pass of several tokens takes no less time than a pass of one. So a gain above the tokens per pass of its
+    answer is an error of timing, and such an answer is chosen only if there is no other.
+    """
+    rated = [(ratio, turn) for turn in turns if (ratio := ratio_of(turn.record))]
+    if not rated:
+        return None
+    middle = median(ratio for ratio, _ in rated)
+    ratio, turn = min(rated, key=lambda each: (each[0] > tokens_per_pass(each[1]), abs(each[0] - middle)))
+    return {
+        "category": turn.record["category"],
+        "prompt": _shorten(turn.prompt),
+        "answer": _shorten(turn.speculative.completion.text),
+        "ratio": ratio,
+        "tokens_per_pass": tokens_per_pass(turn),
+        "plain": _work(turn.plain.completion.timeline),
+        "speculative": _work(turn.speculative.completion.timeline),
+    }
+
+
+def tokens_per_pass(turn: AnsweredTurn) -> float:
+    """Mean tokens in a pass of the speculative answer, without its first pass, which reads the prompt."""
+    return turn.speculative.num_decoded / max(1, turn.speculative.completion.stats.passes - 1)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SAMPLE_CHARACTERS else text[: _SAMPLE_CHARACTERS - 1] + "…"
+
+
+def _work(timeline: Sequence[Interval]) -> list[Work]:
+    """Intervals after the first pass of the target, in seconds since its end."""
+    passes = sorted(each.end_s for each in timeline if each.lane == "target")
+    since, until = passes[0], passes[:_SAMPLE_PASSES][-1]
+    return [
+        {
+            "lane": each.lane,
+            "what": each.work,
+            "start_s": round(max(0.0, each.start_s - since), 6),
+            "end_s": round(each.end_s - since, 6),
+            "num_tokens": each.num_tokens,
+        }
+        for each in sorted(timeline, key=lambda each: each.start_s)
+        if since < each.end_s <= until
+    ]

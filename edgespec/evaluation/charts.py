@@ -32,7 +32,7 @@ class Bar(NamedTuple):
     text: str
 
 
-class Range(NamedTuple):
+class RangeBar(NamedTuple):
     """A figure with the range that most values lie in, and the range of all."""
 
     label: str
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Passes of one width: their cost in steps, their share of all, and whether they are too few to trust."""
+    """PassFigures of one width: their cost in steps, their share of all, and whether they are too few to trust."""
 
     width: int
     cost: float
@@ -69,7 +69,7 @@ def grouped_bars(groups: Mapping[str, Sequence[Bar]], title: str) -> str:
     return _svg(chart)
 
 
-def ranges(rows: Sequence[Range], title: str) -> str:
+def ranges(rows: Sequence[RangeBar], title: str) -> str:
     """A dot at each figure, a thick line over the inner range and a thin one over the whole; 1 is dashed."""
     row_height = 40
     bottom = len(rows) * row_height

@@ -76,7 +76,7 @@ class AnswerRecord(TypedDict):
 
 
 class PeerAnswer(AnswerRecord):
-    """is_equal: Its text is that of plain decoding. plausible: see evaluation/texts.py; of judged tokens."""
+    """is_equal: Its text is that of plain decoding. plausible: see Plausible; of judged tokens."""
 
     is_equal: bool
     judged: NotRequired[Count]
@@ -150,7 +150,7 @@ class Texts(TypedDict):
     not_judged: Count
 
 
-class Passes(TypedDict):
+class PassFigures(TypedDict):
     """What passes took by their width."""
 
     step_s: Annotated[float, Meta(ge=1e-9, le=1e12)] | None  # seconds of a pass of plain decoding
@@ -180,7 +180,7 @@ class Sample(TypedDict):
     speculative: list[Work]
 
 
-class Memory(TypedDict):
+class BenchMemory(TypedDict):
     """What the process and the target took, in bytes."""
 
     process_peak_rss_bytes: Count
@@ -228,7 +228,7 @@ class PeerRow(PeerInfo):
     same_answers: Count
 
 
-class Setup(TypedDict, total=False):
+class BenchSetup(TypedDict, total=False):
     """What ran, and where.
 
     plain: "own session" where plain decoding has a session of its own, as with --drafter none; "shared session"
@@ -250,13 +250,13 @@ class Setup(TypedDict, total=False):
     plain: str
     mode: str
     learned: str
-    memory: Memory
+    memory: BenchMemory
     pass_ratios: dict[Width, Figure]
     measured_at: str
     host: dict[str, str]
 
 
-class BenchDocument(Figures, Setup, total=False):
+class BenchDocument(Figures, BenchSetup, total=False):
     """ratio, mean_ratio and the like are geometric means over prompts of speculative over plain speed."""
 
     categories: Required[dict[str, Category]]
@@ -270,7 +270,7 @@ class BenchDocument(Figures, Setup, total=False):
     texts: Texts
     answers: Count
     same_answers: Count
-    passes: Passes
+    passes: PassFigures
     sample: Sample | None
     peers: list[PeerRow]
     turns: list[TurnRecord]

@@ -12,11 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import row_after
-from edgespec.decoding.cached_prefix import empty_cache
-from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
+from edgespec import (
+    Decoder,
+    DraftPolicy,
+    GumbelSampler,
+    Plain,
+    SamplingParams,
+    empty_cache,
+    speculative_decode,
+)
+from edgespec.evaluation.document import Text
 from edgespec.types import Report, Row, TokenIds, append
 
 # The text before a difference is read again in passes of these widths, of the width at which the texts differ, and
@@ -24,6 +29,12 @@ from edgespec.types import Report, Row, TokenIds, append
 _WIDTHS = (1, 2, 3, 4, 8)
 _NUM_MIXED, _WIDEST_MIXED = 10, 8
 _NUM_REREAD = 64  # tokens before a difference that are read again
+# A token is plausible if the model finds it at most e times less likely than its best one. A runtime that rounds
+# otherwise than we do writes such tokens alone; one that computes wrongly soon repeats itself, which any model
+# finds likely, so only the beginning of its text is judged.
+_PLAUSIBLE = 1.0
+_NUM_JUDGED = 32
+_LEAST_PLAUSIBLE = 0.8
 
 
 class PlainText(NamedTuple):
@@ -128,21 +139,13 @@ def deviations(
             if len(wrong):
                 at = int(wrong[0])
                 position += at
-                yield Deviation(position, int(block.tokens[at]), _chosen_from(block, at), block.num_draft + 1)
+                row = block.logits[block.chosen_from[at]].copy()
+                yield Deviation(position, int(block.tokens[at]), row, block.num_draft + 1)
                 position += 1
                 break
             position += len(wanted)
             if position >= len(plain.tokens):
                 return
-
-
-def _chosen_from(block: Block, at: int) -> Row:
-    """The row of logits from which the token at this place of a block was chosen."""
-    row: int | None = 0
-    for token in block.tokens[:at]:
-        assert row is not None
-        row = row_after(block.draft, row, int(token))
-    return block.logits[row].copy()
 
 
 def _measure(
@@ -200,3 +203,43 @@ def _mixed(total: int, rng: np.random.Generator) -> Iterator[int]:
         width = min(int(rng.integers(1, _WIDEST_MIXED + 1)), total)
         total -= width
         yield width
+
+
+class Plausible(NamedTuple):
+    """How many tokens of an answer were judged, and how many of them the target finds plausible."""
+
+    judged: int
+    plausible: int
+
+    @property
+    def is_nonsense(self) -> bool:
+        return self.plausible < _LEAST_PLAUSIBLE * self.judged
+
+
+def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other: Sequence[int]) -> Text:
+    """Whether two greedy answers are equal, part at a near-tie, or are different.
+
+    A near-tie is a place where the width of a pass changes the distance between two likely tokens' logits by at
+    least the distance of the two tokens at which the answers part.
+    """
+    if tuple(plain) == tuple(other):
+        return "equal"
+    first = next((i for i, (one, two) in enumerate(zip(plain, other, strict=False)) if one != two), None)
+    if first is None:  # one goes on where the other has ended, and both were asked for as many tokens
+        return "different"
+    prefix = append(prompt, np.array(plain[:first], np.int32))
+    row = target.logits(prefix, 1)[-1]
+    margin = abs(float(row[plain[first]]) - float(row[other[first]]))
+    return (
+        "near_tie" if margin <= width_difference(target, prefix, (plain[first], other[first]), 2) else "different"
+    )
+
+
+def judge_tokens(target: Decoder, prompt: TokenIds, answer: Sequence[int]) -> Plausible:
+    """How many of an answer's first tokens the target finds plausible, each after those before it."""
+    tokens = np.array(answer[:_NUM_JUDGED], np.int32)
+    if not len(tokens):
+        return Plausible(0, 0)
+    rows = target.logits(append(prompt, tokens[:-1]), len(tokens))
+    chosen = rows[np.arange(len(tokens)), tokens]
+    return Plausible(len(tokens), int((chosen >= rows.max(axis=1) - _PLAUSIBLE).sum()))

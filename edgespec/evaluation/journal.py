@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from edgespec.errors import UsageError
-from edgespec.evaluation.document import BenchDocument, Count, PeerInfo, Setup, TurnRecord
+from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
 from edgespec.system.typed_json import read_as
 
@@ -27,10 +27,10 @@ class Unit(TypedDict):
     peers: list[PeerInfo]
 
 
-class _Line(TypedDict, total=False):
+class _JournalLine(TypedDict, total=False):
     kind: str
     asked: dict[str, Any]
-    setup: Setup
+    setup: BenchSetup
     unit: Unit
 
 
@@ -45,7 +45,7 @@ class Journal:
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self._path = path
-        self.setup: Setup | None = None
+        self.setup: BenchSetup | None = None
         self.units: dict[tuple[int, int], Unit] = {}
         if path.exists():
             self._read(asked)
@@ -56,7 +56,7 @@ class Journal:
         """Whether a prompt was answered in a round."""
         return (number, prompt) in self.units
 
-    def begin(self, setup: Setup) -> None:
+    def begin(self, setup: BenchSetup) -> None:
         self.setup = setup
         self._write({"setup": setup})
 
@@ -108,7 +108,7 @@ def gather(units: Sequence[Unit]) -> tuple[list[TurnRecord], list[PeerInfo]]:
     return [turn for unit in units for turn in unit["turns"]], list(peers.values())
 
 
-def _read_lines(path: Path) -> list[_Line]:
+def _read_lines(path: Path) -> list[_JournalLine]:
     """The lines of a journal, the first with what was asked; lines that were cut off are left out."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
@@ -118,7 +118,7 @@ def _read_lines(path: Path) -> list[_Line]:
         lines = []
         for text in path.read_text(encoding="utf-8").splitlines():
             with suppress(json.JSONDecodeError):
-                lines.append(read_as(_Line, json.loads(text)))
+                lines.append(read_as(_JournalLine, json.loads(text)))
         if not lines or lines[0].get("kind") != _KIND or "asked" not in lines[0]:
             raise ValueError("it does not begin as one")
     except OSError as error:

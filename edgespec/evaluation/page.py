@@ -6,8 +6,8 @@ Names, prompts and answers may hold anything: the template escapes them.
 from importlib import resources
 
 from edgespec.evaluation import figures
-from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
-from edgespec.evaluation.document import BenchDocument, Passes, RatioInterval, Summary
+from edgespec.evaluation.charts import Bar, Point, RangeBar, grouped_bars, lanes, pass_costs, position_bars, ranges
+from edgespec.evaluation.document import BenchDocument, PassFigures, RatioInterval, Summary
 from edgespec.system.printable import one_line
 
 _NUM_PEER_STYLES = 5
@@ -74,7 +74,7 @@ def _charts(document: BenchDocument) -> dict[str, str]:
     return svgs
 
 
-def _gains(document: BenchDocument) -> list[Range]:
+def _gains(document: BenchDocument) -> list[RangeBar]:
     """The mean of all categories and each of them: the interval is thick, the range of answers thin."""
     known = [
         (_with_count(name, row.get("prompts")), row["ratio"], row.get("ratio_interval"), row.get("ratios"))
@@ -93,11 +93,11 @@ def _with_count(name: str, num_prompts: int | None) -> str:
     return f"{one_line(name, _CATEGORY_CHARACTERS)} ({num_prompts} prompt{'' if num_prompts == 1 else 's'})"
 
 
-def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> Range:
+def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> RangeBar:
     low, high = found["min"], found["max"]
     # An interval of two prompts may be so wide that nothing else could be seen.
     first, last = (min(max(end, low / _MOST_BEYOND), high * _MOST_BEYOND) for end in interval or (ratio, ratio))
-    return Range(name, ratio, first, last, min(low, first), max(high, last))
+    return RangeBar(name, ratio, first, last, min(low, first), max(high, last))
 
 
 def _speed_chart(document: BenchDocument) -> str:
@@ -115,7 +115,7 @@ def _speed_chart(document: BenchDocument) -> str:
     return grouped_bars(groups, "Tokens per second by category")
 
 
-def _cost_chart(passes: Passes, step_s: float) -> str:
+def _cost_chart(passes: PassFigures, step_s: float) -> str:
     whole = sum(each["passes"] for each in passes["widths"].values())
     points = [
         Point(width, each["seconds"] / each["passes"] / step_s, each["passes"] / whole, each["passes"] < _FEW)

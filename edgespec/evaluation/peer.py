@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
+from edgespec import Engine, Message, SamplingParams
 from edgespec.errors import EdgeSpecError
 from edgespec.evaluation.document import OWN_NAME, AnswerRecord, PeerAnswer, PeerInfo
+from edgespec.evaluation.exactness import judge_tokens
 from edgespec.evaluation.results import peer_key
-from edgespec.evaluation.texts import judge_tokens
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
-from edgespec.policy.acceptance_rates import Key
 from edgespec.system.system_info import peak_rss_bytes
-from edgespec.tokenization.chat_template import Message
 from edgespec.types import Report
+
+Rates = Mapping[tuple[str, int], tuple[float, float]]  # acceptance rates, as Speculation.rates holds them
 
 
 class PeerReply(NamedTuple):
@@ -62,7 +61,7 @@ class EnginePeer:
         way: str,
         version: str,
         sampling: SamplingParams,
-        rates: Mapping[Key, tuple[float, float]] = MappingProxyType({}),
+        rates: Rates = MappingProxyType({}),
     ) -> None:
         self.name, self.way, self.version = OWN_NAME, way, version
         self._engine, self._sampling, self._rates = engine, sampling, dict(rates)

@@ -22,7 +22,7 @@ class BenchPrompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Line:
+class _PromptLine:
     category: str = "all"
     prompt: str | None = None
     turns: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
@@ -72,7 +72,7 @@ def _read_lines(content: str, per_category: int | None) -> list[BenchPrompt]:
     """The first per_category prompts of each category, or all. Raises ValueError: A line is no prompt."""
     counts: Counter[str] = Counter()
     found = []
-    for line in read_lines_as(_Line, content):
+    for line in read_lines_as(_PromptLine, content):
         counts[line.category] += 1
         if per_category is None or counts[line.category] <= per_category:
             found.append(BenchPrompt(line.category, line.texts))

@@ -2,33 +2,75 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import median, quantiles
 
 from edgespec.evaluation.document import (
     AnswerRecord,
     BenchDocument,
+    BenchSetup,
     Category,
     Figures,
-    Passes,
+    PassFigures,
     PeerCategory,
     PeerInfo,
     PeerRow,
+    Position,
     PromptRatio,
     Sample,
-    Setup,
+    Summary,
     Texts,
     TurnRecord,
     Worst,
 )
+from edgespec.evaluation.exactness import Plausible
 from edgespec.evaluation.intervals import Mean, mean_by_prompt, mean_of, mean_of_categories, simultaneous
-from edgespec.evaluation.tally import Tally, summary, tally
-from edgespec.evaluation.texts import Plausible
 
 Value = Callable[[TurnRecord], float | None]
 
 
+@dataclass(slots=True)
+class Totals:
+    """Decoding in one way. The first pass of an answer reads the prompt and is not decoding."""
+
+    tokens: int = 0
+    passes: int = 0
+    first_tokens_s: list[float] = field(default_factory=list)
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
+    positions: list[Position] = field(default_factory=list)
+    widths: dict[int, tuple[int, float]] = field(default_factory=dict)  # passes and their seconds
+
+    def add(self, answer: AnswerRecord, *, is_cold: bool) -> None:
+        """Count an answer. Its time to the first token counts if nothing of its prompt was cached."""
+        if passes := answer.get("passes", 0):
+            self.tokens += answer["decoded"]
+            self.passes += passes
+        if is_cold and answer["first_token_s"]:
+            self.first_tokens_s.append(answer["first_token_s"])
+        for name, counts in answer.get("sources", {}).items():
+            before = self.sources.get(name, {})
+            self.sources[name] = {key: before.get(key, 0) + count for key, count in counts.items()}
+        positions = answer.get("positions", [])
+        missing = len(positions) - len(self.positions)
+        self.positions += [{"drafted": 0, "kept": 0} for _ in range(missing)]
+        for position, added in zip(self.positions, positions, strict=False):
+            position["drafted"] += added["drafted"]
+            position["kept"] += added["kept"]
+        for width, each in answer.get("widths", {}).items():
+            passes, seconds = self.widths.get(width, (0, 0.0))
+            self.widths[width] = passes + each["passes"], seconds + each["seconds"]
+
+    def count(self, name: str) -> int:
+        """The sum over all sources of one of their counts, such as accepted."""
+        return sum(counts.get(name, 0) for counts in self.sources.values())
+
+    @property
+    def first_token_s(self) -> float | None:
+        return median(self.first_tokens_s) if self.first_tokens_s else None
+
+
 def build_document(
-    setup: Setup, turns: Sequence[TurnRecord], peers: Sequence[PeerInfo] = (), sample: Sample | None = None
+    setup: BenchSetup, turns: Sequence[TurnRecord], peers: Sequence[PeerInfo] = (), sample: Sample | None = None
 ) -> BenchDocument:
     """The document of all turns; categories in which nothing was decoded are left out."""
     turns = sorted(turns, key=lambda turn: (turn["prompt"], turn["round"], turn["turn"]))
@@ -121,10 +163,10 @@ def _mean_by_prompt(turns: Sequence[TurnRecord], value: Value) -> float:
     return mean_by_prompt(list(_by_prompt(turns, value).values())).ratio
 
 
-def _tallies(turns: Sequence[TurnRecord]) -> tuple[Tally, Tally]:
+def _tallies(turns: Sequence[TurnRecord]) -> tuple[Totals, Totals]:
     """Figures of plain decoding and of speculation. A first turn has nothing of its prompt cached."""
-    slow = tally([(turn["plain"], turn["turn"] == 0) for turn in turns])
-    return slow, tally([(turn["speculative"], turn["turn"] == 0) for turn in turns])
+    slow = add_up([(turn["plain"], turn["turn"] == 0) for turn in turns])
+    return slow, add_up([(turn["speculative"], turn["turn"] == 0) for turn in turns])
 
 
 def _figures(turns: Sequence[TurnRecord]) -> Figures:
@@ -183,7 +225,7 @@ def _texts(turns: Sequence[TurnRecord]) -> Texts:
     return counts
 
 
-def _passes(plain: tuple[int, float], fast: Tally, ratios: Mapping[int, float]) -> Passes:
+def _passes(plain: tuple[int, float], fast: Totals, ratios: Mapping[int, float]) -> PassFigures:
     steps, seconds = plain
     return {
         "step_s": seconds / steps if steps else None,
@@ -249,7 +291,7 @@ def _peer_category(key: str, turns: Sequence[TurnRecord]) -> PeerCategory | None
     ratios = _by_prompt(turns, lambda turn: _ratio(_peer_speed(key, turn), speed_of(turn["plain"])))
     if not ratios:
         return None
-    mean, answers = mean_by_prompt(list(ratios.values())), tally([(turn["peers"][key], False) for turn in turns])
+    mean, answers = mean_by_prompt(list(ratios.values())), add_up([(turn["peers"][key], False) for turn in turns])
     drafted = answers.count("drafted")
     return {
         "tokens_per_second": _mean_by_prompt(turns, lambda turn: _peer_speed(key, turn)),
@@ -258,4 +300,27 @@ def _peer_category(key: str, turns: Sequence[TurnRecord]) -> PeerCategory | None
         "tokens_per_pass": answers.tokens / answers.passes if answers.passes else None,
         "acceptance_rate": answers.count("accepted") / drafted if drafted else None,
         "sources": answers.sources,
+    }
+
+
+def add_up(answers: Sequence[tuple[AnswerRecord, bool]]) -> Totals:
+    """The figures of answers, each with whether nothing of its prompt was cached."""
+    added = Totals()
+    for answer, is_cold in answers:
+        added.add(answer, is_cold=is_cold)
+    return added
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """Count, extremes, median and quartiles; None without values."""
+    if not values:
+        return None
+    low, middle, high = quantiles(values, method="inclusive") if len(values) > 1 else 3 * [values[0]]
+    return {
+        "count": len(values),
+        "min": min(values),
+        "quartile_1": low,
+        "median": middle,
+        "quartile_3": high,
+        "max": max(values),
     }

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time, sleep
 
-import numpy as np
-
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.engine import Engine
+from edgespec import Chunk, Completion, Engine, Message, SamplingParams, empty_cache, join_chunks
 from edgespec.evaluation.document import AnswerRecord
-from edgespec.tokenization.chat_template import Message
 
 # Threads of a session spin for up to 30 ms of processor time after a pass, and would take a core from the next.
 _QUIET_S, _QUIET_SHARE, _MOST_S = 0.02, 0.1, 0.5
@@ -70,8 +65,7 @@ def time_answer(
 def clear_cache(engine: Engine) -> None:
     """Have nothing of a prompt cached: forget texts, and run a token that none begins with in the first cache."""
     engine.forget_prompts()
-    other = 1 + (engine.plain().encode("a")[0] % (engine.target.vocab_size - 1))
-    engine.target.logits(np.array([other], np.int32), 1)
+    empty_cache(engine.target, engine.plain().encode("a"))
 
 
 def settle() -> None:

@@ -15,12 +15,12 @@ from edgespec.cli.main import main
 from edgespec.engine.generation import Generation
 from edgespec.errors import MemoryExhausted
 from edgespec.evaluation.benchmark import measure, schedule
-from edgespec.evaluation.document import AnswerRecord, BenchDocument, PeerInfo, Setup, TurnRecord
+from edgespec.evaluation.document import AnswerRecord, BenchDocument, BenchSetup, PeerInfo, TurnRecord
+from edgespec.evaluation.exactness import compare_texts, judge_tokens
 from edgespec.evaluation.journal import Journal, read_journal
 from edgespec.evaluation.prompts import BenchPrompt, own_prompts, read_prompts
 from edgespec.evaluation.results import build_document, speed_of
 from edgespec.evaluation.table import table
-from edgespec.evaluation.texts import compare_texts, judge_tokens
 from edgespec.evaluation.timed_answer import TimedAnswer, time_answer
 from edgespec.export.convert import export_model
 from edgespec.profiling.learned_stats import read_learned_stats
@@ -339,7 +339,7 @@ def turn(ratio: float, category: str = "a", prompt: int = 0, number: int = 0, **
     return {**record, **more}  # type: ignore[typeddict-item]
 
 
-SETUP: Setup = {"model": "m", "machine": "x"}
+SETUP: BenchSetup = {"model": "m", "machine": "x"}
 
 
 def test_categories_that_are_slower_are_named() -> None:

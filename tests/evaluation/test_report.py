@@ -14,13 +14,12 @@ import pytest
 from edgespec import SamplingParams, UsageError, load
 from edgespec.cli.main import main
 from edgespec.drafters.timeline import Interval
-from edgespec.evaluation.benchmark import measure
-from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
+from edgespec.evaluation.benchmark import AnsweredTurn, choose_sample, measure
+from edgespec.evaluation.charts import Bar, Point, RangeBar, grouped_bars, lanes, pass_costs, position_bars, ranges
 from edgespec.evaluation.document import LARGEST_FIGURE, read_document
 from edgespec.evaluation.page import page
 from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document
-from edgespec.evaluation.sample import AnsweredTurn, choose_sample
 from edgespec.evaluation.table import table
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -225,7 +224,7 @@ def test_lanes_have_one_scale_and_the_same_tokens() -> None:
 @pytest.mark.parametrize("low", [1e-3, 0.7, 1.0])
 @pytest.mark.parametrize("high", [1.001, 1.9, 30.0])
 def test_ranges_lie_within_the_chart(low: float, high: float) -> None:
-    svg = ranges([Range("a", 1.0, low, high, low, high)], "t")
+    svg = ranges([RangeBar("a", 1.0, low, high, low, high)], "t")
     ticks = [each for each in ElementTree.fromstring(svg).iter("text") if each.attrib["class"] == "tick"]
     assert 2 <= len(ticks) <= 12
     for line in ElementTree.fromstring(svg).iter("line"):

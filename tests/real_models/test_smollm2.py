@@ -17,8 +17,8 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
+from edgespec.cli.score import score
 from edgespec.errors import EdgeSpecError
-from edgespec.evaluation.scoring import score
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
