@@ -32,7 +32,7 @@ from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
 from edgespec.planning.plan_option import MemoryNeeds, Option, Schedule
 from edgespec.planning.planner import draft_rates, make_plan
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
-from edgespec.policy.draft_model import UNKNOWN_BRANCHING
+from edgespec.policy.draft_model import UNKNOWN_WORTH
 from edgespec.profiling.measure import LONGEST
 from edgespec.profiling.profile import Place
 from edgespec.runtimes.devices import find_device
@@ -57,11 +57,11 @@ class PlannedPolicy:
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         length = min(self.length, max_tokens)
-        if not self.drafter.can_run_ahead:
+        if not self.drafter.can.run_ahead:
             draft = self.drafter.draft(tokens, DraftRequest(length), sampler) if length else NO_DRAFT
             return Proposal(tokens, draft)
-        is_hedged = self.drafter.num_alternatives > 0
-        request = DraftRequest(length, is_ahead=True, branching=UNKNOWN_BRANCHING if is_hedged else None)
+        is_hedged = self.drafter.can.num_alternatives > 0
+        request = DraftRequest(length, is_ahead=True, worth=UNKNOWN_WORTH if is_hedged else None)
         num_ready = len(self.drafter.draft_ahead(tokens, request, sampler).draft.tokens)
         least = min(max(num_ready, self.wait), length)
         return Proposal(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -42,75 +42,33 @@ class Distribution(NamedTuple):
         return float(self.weights[place] / self.weights.sum()) if is_there else 0.0
 
 
-class Growth(NamedTuple):
-    """The whole tree of guesses of which a drafter model's draft is a part.
-
-    parents: The index of the guess before each, -1 for the last committed token.
-    confidence: The class of each guess by how sure the drafter was of it.
-    num_rows: Of each step of the drafter, the guesses that it drafted on from.
-    expected: Tokens that a pass over the draft is expected to yield.
-    """
-
-    tokens: TokenIds  # [num_guesses]
-    parents: tuple[int, ...]
-    confidence: tuple[int, ...]
-    num_rows: tuple[int, ...]
-    expected: float
-
-
-class Tree(NamedTuple):
-    """Guessed tokens.
-
-    buckets: for each token the bucket in which its source counts how often such tokens are accepted.
-    parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
-    distributions: the distribution that each token was sampled from; None where each was certain.
-    growth: of a draft that a request for a tree gave; None of others, and of a part of one.
-    """
-
-    tokens: TokenIds  # [num_draft]
-    buckets: tuple[int, ...] = ()
-    parents: tuple[int, ...] | None = None
-    distributions: tuple[Distribution, ...] | None = None
-    source: str = "none"
-    growth: Growth | None = None
-
-    def cut(self, num_tokens: int) -> "Tree":
-        """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
-        return self._replace(
-            tokens=self.tokens[:num_tokens],
-            buckets=self.buckets[:num_tokens],
-            parents=self.parents and self.parents[:num_tokens],
-            distributions=self.distributions and self.distributions[:num_tokens],
-            growth=None,
-        )
-
-    def trunk(self) -> "Tree":
-        """The chain that a draft begins with, without the nodes beside it."""
-        if self.parents is None:
-            return self
-        length = sum(takewhile(bool, (parent == node - 1 for node, parent in enumerate(self.parents))))
-        return self.cut(length)._replace(parents=None)
-
-
-NO_DRAFT = Tree(np.zeros(0, np.int32))
-
-
 @dataclass(frozen=True, slots=True)
-class Branching:
-    """What branches of a tree of guesses are worth to a drafter, and what they cost it.
+class Worth:
+    """What nodes of a tree of guesses are worth, and what they cost: rows of the target and of a drafter alike.
 
     accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
         all positions after it.
-    alternatives: Where a guess is wrong, the chance that the next best choice is right, then that the one after
-        that is if this one is not either, and so on.
-    row_costs: Time of a step of the drafter by its rows, over that of a step of one; as many as a step may have.
-    min_used: A step is done where its tokens are used with more than this chance in all, for each time of a step.
+    step_times: Of the drafter's steps by the branches that they draft on from, from 1 on, as many as they may be.
+        In tokens, or relative to a step of one where min_used is given.
+    pass_times: Of the target's passes by width, from 1 on, as wide as a pass may be, in tokens.
+    chances: The chance that a guess comes true if those before it do, by its class of confidence.
+    others: Where a guess is wrong, the chance that the next best choice is right, then that the one after that is
+        if this one is not either, and so on.
+    min_used: Of steps that are done while the target works, which take no time from the text: a step is done where
+        its tokens are used with more than this chance in all, for each time of a step. None for other steps.
     """
 
     accepted: Sequence[float]
-    alternatives: Sequence[float]
-    row_costs: Sequence[float]
-    min_used: float = 0.0
+    step_times: Sequence[float]
+    pass_times: Sequence[float] = (0.0,)
+    chances: Sequence[float] = ()
+    others: Sequence[float] = ()
+    min_used: float | None = None
+
+    @property
+    def is_of_trees(self) -> bool:
+        """Whether chances are told by how sure a drafter is of each guess, so that it can grow a tree."""
+        return len(self.chances) > 0
 
     def acceptance(self, position: int) -> float:
         return self.accepted[min(position, len(self.accepted) - 1)]
@@ -120,24 +78,150 @@ class Branching:
         known = len(self.accepted)
         return prod(self.accepted[:position]) * self.accepted[-1] ** max(0, position - known)
 
+    @property
+    def row(self) -> float:
+        """The time of one row more of a pass of the target, in tokens."""
+        return (self.pass_times[-1] - self.pass_times[0]) / max(1, len(self.pass_times) - 1)
 
-@dataclass(frozen=True, slots=True)
-class TreeWorth:
-    """What nodes of a tree of guesses are worth to a pass, and what they cost, both in tokens.
+    def num_rows(self, chances: Sequence[float]) -> int:
+        """How many of these a pass of the target runs for the most tokens in its time, at least one of any."""
+        return _most_worth(chances, self.pass_times[1:])
 
-    accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
-        all positions after it.
-    chances: The chance that a guess comes true if those before it do, by its class of confidence.
-    pass_times: Of the target's passes by width, from 1 on, as wide as a pass may be.
-    step_times: Of the drafter's steps by the branches that they draft on from, from 1 on.
-    chain_length: The most tokens of a drafter that drafts chains alone.
+    def num_branches(self, chances: Sequence[float]) -> int:
+        """How many of these a step drafts on from for the most tokens in its time; 0 where no step is worth it.
+
+        Args:
+            chances: That a token behind each comes to be used, the likeliest first.
+        """
+        if self.min_used is None:
+            num = _most_worth(chances, self.step_times)
+            return num if num and sum(chances[:num]) > self.step_times[num - 1] else 0
+        rates = [total / time for total, time in zip(accumulate(chances), self.step_times, strict=False)]
+        num = max(range(1, len(rates) + 1), key=lambda num: rates[num - 1], default=0)
+        return num if num and sum(chances[:num]) >= self.min_used * self.step_times[num - 1] else 0
+
+
+def _most_worth(tokens: Sequence[float], times: Sequence[float]) -> int:
+    """How many of these, in their order, yield the most tokens beyond what their time is worth; at least one."""
+    values = [total - time for total, time in zip(accumulate(tokens), times, strict=False)]
+    return max(range(len(values)), key=values.__getitem__, default=-1) + 1
+
+
+class Tree(NamedTuple):
+    """Guessed tokens after a text: the one shape of every guess. A chain is a tree without branches.
+
+    buckets: for each token the bucket in which its source counts how often such tokens are accepted.
+    parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
+    distributions: the distribution that each token was sampled from; None where each was certain.
+    chances: where they are known, the chance that the text comes to run through each node.
+    steps: of a tree that a drafter model grew, the nodes that each of its steps drafted on from.
     """
 
-    accepted: Sequence[float]
-    chances: Sequence[float]
-    pass_times: Sequence[float]
-    step_times: Sequence[float]
-    chain_length: int
+    tokens: TokenIds  # [num_draft]
+    buckets: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    distributions: tuple[Distribution, ...] | None = None
+    source: str = "none"
+    chances: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def cut(self, num_tokens: int) -> "Tree":
+        """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
+        return self._replace(
+            tokens=self.tokens[:num_tokens],
+            buckets=self.buckets[:num_tokens],
+            parents=self.parents and self.parents[:num_tokens],
+            distributions=self.distributions and self.distributions[:num_tokens],
+            chances=self.chances[:num_tokens],
+        )
+
+    def trunk(self) -> "Tree":
+        """The chain that a draft begins with, without the nodes beside it."""
+        if self.parents is None:
+            return self
+        length = sum(takewhile(bool, (parent == node - 1 for node, parent in enumerate(self.parents))))
+        return self.cut(length)._replace(parents=None)
+
+    @property
+    def depths(self) -> list[int]:
+        """How many tokens after the text each node is, from 1."""
+        if self.parents is None:
+            return list(range(1, len(self.tokens) + 1))
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(1 if parent < 0 else found[parent] + 1)
+        return found
+
+    @property
+    def first_choices(self) -> list[int]:
+        """The nodes that a drafter holds likeliest, each after the one before it."""
+        first: dict[int, int] = {}
+        for node, parent in enumerate(
+            self.parents if self.parents is not None else range(-1, len(self.tokens) - 1)
+        ):
+            first.setdefault(parent, node)
+        found = [-1]
+        while found[-1] in first:
+            found.append(first[found[-1]])
+        return found[1:]
+
+    def best(self, worth: Worth) -> "Tree":
+        """The nodes with which a pass of the target yields the most for its time, the first choices first."""
+        # No node is likelier than its parent, which comes before it.
+        nodes = sorted(range(len(self.tokens)), key=lambda node: (-self.chances[node], node))
+        nodes = nodes[: worth.num_rows([self.chances[node] for node in nodes])]
+        trunk = set(self.first_choices)
+        nodes.sort(key=lambda node: (node not in trunk, node))
+        found = self.select(nodes)
+        return found._replace(parents=None) if trunk.issuperset(nodes) else found
+
+    def select(self, nodes: Sequence[int]) -> "Tree":
+        """The tree of some nodes in this order, each after its parent."""
+        parents = self.parents or ()
+        places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+        return self._replace(
+            tokens=self.tokens[list(nodes)],
+            buckets=tuple(self.buckets[node] for node in nodes),
+            parents=tuple(places[parents[node]] for node in nodes),
+            chances=tuple(self.chances[node] for node in nodes),
+        )
+
+    def tips(self, worth: Worth, deepest: int, *, has_branches: bool = True) -> list[int]:
+        """The nodes to draft on from in one step, the likeliest first; none where no step is worth its time.
+
+        Args:
+            deepest: The most tokens that lie after each other.
+            has_branches: Next best choices may be drafted on from; otherwise first choices alone.
+        """
+        if self.parents is None:
+            return [-1]
+        depths, inner, first_choices = self.depths, set(self.parents), self.first_choices
+        nodes = [node for node, depth in enumerate(depths) if depth < deepest and node not in inner]
+        if not has_branches:
+            nodes = [node for node in nodes if node == first_choices[-1]]
+        nodes.sort(key=lambda node: (-self.chances[node], node))
+        # What the likeliest guess after a node adds to a pass, less its row.
+        gains = [self.chances[node] * worth.acceptance(depths[node]) - worth.row for node in nodes]
+        return nodes[: worth.num_branches(gains)]
+
+    def grown(self, guesses: "Tree") -> "Tree":
+        """This tree with the guesses of one more step, whose parents are nodes of both."""
+        assert guesses.parents is not None
+        return self._replace(
+            tokens=np.concatenate([self.tokens, guesses.tokens]),
+            buckets=self.buckets + guesses.buckets,
+            parents=(self.parents or ()) + guesses.parents,
+            chances=self.chances + guesses.chances,
+            steps=self.steps + guesses.steps,
+        )
+
+    @property
+    def run(self) -> list[int]:
+        """The nodes that were drafted on from, in the order in which a decoder has run them."""
+        return [node for node in dict.fromkeys(self.parents or ()) if node >= 0]
+
+
+NO_DRAFT = Tree(np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +235,8 @@ class DraftRequest:
     is_ahead: Go on drafting while the target works, if the drafter can.
     min_tokens: How many tokens to wait for, from a drafter that works ahead.
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
-    branching: Also draft on from other outcomes of the pass that are worth it; None for the likeliest alone.
-    num_others: How many alternatives to name for each token.
-    tree: Draft all nodes that are worth it instead, if the drafter names alternatives; None for a chain.
+    worth: For a tree, or None for a chain. A draft ahead also goes on from other outcomes of the pass that are
+        worth it; another one has all guesses of the steps that are, of which the best can be chosen.
     """
 
     num_tokens: int
@@ -163,9 +246,7 @@ class DraftRequest:
     is_ahead: bool = False
     min_tokens: int = 0
     timeout_s: float | None = None
-    branching: Branching | None = None
-    num_others: int = 0
-    tree: TreeWorth | None = None
+    worth: Worth | None = None
 
 
 class DraftStep(NamedTuple):
@@ -286,16 +367,34 @@ class Sampler(Protocol):
         """The rule to draft with for rejection sampling, with the noise of apart(domain)."""
 
 
+class DrafterCan(NamedTuple):
+    """What a drafter can do.
+
+    is_free: A draft costs next to nothing, so that it is made before the policy decides.
+    trees: It names its next best choices, of which a tree can be grown.
+    run_ahead: It can go on while the target verifies.
+    num_alternatives: How many alternatives it can draft on from meanwhile.
+    tokens_per_step: How many tokens take the time of one.
+    max_unread: The most tokens that it reads before it drafts; None where it reads whatever it has not read.
+    """
+
+    is_free: bool = True
+    trees: bool = False
+    run_ahead: bool = False
+    num_alternatives: int = 0
+    tokens_per_step: int = 1
+    max_unread: int | None = None
+
+
 class Drafter(Protocol):
-    """A source of drafts. The last four members are for drafters that work while the target works."""
+    """A source of drafts. One that drafts from the text needs a name, and draft; the rest is for others."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def is_free(self) -> bool:
-        """Whether a draft costs next to nothing, so that it is made before the policy decides."""
-        return True
+    def can(self) -> DrafterCan:
+        return DrafterCan()
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Guess up to request.num_tokens tokens that follow; fewer when cancelled or without a guess."""
@@ -310,28 +409,8 @@ class Drafter(Protocol):
         """
         return
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether the drafter can go on while the target verifies."""
-        return False
-
-    @property
-    def num_alternatives(self) -> int:
-        """How many alternatives it can draft on from while the target verifies."""
-        return 0
-
-    @property
-    def tokens_per_step(self) -> int:
-        """How many tokens take the time of one."""
-        return 1
-
-    @property
-    def max_unread(self) -> int | None:
-        """The most tokens that it reads before it drafts; None where it reads whatever it has not read."""
-        return None
-
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
-        """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""
+        """The tokens that are ready, at most request.num_tokens; one that can run ahead goes on from there."""
         return DraftAhead(NO_DRAFT)
 
     def pause(self) -> None:

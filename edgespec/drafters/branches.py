@@ -9,15 +9,14 @@ that come to be used in the time that it takes.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.drafters.guess import Guess
-from edgespec.policy.draft_model import UNKNOWN_BRANCHING
+from edgespec.policy.draft_model import UNKNOWN_WORTH
 from edgespec.policy.limits import MAX_AHEAD_TOKENS
-from edgespec.types import Branching, Missed, TokenIds
+from edgespec.types import Missed, TokenIds, Worth
 
 _TYPICAL_DRAFT = 2
 
@@ -36,25 +35,14 @@ class Step(NamedTuple):
     text: TokenIds | None = None
 
 
-def best_num_rows(chances: Sequence[float], row_costs: Sequence[float]) -> int:
-    """How many of the likeliest branches to draft on from, for the most used tokens in the time of a step.
-
-    Args:
-        chances: That each branch comes true, the likeliest first.
-        row_costs: Time of a step by its rows, over that of a step of one, [max_rows].
-    """
-    rates = [total / cost for total, cost in zip(accumulate(chances), row_costs, strict=False)]
-    return max(range(1, len(rates) + 1), key=lambda rows: rates[rows - 1], default=0)
-
-
 def typical_branching(row_costs: Sequence[float]) -> tuple[int, float]:
     """The rows of a step, and the share of misses whose outcome they cover, where chances are unknown.
 
     Args:
         row_costs: Time of a step by its rows, over that of a step of one, [max_rows].
     """
-    odds = replace(UNKNOWN_BRANCHING, row_costs=row_costs)
-    token = Guess(0, others=tuple(range(1, len(odds.alternatives) + 1)))
+    odds = replace(UNKNOWN_WORTH, step_times=row_costs)
+    token = Guess(0, others=tuple(range(1, len(odds.others) + 1)))
     branches = Branches(np.zeros(0, np.int32), [token] * (_TYPICAL_DRAFT + 1))
     _, nodes = branches.choose(_TYPICAL_DRAFT, odds, len(row_costs), MAX_AHEAD_TOKENS)
     missed = 1 - odds.reached(_TYPICAL_DRAFT + 1)
@@ -165,7 +153,7 @@ class Branches:
         self._chosen = [self._tip]
         return self.add([guess], self._run())
 
-    def choose(self, num_verified: int, odds: Branching, max_rows: int, longest: int) -> tuple[Step, list[int]]:
+    def choose(self, num_verified: int, odds: Worth, max_rows: int, longest: int) -> tuple[Step, list[int]]:
         """The nodes to draft on from, and those alternatives among them that are given with this step.
 
         Args:
@@ -176,11 +164,9 @@ class Branches:
         self._tip = self._tip._replace(chance=odds.reached(len(self.chain)))
         branches = [branch for branch in (self._tip, *self._others) if branch.position + 1 < longest]
         branches = nlargest(max_rows, branches, key=_by_chance)
-        chances = [branch.chance for branch in branches]
-        num_rows = best_num_rows(chances, odds.row_costs)
-        if not num_rows or sum(chances[:num_rows]) < odds.min_used * odds.row_costs[num_rows - 1]:
+        chosen = branches[: odds.num_branches([branch.chance for branch in branches])]
+        if not chosen:
             return Step((), 0), []
-        chosen = branches[:num_rows]
         ranks = {each.rank for each in chosen}
         self._others = [branch for branch in self._others if branch.rank not in ranks]
         self._chosen, alternatives = [], []
@@ -196,7 +182,7 @@ class Branches:
         """The chance that the text takes one of the alternatives that the next step drafts on from."""
         return sum(branch.chance for branch in self._chosen if not branch.is_chain)
 
-    def add(self, guesses: Sequence[Guess], nodes: Sequence[int], odds: Branching | None = None) -> Step:
+    def add(self, guesses: Sequence[Guess], nodes: Sequence[int], odds: Worth | None = None) -> Step:
         """Add what was drafted after the nodes that were chosen."""
         given = []
         for branch, node, guess in zip(self._chosen, nodes, guesses, strict=True):
@@ -211,12 +197,12 @@ class Branches:
                 self._others.append(found)
         return Step(given, len(nodes))
 
-    def _find_alternatives(self, num_verified: int, odds: Branching) -> None:
+    def _find_alternatives(self, num_verified: int, odds: Worth) -> None:
         """Name what else may come after each number of accepted tokens, once the token there is drafted."""
         for position in range(self._num_explored, min(num_verified + 1, len(self.chain))):
             guess = self.chain[position]
             left = odds.reached(position) * (1 - odds.acceptance(position))
-            for other, rate in zip(guess.others, odds.alternatives, strict=False):
+            for other, rate in zip(guess.others, odds.others, strict=False):
                 alternative = Guess(other, after=guess.after)
                 self._others.append(self._branch(left * rate, alternative, position, None))
                 left *= 1 - rate

@@ -53,5 +53,5 @@ def constrained(drafters: Sequence[Drafter], constraint: TokenConstraint, num_pr
     """The drafters of one answer under a constraint; none of none, where decoding is to be plain."""
     if not drafters:
         return []
-    cut = [ConstrainedDrafter(each, constraint, num_prompt) if each.is_free else each for each in drafters]
+    cut = [ConstrainedDrafter(each, constraint, num_prompt) if each.can.is_free else each for each in drafters]
     return [ForcedDrafter(constraint, num_prompt), *cut]

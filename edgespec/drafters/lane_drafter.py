@@ -21,14 +21,14 @@ from edgespec.drafters.lanes import Job, Lane, StepTime
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.timeline import DRAFT, DRAFT_AHEAD, HEDGE
 from edgespec.errors import DrafterFault
-from edgespec.policy.limits import MAX_AHEAD_TOKENS, MAX_OTHERS
+from edgespec.policy.limits import MAX_AHEAD_TOKENS
 from edgespec.policy.overlap import max_ahead
 from edgespec.system.cancel import Flag
 from edgespec.types import (
     NO_DRAFT,
-    Branching,
     DraftAhead,
     Drafter,
+    DrafterCan,
     DraftRequest,
     DraftStep,
     Foreseen,
@@ -37,6 +37,7 @@ from edgespec.types import (
     Sampler,
     TokenIds,
     Tree,
+    Worth,
     append,
 )
 
@@ -48,7 +49,7 @@ class _Goal(NamedTuple):
     """What a lane that branches drafts for; it looks at it between two steps."""
 
     tokens: TokenIds
-    branching: Branching
+    worth: Worth
     num_verifying: int | None = None  # tokens after the text that the target verifies; None until it does
 
 
@@ -66,7 +67,6 @@ class LaneDrafter(Drafter):
     can_run_ahead: bool = False
     max_rows: int = 0
     deadline_s: float = DEADLINE_S
-    is_free: bool = False
     _text: TokenIds | None = None  # the text before the lane's tree
     _tree: GuessTree = field(default_factory=GuessTree)
     _advanced: TokenIds | None = None  # the text that the lane was last set on
@@ -91,16 +91,9 @@ class LaneDrafter(Drafter):
         return self.drafter.name
 
     @property
-    def num_alternatives(self) -> int:
-        return max(0, self.max_rows - 1)
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.drafter.tokens_per_step
-
-    @property
-    def max_unread(self) -> int | None:
-        return self.drafter.max_unread
+    def can(self) -> DrafterCan:
+        num_others = max(0, self.max_rows - 1)
+        return self.drafter.can._replace(run_ahead=self.can_run_ahead, num_alternatives=num_others)
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
@@ -159,7 +152,7 @@ class LaneDrafter(Drafter):
         self._pass = self._pass._replace(ended_s=min(self._pass.ended_s, self.lane.now()))
 
     def _can_branch(self, request: DraftRequest) -> bool:
-        return self.max_rows > 0 and request.branching is not None
+        return self.max_rows > 0 and request.worth is not None
 
     def _running_s(self) -> float | None:
         return None if self.lane.is_over else self.lane.step_s
@@ -225,8 +218,8 @@ class LaneDrafter(Drafter):
         if path is None or is_other_kind or (is_over and len(tokens) + len(path) < self._limit):
             self._start(tokens, path or [], request, sampler)
         elif not is_over and self._goal is not None and len(tokens) != len(self._goal.tokens):
-            assert request.branching is not None
-            self._goal = _Goal(tokens, request.branching)
+            assert request.worth is not None
+            self._goal = _Goal(tokens, request.worth)
         return path or []
 
     def _path(self, tokens: TokenIds) -> Sequence[Guess] | None:
@@ -278,9 +271,9 @@ class LaneDrafter(Drafter):
         is_cold = self._text is None
         self._goal, run = None, self._chain_steps
         if self._can_branch(request):
-            assert request.branching is not None
-            self._goal, run = _Goal(tokens, request.branching, num_verifying), self._branching_steps
-            ahead = replace(ahead, num_others=MAX_OTHERS)
+            assert request.worth is not None
+            self._goal, run = _Goal(tokens, request.worth, num_verifying), self._branching_steps
+            ahead = replace(ahead, worth=request.worth)
         self._text, self._tree, self._num_seen, self._is_cold = tokens, GuessTree(), 0, is_cold
         self._searched = None
         tree = Branches(tokens, path)
@@ -330,16 +323,21 @@ class LaneDrafter(Drafter):
             else:
                 guesses = None
                 longest = min(MAX_AHEAD_TOKENS, self.drafter.decoder.context_length - len(tree.tokens))
-                step, nodes = tree.choose(goal.num_verifying, goal.branching, self.max_rows, longest)
+                step, nodes = tree.choose(goal.num_verifying, goal.worth, self.max_rows, longest)
                 if not nodes:
                     return
                 if step.guesses:
                     yield step
                 self._running_rows = len(nodes)
-                found = self.drafter.tree_guesses(tree.tokens, tree.nodes, nodes, request, sampler)
+                found = self.drafter.tree_guesses(tree.tokens, _run_nodes(tree), nodes, request, sampler)
                 if not found:
                     return
-                yield tree.add(found, nodes, goal.branching)
+                yield tree.add(found, nodes, goal.worth)
+
+
+def _run_nodes(tree: Branches) -> Tree:
+    tokens = np.array([guess.token for guess in tree.nodes], np.int32)
+    return Tree(tokens, parents=tuple(guess.after for guess in tree.nodes))
 
 
 def _text_of(tree: Branches) -> TokenIds:

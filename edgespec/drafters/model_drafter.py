@@ -22,9 +22,9 @@ from edgespec.decoders import (
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
-from edgespec.drafters.draft_tree import DraftTree
 from edgespec.drafters.guess import Guess
 from edgespec.policy.acceptance_rates import position_bucket
+from edgespec.policy.confidence import confidence_class
 from edgespec.policy.limits import MAX_OTHERS
 from edgespec.policy.speculation import Speculation
 from edgespec.system.clock import Clock
@@ -33,13 +33,14 @@ from edgespec.types import (
     Acceptance,
     Distribution,
     Drafter,
+    DrafterCan,
     DraftRequest,
     Logits,
     Row,
     Sampler,
     TokenIds,
     Tree,
-    TreeWorth,
+    Worth,
     append,
 )
 
@@ -64,24 +65,25 @@ class ModelDrafter(Drafter):
     name: str = "model"
     speculation: Speculation | None = None
     respell: Callable[[list[int]], list[int]] | None = None
-    is_free: bool = False
     clock: Clock = perf_counter
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.decoder.tokens_per_pass if isinstance(self.decoder, BlockDraftDecoder) else 1
-
-    @property
-    def max_unread(self) -> int | None:
-        return self.decoder.max_unread if isinstance(self.decoder, RecentDraftDecoder) else None
+    def can(self) -> DrafterCan:
+        decoder = self.decoder
+        return DrafterCan(
+            is_free=False,
+            trees=self.respell is None,
+            tokens_per_step=decoder.tokens_per_pass if isinstance(decoder, BlockDraftDecoder) else 1,
+            max_unread=decoder.max_unread if isinstance(decoder, RecentDraftDecoder) else None,
+        )
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():
             return NO_DRAFT
-        if request.tree is not None:
-            if not self.respell and not request.with_distributions:
-                return self._draft_tree(tokens, request, request.tree, sampler)
-            request = replace(request, num_tokens=min(request.num_tokens, request.tree.chain_length))
+        worth = request.worth
+        if worth is not None and worth.is_of_trees and self.can.trees and not request.with_distributions:
+            return self._draft_tree(tokens, request, worth, sampler)
+        request = replace(request, worth=None)
         reached, chain = 1.0, []
         with closing(self.guesses(tokens, request, sampler)) as guesses:
             for guess in guesses:
@@ -102,22 +104,25 @@ class ModelDrafter(Drafter):
         buckets = tuple(map(position_bucket, range(len(tokens))))
         return Tree(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
 
-    def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: TreeWorth, sampler: Sampler) -> Tree:
-        """The nodes of a tree that are worth their rows; of a decoder without trees, of a chain and beside it."""
-        has_branches = isinstance(self.decoder, TreeDecoder) and self.tokens_per_step == 1 and not self.speculation
-        max_depth = min(request.num_tokens, self.decoder.context_length - len(tokens))
-        request = replace(request, num_tokens=max_depth, num_others=MAX_OTHERS)
-        tree = DraftTree(worth, max_depth, has_branches=has_branches)
-        with closing(self.guesses(tokens, request, sampler)) as chain:
-            while (tips := tree.choose()) and not request.cancel.is_set():
+    def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: Worth, sampler: Sampler) -> Tree:
+        """All guesses of the steps that are worth their time; of a decoder without trees, of a chain's steps."""
+        has_branches = (
+            isinstance(self.decoder, TreeDecoder) and self.can.tokens_per_step == 1 and not self.speculation
+        )
+        deepest = min(request.num_tokens, self.decoder.context_length - len(tokens))
+        tree = NO_DRAFT._replace(source=self.name)
+        with closing(self.guesses(tokens, replace(request, num_tokens=deepest), sampler)) as chain:
+            while (tips := tree.tips(worth, deepest, has_branches=has_branches)) and not request.cancel.is_set():
                 if has_branches:
-                    found = self.tree_guesses(tokens, tree.run, tips, request, sampler)
+                    run = [*tree.run, *(tip for tip in tips if tip >= 0)]
+                    places = [run.index(tip) if tip >= 0 else -1 for tip in tips]
+                    found = self.tree_guesses(tokens, tree.select(run), places, request, sampler)
                 else:
                     found = list(islice(chain, 1))
                 if not found:
                     break
-                tree.add(found)
-        return tree.draft(self.name)
+                tree = tree.grown(next_choices(tree, tips, found, worth))
+        return tree
 
     def can_read(self, tokens: TokenIds) -> bool:
         """Whether the model has all tokens of a text, and room for one more."""
@@ -151,7 +156,7 @@ class ModelDrafter(Drafter):
                 self.speculation.learn_from(policy)
 
     def tree_guesses(
-        self, tokens: TokenIds, tree: Sequence[Guess], tips: Sequence[int], request: DraftRequest, sampler: Sampler
+        self, tokens: TokenIds, tree: Tree, tips: Sequence[int], request: DraftRequest, sampler: Sampler
     ) -> list[Guess]:
         """The next token after each of tips, nodes of a tree after tokens, from one pass of a tree decoder.
 
@@ -159,12 +164,12 @@ class ModelDrafter(Drafter):
             tips: Indices of nodes; -1 for the text.
         """
         assert isinstance(self.decoder, TreeDecoder)
-        if not self._begin(tokens, len(tree) + 1):
+        nodes, parents = tree.tokens, tree.parents or ()
+        if not self._begin(tokens, len(nodes) + 1):
             return []
-        nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
         # Tips are mostly the newest nodes, so that a cache has run the others already.
         first = min(tips)
-        num_last = len(tree) - first if first >= 0 else None
+        num_last = len(nodes) - first if first >= 0 else None
         rows = self.decoder.tree_logits(tokens, nodes, parents, num_last)[:, : self.vocab_size]
         texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
         guesses = []
@@ -211,11 +216,13 @@ def _guess(
     sampler: Sampler,
     confidence: float | None = None,
 ) -> Guess:
-    ranked = sampler.ranked(row, text, request.num_others + 1) if request.num_others else []
-    others = tuple(other for other in ranked if other != token)[: request.num_others]
-    if not request.min_probability and request.tree is None:
+    worth = request.worth
+    ranked = sampler.ranked(row, text, MAX_OTHERS + 1) if worth else []
+    others = tuple(other for other in ranked if other != token)[:MAX_OTHERS]
+    is_sure_of_all = worth is not None and worth.is_of_trees
+    if not request.min_probability and not is_sure_of_all:
         return Guess(token, 1.0, q, others)
-    first, *rest = _chances(row, [token, *others] if request.tree else [token], confidence)
+    first, *rest = _chances(row, [token, *others] if is_sure_of_all else [token], confidence)
     return Guess(token, first, q, others, other_probabilities=tuple(rest))
 
 
@@ -238,3 +245,20 @@ def _chances(row: Row, tokens: list[int], confidence: float | None) -> list[floa
     if confidence is not None:
         found[0] = min(1.0, max(0.0, confidence))
     return found
+
+
+def next_choices(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Worth) -> Tree:
+    """What a step guessed after tips, each guess with its next best choices, in classes of confidence."""
+    tokens, classes, parents, chances = list[int](), list[int](), list[int](), list[float]()
+    for tip, guess in zip(tips, guesses, strict=True):
+        reached, chance = 1.0 if tip < 0 else tree.chances[tip], 1.0
+        probabilities = (guess.probability, *guess.other_probabilities)
+        for rank, probability in enumerate(probabilities):
+            classes.append(confidence_class(probability, is_first=rank == 0))
+            # A next best choice never counts as likelier than a better one.
+            chance = min(chance, worth.chances[classes[-1]])
+            chances.append(reached * chance)
+        tokens += (guess.token, *guess.others)
+        parents += [tip] * len(probabilities)
+    ids = np.array(tokens, np.int32)
+    return Tree(ids, tuple(classes), tuple(parents), chances=tuple(chances), steps=(len(tips),))

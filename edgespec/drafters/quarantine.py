@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.decoding import trees
 from edgespec.errors import MemoryExhausted
-from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 _MAX_REASON = 200
 
@@ -39,7 +39,7 @@ class GuardedDrafter(Drafter):
             on_fault: Takes the drafter's name and the reason, once.
             on_exhausted: Is called when the drafter was refused memory.
         """
-        self._name, self._is_free = drafter.name, drafter.is_free
+        self._name, self._can = drafter.name, drafter.can
         self._drafter: Drafter | None = drafter
         self._vocab_size = vocab_size
         self._on_fault = on_fault
@@ -52,28 +52,12 @@ class GuardedDrafter(Drafter):
         return self._name
 
     @property
-    def is_free(self) -> bool:
-        return self._is_free
+    def can(self) -> DrafterCan:
+        return self._drafter.can if self._drafter else DrafterCan(is_free=self._can.is_free)
 
     @property
     def is_quarantined(self) -> bool:
         return self._is_quarantined
-
-    @property
-    def can_run_ahead(self) -> bool:
-        return self._drafter is not None and self._drafter.can_run_ahead
-
-    @property
-    def num_alternatives(self) -> int:
-        return self._drafter.num_alternatives if self._drafter else 0
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self._drafter.tokens_per_step if self._drafter else 1
-
-    @property
-    def max_unread(self) -> int | None:
-        return self._drafter.max_unread if self._drafter else None
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         def draft(drafter: Drafter) -> Tree:

@@ -101,7 +101,7 @@ class Generation:
             self._passes(target, request, ticket, drafting, acceptance, lambda: passes.hand_over()),
             queue,
             ticket,
-            is_prompt=any(each.can_run_ahead for each in self.speculation.drafters()),  # may be waited for
+            is_prompt=any(each.can.run_ahead for each in self.speculation.drafters()),  # may be waited for
         )
         try:
             for each in passes:

@@ -142,7 +142,7 @@ def measure_pair(engine: Engine, target: ModelFolder, drafter: ModelFolder, repo
     """
     names = _distinct_names(target.manifest, drafter.manifest)
     with engine.speculation.hold():
-        if all(each.is_free for each in engine.speculation.drafters()):
+        if all(each.can.is_free for each in engine.speculation.drafters()):
             raise MemoryExhausted(
                 f"{names[1]} cannot be measured: there was no memory to open it beside {names[0]}; close other "
                 "programs, raise the memory limit, or use a smaller drafter"

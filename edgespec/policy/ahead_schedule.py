@@ -6,7 +6,7 @@ from math import inf
 
 from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
+from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
 from edgespec.policy.expected import expected_tokens
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS, MIN_GAIN, MIN_LOSS_OF_TRIAL, MIN_USED_TOKENS
 from edgespec.policy.model_rates import ModelRates
@@ -22,7 +22,7 @@ from edgespec.policy.overlap import (
     wait_for_step_s,
 )
 from edgespec.system.clock import Clock
-from edgespec.types import Branching, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, Worth, append
 
 # A plan of drafting ahead is made again after 8 to 32 rounds, more rarely where planning (0.3 to 6 ms) would take
 # more than a share of the time, and 32 rounds later if nothing was learned in them.
@@ -57,7 +57,7 @@ class AheadSchedule:
     _has_news: bool = True  # since the last plan
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _has_missed: bool = False  # in the last round
-    _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
+    _worth: Worth = UNKNOWN_WORTH  # as of the last plan
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
@@ -112,9 +112,9 @@ class AheadSchedule:
             self.stats.token,
             self.max_tokens,
         )
-        self._branching = self._odds(pair[0])
+        self._worth = self._branches_worth(pair[0])
         best = best_pipelined(*pair, self.stats.contention)
-        if self.drafter.num_alternatives and not request.with_distributions:
+        if self.drafter.can.num_alternatives and not request.with_distributions:
             verify, draft = self.stats.contention
             prefetched = (self.rates.prefetched, MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
@@ -227,19 +227,19 @@ class AheadSchedule:
             is_ahead=True,
             min_tokens=num_tokens,
             timeout_s=timeout_s,
-            branching=self._branching if self.plan is not None and self.plan.is_hedged else None,
+            worth=self._worth if self.plan is not None and self.plan.is_hedged else None,
         )
 
-    def _odds(self, accepted: Sequence[float]) -> Branching:
+    def _branches_worth(self, accepted: Sequence[float]) -> Worth:
         """What branches are worth, and their cost.
 
         A step beside the target takes from its pass what the two slow each other down, and gives at best the time
         of a step for each of its tokens that comes to be used.
         """
         verify, draft = self.stats.contention
-        return Branching(
+        return Worth(
             accepted,
-            self.rates.others(),
             [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
-            max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
+            others=self.rates.others(),
+            min_used=max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )

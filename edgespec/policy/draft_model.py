@@ -12,7 +12,7 @@ from edgespec.policy.draft_trees import TreeGain
 from edgespec.policy.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
 from edgespec.policy.overlap import AheadPlan, time_beside
 from edgespec.policy.trial_budget import TrialBudget
-from edgespec.types import Branching, DraftStep, Growth, TokenIds
+from edgespec.types import DraftStep, TokenIds, Tree, Worth
 
 # Tokens accepted and judged that a model which a user has chosen starts with.
 HOPE = (4.0, 6.0)
@@ -25,8 +25,11 @@ _LEAST_BESIDE = 0.25
 
 
 # What branches are worth where nothing was measured: as much as one hopes for, and rows that cost nothing.
-UNKNOWN_BRANCHING = Branching(
-    (HOPE[0] / HOPE[1],), (HOPE[0] / HOPE[1],) * MAX_OTHERS, (1.0,) * MAX_BRANCHES, MIN_USED_TOKENS
+UNKNOWN_WORTH = Worth(
+    (HOPE[0] / HOPE[1],),
+    (1.0,) * MAX_BRANCHES,
+    others=(HOPE[0] / HOPE[1],) * MAX_OTHERS,
+    min_used=MIN_USED_TOKENS,
 )
 
 
@@ -60,11 +63,13 @@ class DraftModelStats:
         """How many steps a draft of num_tokens tokens takes."""
         return -(-num_tokens // self.tokens_per_step)
 
-    def steps_of(self, growth: Growth) -> float:
-        """What the steps of a draft take, in steps of one row."""
+    def steps_of(self, draft: Tree) -> float:
+        """What the steps of a draft took, in steps of one row."""
+        if not draft.steps:
+            return self.num_steps(len(draft.tokens))
         if self.tokens_per_step > 1:  # which drafts chains
-            return self.num_steps(len(growth.num_rows))
-        return sum(map(self.rows.ratio, growth.num_rows))
+            return self.num_steps(len(draft.steps))
+        return sum(map(self.rows.ratio, draft.steps))
 
     def step(self, plan: AheadPlan) -> float:
         """Cost of a token under a plan, while the target rests."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from edgespec.decoding.scheduler import Proposal
-from edgespec.policy.draft_model import UNKNOWN_BRANCHING
+from edgespec.policy.draft_model import UNKNOWN_WORTH
 from edgespec.policy.reasons import NO_DRAFTER, NO_GUESS, NO_LENGTH
 from edgespec.policy.round_log import log_round
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenIds
@@ -27,7 +27,7 @@ class FixedLength:
             with_distributions=self._with_distributions,
             is_ahead=True,
             min_tokens=num_tokens,
-            branching=UNKNOWN_BRANCHING,
+            worth=UNKNOWN_WORTH,
         )
         if self._with_distributions:
             # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged
@@ -36,7 +36,7 @@ class FixedLength:
         for drafter in self._drafters if num_tokens > 0 else ():
             draft = drafter.draft(tokens, request, sampler)
             if len(draft.tokens):
-                is_ahead = any(each.can_run_ahead for each in self._drafters)
+                is_ahead = any(each.can.run_ahead for each in self._drafters)
                 return Proposal(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
         reason = NO_DRAFTER if not self._drafters else NO_GUESS if self._num_tokens else NO_LENGTH
         return Proposal(tokens, NO_DRAFT, reason)

@@ -16,7 +16,7 @@ from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource
-from edgespec.policy.option import Option, Source
+from edgespec.policy.option import NOTHING, Option, Source
 from edgespec.policy.probes import Probes, probe_budget
 from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
 from edgespec.policy.round_log import log_round, logs_rounds
@@ -72,12 +72,12 @@ class MeasuredPolicy:
 
     def __post_init__(self) -> None:
         self._probes = Probes(self.costs, self.probe_budget)
-        if any(each.can_run_ahead for each in self.drafters):
+        if any(each.can.run_ahead for each in self.drafters):
             self.max_unlearned = 0  # a pass that a lane has slowed down is judged by the newest costs
         texts: list[Source] = [
-            TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.is_free
+            TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.can.is_free
         ]
-        self._sources = texts + [self._model(each) for each in self.drafters if not each.is_free]
+        self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
 
     def _model(self, drafter: Drafter) -> ModelSource:
         stats = self.models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))
@@ -105,12 +105,12 @@ class MeasuredPolicy:
         plain = Option(1.0 / self.costs.pass_s(1))
         chosen = self._choose(plain, options, tokens)
         started = self.clock()
-        draft = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else chosen.offer
+        draft, guessed = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else NOTHING
         return Proposal(
             tokens,
             draft,
             "" if len(draft.tokens) else self._reason(options),
-            _offers(options, chosen, draft),
+            _offers(options, chosen, guessed),
             tuple(_expectation(option, plain) for option in (plain, *options)) if logs_rounds() else (),
             self.clock() - started,
             max([option.contention for option in options], default=1.0),
@@ -200,17 +200,14 @@ class MeasuredPolicy:
                 return
 
 
-def _offers(options: Sequence[Option], chosen: Option, draft: Tree) -> tuple[Tree, ...]:
-    """What each source has guessed; of a draft that was made for this round, the draft."""
+def _offers(options: Sequence[Option], chosen: Option, guessed: Sequence[Tree]) -> tuple[Tree, ...]:
+    """What each source has guessed, verified or not."""
     others = [option.offer for option in options if option.source is not chosen.source]
-    # A guess from the text is judged as a whole, though it was cut; a model's by what was verified.
-    is_drafted = len(draft.tokens) > 0 and not isinstance(chosen.source, TextSource)
-    own = draft.trunk() if is_drafted else chosen.offer  # nodes beside it its source judges itself
-    return tuple(offer for offer in (*others, own) if len(offer.tokens))
+    return tuple(offer for offer in (*others, *guessed) if len(offer.tokens))
 
 
 def _is_free(option: Option) -> bool:
-    return option.source is not None and option.source.drafter.is_free
+    return option.source is not None and option.source.drafter.can.is_free
 
 
 def _expectation(option: Option, plain: Option) -> Expectation:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from edgespec.decoding import trees
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_OTHERS
-from edgespec.types import Foreseen, Growth, Missed, TokenIds
+from edgespec.types import Foreseen, Missed
 
 # Tokens that a class of confidence starts with, of which the drafter's own probability is believed.
 _BELIEVED = 6.0
@@ -78,8 +77,3 @@ class ModelRates:
             self.rates.observe(others_key(self.drafter), rank, False)
         if missed.is_named:
             self.rates.observe(others_key(self.drafter), missed.num_before, True)
-
-    def observe_growth(self, growth: Growth, emitted: TokenIds) -> None:
-        """Learn how often guesses come true by how sure the drafter was of them, verified or not."""
-        for node, is_right in trees.judge_nodes(growth.tokens, growth.parents, emitted):
-            self.rates.observe(nodes_key(self.drafter), growth.confidence[node], is_right)

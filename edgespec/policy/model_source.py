@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
-from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.ahead_schedule import AheadSchedule
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import DraftModelStats
@@ -16,10 +16,10 @@ from edgespec.policy.limits import (
     MIN_GAIN_TO_STAY,
     MIN_LOSS_OF_TRIAL,
 )
-from edgespec.policy.model_rates import ModelRates
-from edgespec.policy.option import Option
+from edgespec.policy.model_rates import ModelRates, nodes_key
+from edgespec.policy.option import Drafted, Option
 from edgespec.system.clock import Clock
-from edgespec.types import Drafter, DraftRequest, Growth, Sampler, TokenIds, Tree, TreeWorth, append
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree, Worth, append
 
 _MAX_MIN_PROBABILITY = 0.9
 # A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
@@ -49,7 +49,8 @@ class ModelSource:
     _ahead: AheadSchedule = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats.tokens_per_step, self.stats.max_unread = self.drafter.tokens_per_step, self.drafter.max_unread
+        can = self.drafter.can
+        self.stats.tokens_per_step, self.stats.max_unread = can.tokens_per_step, can.max_unread
         self._own = ModelRates(self.rates, self.drafter.name)
         self._own.assume_hope()
         self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, self.max_tokens, self.clock)
@@ -63,7 +64,7 @@ class ModelSource:
         return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
 
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
-        if self.drafter.can_run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
+        if self.drafter.can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
             return option._replace(source=self)
         if self.costs.step_s is None:
             return Option(0.0, 0, self)
@@ -81,20 +82,20 @@ class ModelSource:
 
         rates = self._own.chain(request.num_tokens)
         rate, length = best_length(expected_tokens(rates), cost)
-        is_tree = length > 0 and self.has_trees and not request.with_distributions
+        is_tree = length > 0 and self.has_trees and self.drafter.can.trees and not request.with_distributions
         if is_tree:
             rate *= self.stats.tree_gain.ratio
         return Option(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
-        is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
+        is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can.run_ahead
         if not is_wanted or not self._can_afford_trial(best.rate, tokens):
             return None
         return Option(best.rate, self._trial, self)
 
     def hopeful(self, option: Option) -> Option | None:
         """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
-        if not option.num_tokens or self.drafter.can_run_ahead:
+        if not option.num_tokens or self.drafter.can.run_ahead:
             return None
         totals = expected_tokens(self._own.chain(self.max_tokens))
         pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
@@ -106,13 +107,14 @@ class ModelSource:
         rate = totals[length] / (pass_times_s[length] + draft_s)
         return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, is_tree=False)
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes.
 
         Of a tree it drafts whatever does, as far ahead as the request goes.
         """
         if option.is_ahead:
-            return self.drafter.draft(tokens, self._ahead.request(request, option), sampler)
+            draft = self.drafter.draft(tokens, self._ahead.request(request, option), sampler)
+            return Drafted(draft, (draft if len(draft.tokens) else option.offer,))
         row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
         # What a step drafts costs no more for being longer.
         step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
@@ -123,30 +125,34 @@ class ModelSource:
             request, num_tokens=min(option.num_tokens, request.num_tokens), min_probability=min_probability
         )
         if not option.is_tree:
-            return self.drafter.draft(tokens, chain, sampler)
+            draft = self.drafter.draft(tokens, chain, sampler)
+            return Drafted(draft, (draft,))
         # A drafter of blocks drafts chains, as long as its blocks pay in the mean.
         max_depth = request.num_tokens if self.stats.tokens_per_step == 1 else chain.num_tokens
         worth = self._tree_worth(option, max_depth, step * self.costs.pass_s(1))
-        draft = self.drafter.draft(tokens, replace(chain, num_tokens=max_depth, tree=worth), sampler)
-        if draft.growth is not None:
-            self._observe_gain(option, len(draft.tokens), draft.growth)
-        return draft
+        whole = self.drafter.draft(tokens, replace(chain, num_tokens=max_depth, worth=worth), sampler)
+        if not whole.steps:
+            return Drafted(whole, (whole,))
+        best = whole.best(worth)
+        draft = best._replace(buckets=tuple(position_bucket(depth - 1) for depth in best.depths))
+        self._observe_gain(option, draft)
+        # How often guesses come true by how sure the drafter was of them is judged of all, verified or not.
+        return Drafted(draft, (draft.trunk(), whole._replace(source=nodes_key(self.drafter.name))))
 
-    def _tree_worth(self, option: Option, max_depth: int, step_s: float) -> TreeWorth:
+    def _tree_worth(self, option: Option, max_depth: int, step_s: float) -> Worth:
         rows = range(1, MAX_BRANCHES + 1)
-        return TreeWorth(
+        return Worth(
             accepted=self._own.chain(max_depth),
-            chances=self._own.nodes(),
-            pass_times=[option.rate * each for each in self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)],
             step_times=[option.rate * step_s * self.stats.rows.ratio(num_rows) for num_rows in rows],
-            chain_length=option.num_tokens,
+            pass_times=[option.rate * each for each in self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)],
+            chances=self._own.nodes(),
         )
 
-    def _observe_gain(self, option: Option, num_nodes: int, growth: Growth) -> None:
+    def _observe_gain(self, option: Option, draft: Tree) -> None:
         """Learn what trees promise, over what the option would without them."""
-        drafting_s = self.stats.steps_of(growth) * self.stats.costs.step * self.costs.pass_s(1)
-        taken_s, gain = drafting_s + self.costs.pass_s(num_nodes + 1), self.stats.tree_gain
-        gain.observe(growth.expected, taken_s * option.rate / gain.ratio)
+        drafting_s = self.stats.steps_of(draft) * self.stats.costs.step * self.costs.pass_s(1)
+        taken_s, gain = drafting_s + self.costs.pass_s(len(draft.tokens) + 1), self.stats.tree_gain
+        gain.observe(1 + sum(draft.chances), taken_s * option.rate / gain.ratio)
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1
@@ -157,12 +163,9 @@ class ModelSource:
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
-                unread, growth = self.stats.num_unread(round.tokens), round.draft.growth
-                num_steps = self.stats.steps_of(growth) if growth else self.stats.num_steps(num_draft)
+                num_steps, unread = self.stats.steps_of(round.draft), self.stats.num_unread(round.tokens)
                 self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, draft.tokens[:-1])
-            if round.draft.growth is not None:
-                self._own.observe_growth(round.draft.growth, emitted)
         self._is_run = is_run
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0

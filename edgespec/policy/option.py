@@ -23,6 +23,16 @@ class Option(NamedTuple):
     is_tree: bool = False  # to draft whatever nodes of a tree are worth it
 
 
+class Drafted(NamedTuple):
+    """A draft to verify, and all that its source guessed: of a draft that was cut, the whole."""
+
+    draft: Tree
+    guessed: tuple[Tree, ...]
+
+
+NOTHING = Drafted(NO_DRAFT, ())
+
+
 class Source(Protocol):
     """A drafter in one answer, as a policy weighs it."""
 
@@ -38,7 +48,7 @@ class Source(Protocol):
     def hopeful(self, option: Option) -> Option | None:
         """The draft that may turn out best if passes take less than is believed; None without one."""
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
         """The draft of an option that was chosen."""
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:

@@ -69,7 +69,7 @@ class Speculation:
             choice: Which drafters draft for it.
             has_models: Drafter models are among them, and not its text alone.
         """
-        drafters = [each for each in choice.select(self.drafters()) if has_models or each.is_free]
+        drafters = [each for each in choice.select(self.drafters()) if has_models or each.can.is_free]
         length = self.draft_length if choice.draft_length is None else choice.draft_length
         if length is not None:
             return FixedLength(drafters, length, with_distributions=self.with_distributions)

@@ -9,7 +9,7 @@ from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.expected import best_chain, expected_tokens, most_hopeful
 from edgespec.policy.limits import CAUTION
-from edgespec.policy.option import Option
+from edgespec.policy.option import Drafted, Option
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
@@ -86,8 +86,8 @@ class TextSource:
         self._trial_left -= 1
         return option
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
-        return option.offer.cut(option.num_tokens)
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+        return Drafted(option.offer.cut(option.num_tokens), (option.offer,))
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         for offer in round.offers:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.decoding.scheduler import Plain, Proposal
-from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 
 class Call(NamedTuple):
@@ -35,20 +35,8 @@ class RecordedDrafter(Drafter):
         return self._drafter.name
 
     @property
-    def is_free(self) -> bool:
-        return self._drafter.is_free
-
-    @property
-    def can_run_ahead(self) -> bool:
-        return self._drafter.can_run_ahead
-
-    @property
-    def num_alternatives(self) -> int:
-        return self._drafter.num_alternatives
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self._drafter.tokens_per_step
+    def can(self) -> DrafterCan:
+        return self._drafter.can
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         draft = self._drafter.draft(tokens, request, sampler)

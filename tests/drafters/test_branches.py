@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters.branches import Branches, GuessTree, best_num_rows, typical_branching
+from edgespec.drafters.branches import Branches, GuessTree, typical_branching
 from edgespec.drafters.guess import Guess
-from edgespec.types import Branching, Missed
+from edgespec.types import Missed, Worth
 
 TEXT = np.array([1, 2, 3], np.int32)
 FREE = (1.0,) * 32
 
 
-def odds(accepted: float = 0.8, others: float = 0.5, row_costs: tuple[float, ...] = FREE) -> Branching:
-    return Branching((accepted,), (others,) * 4, row_costs)
+def odds(accepted: float = 0.8, others: float = 0.5, row_costs: tuple[float, ...] = FREE) -> Worth:
+    return Worth((accepted,), row_costs, others=(others,) * 4, min_used=0.0)
 
 
 def chain(num_tokens: int) -> list[Guess]:
@@ -30,7 +30,7 @@ def chain(num_tokens: int) -> list[Guess]:
 def test_no_other_set_of_branches_yields_more_for_its_cost(chances: list[float], steps: list[float]) -> None:
     chances.sort(reverse=True)
     costs = [1 + sum(steps[:rows]) for rows in range(7)]
-    num_rows = best_num_rows(chances, costs)
+    num_rows = odds(row_costs=tuple(costs)).num_branches(chances)
     best = sum(chances[:num_rows]) / costs[num_rows - 1]
     sets = (each for size in range(1, len(chances) + 1) for each in combinations(chances, size))
     assert best == pytest.approx(max(sum(each) / costs[len(each) - 1] for each in sets))
@@ -52,7 +52,7 @@ def test_the_likeliest_outcome_is_drafted_on_from_first() -> None:
 
 
 def test_a_step_too_seldom_used_is_left_out_and_so_is_what_lies_too_far_ahead() -> None:
-    seldom = Branching((0.1,), (0.1,), FREE, min_used=0.5)
+    seldom = Worth((0.1,), FREE, others=(0.1,), min_used=0.5)
     assert Branches(TEXT, chain(3)).choose(2, seldom, 9, 99)[1] == []
     assert Branches(TEXT, chain(3)).choose(2, odds(), 9, 0)[1] == []
 

@@ -11,62 +11,59 @@ from hypothesis import strategies as st
 from edgespec.decoders import ForwardingDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.drafters.draft_tree import DraftTree
 from edgespec.drafters.guess import Guess
-from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.model_drafter import ModelDrafter, next_choices
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
-from edgespec.types import DraftRequest, Logits, TokenIds, Tree, TreeWorth, append
+from edgespec.types import NO_DRAFT, DraftRequest, Logits, TokenIds, Tree, Worth, append
 
 TEXT, MOST = np.array([3, 4], np.int32), 24
 CHANCES = tuple(typical_probability(each) for each in range(NUM_CLASSES))
 SAMPLERS = [GumbelSampler(SamplingParams()), GumbelSampler(SamplingParams(temperature=0.9, seed=5))]
 
 
-def worth(row: float = 0.03, step: float = 0.1, branch: float = 0.01) -> TreeWorth:
-    return TreeWorth(
+def worth(row: float = 0.03, step: float = 0.1, branch: float = 0.01) -> Worth:
+    return Worth(
         accepted=(0.6,),
         chances=CHANCES,
         pass_times=[1 + row * num_nodes for num_nodes in range(MOST + 1)],
         step_times=[step + branch * num_rows for num_rows in range(MOST)],
-        chain_length=3,
     )
 
 
-def grown(tree: DraftTree, probabilities: Sequence[float]) -> Tree:
-    """A draft all of whose guesses have these probabilities, best first, and other tokens."""
-    token = 0
-    while tips := tree.choose():
+def grown(worth: Worth, deepest: int, probabilities: Sequence[float], *, has_branches: bool = True) -> Tree:
+    """A tree all of whose guesses have these probabilities, best first, and other tokens."""
+    tree, token = NO_DRAFT, 0
+    while tips := tree.tips(worth, deepest, has_branches=has_branches):
         ranks, guesses = len(probabilities), []
         for _ in tips:
             others, rest = tuple(range(token + 1, token + ranks)), tuple(probabilities[1:])
             guesses.append(Guess(token, probabilities[0], others=others, other_probabilities=rest))
             token += ranks
-        tree.add(guesses)
-    return tree.draft("model")
+        tree = tree.grown(next_choices(tree, tips, guesses, worth))
+    return tree
 
 
-def path_chances(draft: Tree) -> list[float]:
-    """The chance that the text runs through each node."""
-    growth = draft.growth
-    assert growth is not None
-    places, found = {token: place for place, token in enumerate(growth.tokens.tolist())}, []
+def path_chances(whole: Tree, draft: Tree) -> list[float]:
+    """The chance that the text runs through each node of a draft of the best guesses."""
+    assert whole.parents is not None
+    places, found = {token: place for place, token in enumerate(whole.tokens.tolist())}, []
     for token in draft.tokens.tolist():
-        path = trees.path(growth.parents, places[token])
-        found.append(float(np.prod([CHANCES[growth.confidence[node]] for node in path])))
-    assert growth.expected == pytest.approx(1 + sum(found))
+        path = trees.path(whole.parents, places[token])
+        found.append(float(np.prod([CHANCES[whole.buckets[node]] for node in path])))
+    assert draft.chances == pytest.approx(found)
     return found
 
 
 @pytest.mark.parametrize("row", [0.001, 0.03, 0.1, 0.3])
 def test_the_nodes_of_a_draft_are_the_best_of_all(row: float) -> None:
     """No other part of the tree whose steps were run yields more for the time of its pass."""
-    probabilities = (0.62, 0.18, 0.076)
-    draft = grown(DraftTree(worth(row, step=0.15), 2), probabilities)
-    assert draft.growth is not None
+    believed = worth(row, step=0.15)
+    tree = grown(believed, 2, (0.62, 0.18, 0.076))
+    draft = tree.best(believed)
     chances = [CHANCES[4], CHANCES[10], CHANCES[9]]
-    first, tips = draft.growth.num_rows[0], (*draft.growth.num_rows, 0)[1]
+    first, tips = (*tree.steps, 0)[:2]
     assert first == 1
     nodes = [(chance, None) for chance in chances]
     nodes += [(chances[parent] * chance, parent) for parent, chance in product(range(tips), chances)]
@@ -77,7 +74,7 @@ def test_the_nodes_of_a_draft_are_the_best_of_all(row: float) -> None:
         if all(nodes[node][1] is None or nodes[node][1] in subset for node in subset)
     ]
     best = max(sum(nodes[node][0] for node in subset) - row * len(subset) for subset in whole)
-    assert sum(path_chances(draft)) - row * len(draft.tokens) == pytest.approx(best)
+    assert sum(path_chances(tree, draft)) - row * len(draft.tokens) == pytest.approx(best)
 
 
 @given(
@@ -91,36 +88,37 @@ def test_a_draft_is_a_tree_within_its_bounds(
     row: float, step: float, branch: float, first: float, depth: int
 ) -> None:
     rest = 1 - first
-    draft = grown(DraftTree(worth(row, step, branch), depth), (first, rest / 2, rest / 4))
+    believed = worth(row, step, branch)
+    tree = grown(believed, depth, (first, rest / 2, rest / 4))
+    draft = tree.best(believed)
     assert 1 <= len(draft.tokens) <= MOST
-    assert draft.growth is not None
     assert len(draft.buckets) == len(draft.tokens) == len(set(draft.tokens.tolist()))
-    assert len(draft.growth.tokens) == 3 * sum(draft.growth.num_rows)
+    assert len(tree.tokens) == 3 * sum(tree.steps)
     parents = draft.parents if draft.parents is not None else range(-1, len(draft.tokens) - 1)
     assert all(parent < node for node, parent in enumerate(parents))
     assert trees.depths(parents).max() <= depth
-    assert trees.depths(parents).max() <= len(draft.growth.num_rows)
+    assert trees.depths(parents).max() <= len(tree.steps)
     trunk = draft.trunk()
     assert trunk.parents is None
     assert trunk.tokens.tolist() == draft.tokens[: len(trunk.tokens)].tolist()
-    chances = path_chances(draft)
+    chances = path_chances(tree, draft)
     if len(chances) > 1:
         assert min(chances) >= row - 1e-9
 
 
 def test_free_steps_and_rows_fill_the_pass_and_dear_steps_are_not_made() -> None:
-    free = grown(DraftTree(worth(0.0, 0.0, 0.0), 9), (0.6, 0.3))
-    assert len(free.tokens) == MOST
-    dear = grown(DraftTree(worth(0.0, step=0.7), 4), (0.6, 0.3))
-    assert dear.growth is not None
-    assert dear.growth.num_rows == (1,)
-    assert dear.parents == (-1, -1)
+    free = worth(0.0, 0.0, 0.0)
+    assert len(grown(free, 9, (0.6, 0.3)).best(free).tokens) == MOST
+    dear = worth(0.0, step=0.7)
+    tree = grown(dear, 4, (0.6, 0.3))
+    assert tree.steps == (1,)
+    assert tree.best(dear).parents == (-1, -1)
 
 
 def test_without_branches_next_best_choices_are_leaves() -> None:
-    draft = grown(DraftTree(worth(), 4, has_branches=False), (0.5, 0.4))
-    assert draft.growth is not None
-    assert set(draft.growth.num_rows) == {1}
+    tree = grown(worth(), 4, (0.5, 0.4), has_branches=False)
+    draft = tree.best(worth())
+    assert set(tree.steps) == {1}
     assert draft.parents is not None
     assert max(draft.parents) < len(draft.trunk().tokens)
 
@@ -132,10 +130,10 @@ class Chains(ForwardingDecoder):
         return self._decoder.logits(tokens, num_last)
 
 
-def drafted(worth: TreeWorth, sampler: GumbelSampler, *, has_branches: bool = True, num_tokens: int = 4) -> Tree:
+def drafted(worth: Worth, sampler: GumbelSampler, *, has_branches: bool = True, num_tokens: int = 4) -> Tree:
     decoder = TableDecoder(50, seed=1)
     drafter = ModelDrafter(decoder if has_branches else Chains(decoder), 50)
-    return drafter.draft(TEXT, DraftRequest(num_tokens, tree=worth), sampler)
+    return drafter.draft(TEXT, DraftRequest(num_tokens, worth=worth), sampler).best(worth)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "sampled"])
@@ -166,16 +164,16 @@ def test_a_tree_ends_where_it_is_cancelled_and_at_the_end_of_the_context() -> No
     cancel = Flag()
     cancel.set()
     drafter, free = ModelDrafter(TableDecoder(50, seed=1, context_length=4), 50), worth(0.0, 0.0, 0.0)
-    assert not len(drafter.draft(TEXT, DraftRequest(4, cancel=cancel, tree=free), SAMPLERS[0]).tokens)
-    found = drafter.draft(TEXT, DraftRequest(4, tree=free), SAMPLERS[0])
+    assert not len(drafter.draft(TEXT, DraftRequest(4, cancel=cancel, worth=free), SAMPLERS[0]).tokens)
+    found = drafter.draft(TEXT, DraftRequest(4, worth=free), SAMPLERS[0])
     assert found.parents is not None
     assert trees.depths(found.parents).max() == 2
-    assert found.trunk().growth is None
 
 
 def test_a_drafter_that_spells_its_guesses_anew_drafts_a_chain() -> None:
     drafter = ModelDrafter(TableDecoder(50, seed=1), 50, respell=list)
-    draft = drafter.draft(TEXT, DraftRequest(9, tree=worth(0.0, 0.0)), SAMPLERS[0])
+    assert not drafter.can.trees
+    draft = drafter.draft(TEXT, DraftRequest(3, worth=worth(0.0, 0.0)), SAMPLERS[0])
     chain = ModelDrafter(TableDecoder(50, seed=1), 50).draft(TEXT, DraftRequest(3), SAMPLERS[0])
     assert draft.parents is None
     assert draft.tokens.tolist() == chain.tokens.tolist()

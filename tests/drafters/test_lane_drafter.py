@@ -26,7 +26,7 @@ from edgespec.policy import ahead_schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
+from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.measured import MeasuredPolicy
@@ -34,7 +34,7 @@ from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Drafter, DraftRequest, Foreseen, Logits, TokenIds, append
+from edgespec.types import Acceptance, Drafter, DraftRequest, Foreseen, Logits, TokenIds, Tree, append
 
 slow = pytest.mark.slow
 VOCAB = 12
@@ -163,10 +163,11 @@ def test_what_a_tree_drafts_is_what_a_chain_does(vocab_size: int) -> None:
     sampler = GumbelSampler(SamplingParams(temperature=1.5, seed=3), len(PROMPT)).drafting(0)
     request = DraftRequest(6, with_distributions=True)
     chain = [guess.token for guess in drafter.guesses(PROMPT, request, sampler)]
-    tree: list[Guess] = []
+    found: list[int] = []
     for i in range(6):
-        tree += drafter.tree_guesses(PROMPT, tree, [i - 1], request, sampler)
-    assert [guess.token for guess in tree] == chain
+        tree = Tree(np.array(found, np.int32), parents=tuple(range(-1, i - 1)))
+        found.append(drafter.tree_guesses(PROMPT, tree, [i - 1], request, sampler)[0].token)
+    assert found == chain
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
@@ -309,7 +310,7 @@ def test_what_drafts_ahead_at_a_small_gain_is_not_given_up_by_chance() -> None:
 
 def test_a_useless_step_is_not_waited_for() -> None:
     run = Simulated("hedged", 0.8, 1.0)
-    request = DraftRequest(3, is_ahead=True, branching=UNKNOWN_BRANCHING)
+    request = DraftRequest(3, is_ahead=True, worth=UNKNOWN_WORTH)
     run.drafter.draft_ahead(PROMPT, request, GumbelSampler(SamplingParams()))
     run.clock.sleep(0.9)
     run.drafter.draft_ahead(append(PROMPT, [7, 7]), request, GumbelSampler(SamplingParams()))
@@ -318,7 +319,7 @@ def test_a_useless_step_is_not_waited_for() -> None:
 
 def test_a_lane_that_has_branched_to_its_end_serves_a_request_without_branches() -> None:
     run, sampler = Simulated("hedged", 1.0, 0.1), GumbelSampler(SamplingParams())
-    run.drafter.draft_ahead(PROMPT, DraftRequest(4, is_ahead=True, branching=UNKNOWN_BRANCHING), sampler)
+    run.drafter.draft_ahead(PROMPT, DraftRequest(4, is_ahead=True, worth=UNKNOWN_WORTH), sampler)
     run.clock.sleep(100.0)
     guesses = run.drafter.draft_ahead(PROMPT, DraftRequest(4, is_ahead=True), sampler).draft.tokens
     behind = run.drafter.draft_ahead(append(PROMPT, guesses[:1]), DraftRequest(1, is_ahead=True), sampler)
@@ -366,7 +367,7 @@ def test_prefetched_alternatives_are_used() -> None:
     drafter = ModelDrafter(TableDecoder(VOCAB, 6, target, 0.5), VOCAB)
     ahead = LaneDrafter(drafter, ThreadLane("drafter"), True, max_rows=9)
     sampler = GumbelSampler(SamplingParams())
-    request = DraftRequest(3, is_ahead=True, min_tokens=3, branching=UNKNOWN_BRANCHING)
+    request = DraftRequest(3, is_ahead=True, min_tokens=3, worth=UNKNOWN_WORTH)
     drafted = ahead.draft(PROMPT, request, sampler).tokens
     guesses = [guess for step in ahead.lane.wait(60, 5.0) for guess in step.guesses]
     behind = {guess.after for guess in guesses}

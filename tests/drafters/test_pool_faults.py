@@ -13,15 +13,14 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 
 class Broken(Drafter):
     """Drafts well for a while, then does what it is told."""
 
     name = ""
-
-    is_free = False
+    can = DrafterCan(is_free=False)
 
     def __init__(self, fault: Callable[[Tree], Tree], num_good: int = 5, name: str = "broken") -> None:
         self.name = name

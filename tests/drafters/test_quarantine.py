@@ -23,7 +23,6 @@ class Stub(Drafter):
     """Drafts what it is told, or raises it."""
 
     name = "stub"
-    is_free = True
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

@@ -26,7 +26,7 @@ from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_rates import nodes_key
 from edgespec.runtimes.recurrent_head import RecurrentTreeHead
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.types import DraftRequest, Sampler, TokenIds, TreeWorth, append
+from edgespec.types import DraftRequest, Sampler, TokenIds, Worth, append
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -194,13 +194,13 @@ def test_answer_after_one_that_was_stopped_in_its_midst_is_the_same(
 class Trees(Plain):
     """Verifies a tree of a head's guesses in each pass."""
 
-    def __init__(self, head: Decoder, worth: TreeWorth, depth: int) -> None:
+    def __init__(self, head: Decoder, worth: Worth, depth: int) -> None:
         self._drafter, self._worth, self._depth = ModelDrafter(head, head.vocab_size), worth, depth
         self.num_branched = 0  # trees in which a next best choice was drafted on from
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
-        request = DraftRequest(min(self._depth, max_tokens), tree=self._worth)
-        draft = self._drafter.draft(tokens, request, sampler)
+        request = DraftRequest(min(self._depth, max_tokens), worth=self._worth)
+        draft = self._drafter.draft(tokens, request, sampler).best(self._worth)
         trunk = len(draft.trunk().tokens)
         self.num_branched += any(parent >= trunk for parent in draft.parents or ())
         return Proposal(tokens, draft)
@@ -217,7 +217,7 @@ def test_trees_of_a_head_change_no_text_whatever_their_shape(
             sampler, texts = GumbelSampler(params, num_prompt=len(prompt)), []
             chances = [typical_probability(each) for each in range(NUM_CLASSES)]
             pass_times = [1 + row * width for width in range(1, MAX_DRAFT_TOKENS + 2)]
-            trees = Trees(head, TreeWorth((0.9,), chances, pass_times, [0.0] * 4, 1), depth)
+            trees = Trees(head, Worth((0.9,), [0.0] * 4, pass_times, chances), depth)
             for policy in (Plain(), trees):
                 blocks = speculative_decode(prompt, engine.target, sampler, policy, max_tokens=24)
                 texts.append(np.concatenate([block.tokens for block in islice(blocks, 24)])[:24].tolist())

@@ -74,7 +74,7 @@ def test_auto_is_what_was_measured_to_be_best(
         with load(folder, drafter=str(tiny_drafter), num_threads=1, schedule=asked):
             pass
     for lane in opened:
-        assert (lane.can_run_ahead, lane.num_alternatives > 0) == (schedule != "serial", schedule == "hedged")
+        assert (lane.can.run_ahead, lane.can.num_alternatives > 0) == (schedule != "serial", schedule == "hedged")
     assert len(opened) == 2
 
 

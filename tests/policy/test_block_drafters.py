@@ -12,7 +12,7 @@ from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 _TRUTH = np.arange(60_000, dtype=np.int32) % 997
 _NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
@@ -22,16 +22,16 @@ _BLOCK = 8
 class BlockDrafter(Drafter):
     """Guesses each token with a chance, after a step for each block."""
 
-    name, is_free = "head", False
+    name = "head"
 
     def __init__(self, clock: VirtualClock, chance: float, step: float, tokens_per_step: int) -> None:
         self._clock, self._chance, self._step = clock, chance, step
-        self._tokens_per_step = tokens_per_step
+        self._can = DrafterCan(is_free=False, tokens_per_step=tokens_per_step)
         self._rng = np.random.default_rng(3)
 
     @property
-    def tokens_per_step(self) -> int:
-        return self._tokens_per_step
+    def can(self) -> DrafterCan:
+        return self._can
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = _TRUTH[len(tokens) :][: min(request.num_tokens, _BLOCK)]

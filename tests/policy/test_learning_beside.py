@@ -10,29 +10,28 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
+from edgespec.types import Drafter, DrafterCan, DraftRequest, Sampler, TokenIds, Tree
 
 GREEDY = GumbelSampler(SamplingParams())
 TRUTH = np.arange(2_000, dtype=np.int32) % 97
 
 
+FREE = DrafterCan()
+
+
 class Knower(Drafter):
     """Guesses eight tokens, of which the first few are right."""
 
-    def __init__(self, is_free: bool = True, can_run_ahead: bool = False) -> None:
-        self._is_free, self._can_run_ahead = is_free, can_run_ahead
+    def __init__(self, can: DrafterCan = FREE) -> None:
+        self._can = can
 
     @property
     def name(self) -> str:
         return "knower"
 
     @property
-    def is_free(self) -> bool:
-        return self._is_free
-
-    @property
-    def can_run_ahead(self) -> bool:
-        return self._can_run_ahead
+    def can(self) -> DrafterCan:
+        return self._can
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = TRUTH[len(tokens) :][: min(8, request.num_tokens)]
@@ -41,9 +40,9 @@ class Knower(Drafter):
         return Tree(guess, tuple(range(len(guess))), source=self.name)
 
 
-def policy_of(max_unlearned: int, **drafter: bool) -> MeasuredPolicy:
+def policy_of(max_unlearned: int, can: DrafterCan = FREE) -> MeasuredPolicy:
     ratios = {1: 1.0, 9: 1.2}
-    return MeasuredPolicy([Knower(**drafter)], PassCosts(ratios), AcceptanceRates(), max_unlearned=max_unlearned)
+    return MeasuredPolicy([Knower(can)], PassCosts(ratios), AcceptanceRates(), max_unlearned=max_unlearned)
 
 
 def run_round(policy: MeasuredPolicy, num_tokens: int) -> None:
@@ -93,7 +92,7 @@ def test_nothing_is_left_to_learn_when_an_answer_ends() -> None:
 
 
 def test_a_policy_whose_drafter_runs_ahead_learns_at_once() -> None:
-    policy = policy_of(3, is_free=False, can_run_ahead=True)
+    policy = policy_of(3, DrafterCan(is_free=False, run_ahead=True))
     run_round(policy, 104)
     assert what_it_knows(policy)
 

@@ -16,7 +16,7 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.simulation.device_pair import Machine
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 GREEDY = GumbelSampler(SamplingParams())
 
@@ -25,8 +25,7 @@ class Guesser(Drafter):
     """Knows what is said next, and tells it with a given chance a token."""
 
     name = ""
-    is_free = True
-    max_unread = None
+    can = DrafterCan()
 
     def __init__(
         self,
@@ -39,10 +38,9 @@ class Guesser(Drafter):
         clock: VirtualClock,
         seed: int = 0,
     ) -> None:
-        self.max_unread = max_unread
         self.name = f"{chance}"
         self.num_read, self._read_ms = 0, read_ms
-        self.is_free = ms == 0.0
+        self.can = DrafterCan(is_free=ms == 0.0, max_unread=max_unread)
         self.chance = chance
         self._truth, self._ms, self.clock = truth, ms, clock
         self._rng = np.random.default_rng(seed)
@@ -50,7 +48,7 @@ class Guesser(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = self._truth[len(tokens) :][: request.num_tokens]
         keeps = self._rng.random(len(right)) < self.chance
-        unread = max(0, min(len(tokens) - self.num_read, self.max_unread or len(tokens)) - 1)
+        unread = max(0, min(len(tokens) - self.num_read, self.can.max_unread or len(tokens)) - 1)
         self.num_read = len(tokens)
         self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
@@ -94,7 +92,7 @@ MODEL = DraftCosts(4 / 22, 0.0)
 
 
 def policy_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredPolicy:
-    paid = {drafter.name: DraftModelStats(replace(known)) for drafter in drafters if not drafter.is_free}
+    paid = {drafter.name: DraftModelStats(replace(known)) for drafter in drafters if not drafter.can.is_free}
     return MeasuredPolicy(drafters, PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
 
 

@@ -17,7 +17,7 @@ from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
@@ -26,12 +26,11 @@ PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 class WildDrafter(Drafter):
     """Random guesses of random length, right only by luck."""
 
-    is_free = True
-
     name = "wild"
+    can = DrafterCan()
 
     def __init__(self, seed: int, *, is_free: bool = True) -> None:
-        self.is_free = is_free
+        self.can = DrafterCan(is_free=is_free)
         self._rng = np.random.default_rng(seed)
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
@@ -47,7 +46,6 @@ class WildTrees(Drafter):
     """Random trees, some of whose nodes are right."""
 
     name = "wild trees"
-    is_free = True
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
