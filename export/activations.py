@@ -1,19 +1,67 @@
-"""How a static graph holds the values that go from operator to operator.
+"""How a static graph holds the values that go from operator to operator: in floats, or in integer levels.
 
 A value that an operator only moves keeps its levels. The cache is held in levels too: an NPU reads half the bytes
 of floats and converts nothing, and a position that is read again has identical bits. All three build a graph in
 one order, so that each value has one name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.levels import Encoding
+from edgespec.export.blocks import Floats
 from edgespec.export.nodes import Nodes
 from edgespec.types import Range
+
+_HIGHEST = 65535
+_LEAST_SPAN = 1e-4  # for a value that never changes
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Unsigned 16-bit levels: value = scale · (level − zero_point), where zero is exact."""
+
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, values: Range) -> "Encoding":
+        """The finest encoding that holds all of a range, and zero."""
+        low, high = min(values.low, 0.0), max(values.high, 0.0)
+        scale = np.float32(max(high - low, _LEAST_SPAN) / _HIGHEST)
+        return cls(float(scale), int(np.rint(-low / scale)))
+
+    @property
+    def range(self) -> Range:
+        return Range(-self.zero_point * self.scale, (_HIGHEST - self.zero_point) * self.scale)
+
+    def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+        """The nearest level of each value; values outside of the range are clipped."""
+        found = np.rint(values / np.float32(self.scale)) + self.zero_point
+        levels: npt.NDArray[np.uint16] = np.clip(found, 0, _HIGHEST).astype(np.uint16)
+        return levels
+
+
+def range_of(parts: Iterable[npt.NDArray[Any]]) -> Range:
+    """The smallest and the largest value of all parts."""
+    ends = [(float(part.min()), float(part.max())) for part in parts]
+    return Range(min(low for low, _ in ends), max(high for _, high in ends))
+
+
+def row_levels(weights: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Signed 8-bit levels, [rows, columns], and a scale for each row, [rows].
+
+    The largest magnitude of a row takes level 127 or −127.
+    """
+    scales = (np.abs(weights).max(axis=1) / 127).astype(np.float32)
+    scales = np.where(scales > 0, scales, np.float32(1))
+    return np.rint(weights / scales[:, None]).astype(np.int8), scales
+
 
 # Hidden positions come this far below the lowest score: e⁻²⁰ of any other, which 16 bits round to nothing.
 _HIDDEN_BELOW = 20.0

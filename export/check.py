@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgespec.decoders import Decoder
 from edgespec.decoding.likelihood import negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
-from edgespec.export.weight_errors import WeightError
+from edgespec.export.written import WeightError
 from edgespec.manifest import Check, Structure
 from edgespec.types import Logits, TokenIds
 

@@ -9,26 +9,22 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import PrecisionLoss, UsageError
-from edgespec.export.card import NAME, model_card
 from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
-from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.layout import VOCAB_SUBSET, describe_model
-from edgespec.export.output import atomic_folder, require_absent
+from edgespec.export.output import Progress, atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.passing_precision import find_passing
 from edgespec.export.plan import can_be_checked
 from edgespec.export.planned_model import PlannedModel, plan_model
 from edgespec.export.precision import BLOCK_SIZES
-from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
-from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest, write_manifest
+from edgespec.manifest import Manifest
 from edgespec.system.console import show_progress
-from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
 from edgespec.types import Range, Report
@@ -173,22 +169,6 @@ def _write_model(
     return hash_files(folder, manifest, report)
 
 
-def hash_files(folder: Path, manifest: Manifest, report: Report) -> Manifest:
-    """The manifest with the hashes of all files that are in the folder."""
-    report("hashing")
-    show_progress("computing the hashes of its files")
-    return replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
-
-
-def finish(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the card, and the manifest with all hashes."""
-    card = folder / NAME
-    card.write_text(model_card(manifest), encoding="utf-8")
-    manifest = replace(manifest, files={**manifest.files, NAME: file_record(card)})
-    write_manifest(folder, manifest)
-    return manifest
-
-
 def _write_files(
     folder: Path,
     planned: PlannedModel,
@@ -213,13 +193,6 @@ def _write_files(
         graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
     for file, graph in graphs.items():
         ir.save(graph, folder / file)
-
-
-def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None:
-    """Write tokenizer and chat template."""
-    (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
-    if manifest.chat_template:
-        (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
 
 
 def _write_draft_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> dict[str, StoredTensor]:

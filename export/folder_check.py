@@ -17,8 +17,7 @@ from edgespec.export.blocks import Floats
 from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
 from edgespec.export.reference import Matrix, Stream, reference_logits, stream_logits
 from edgespec.export.sources import LoadedSource
-from edgespec.export.weight_errors import WeightErrors
-from edgespec.export.written import read_written
+from edgespec.export.written import WeightErrors, read_written
 from edgespec.manifest import Check, Manifest
 from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import translate_errors

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.export.blocks import Bytes
-from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph

@@ -19,14 +19,13 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import OpenDecoder, finish, hash_files, write_text
+from edgespec.export.folder_check import OpenDecoder
 from edgespec.export.layout import check_ids
-from edgespec.export.output import atomic_folder, require_absent
+from edgespec.export.output import atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.safetensors import weight_files
-from edgespec.export.sources import read_sampling, read_vocabulary
+from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Signature, Source
-from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds
@@ -70,7 +69,7 @@ def import_model(
     origin = Source(
         name=utf8_name(source.resolve().name),
         format="safetensors",
-        sha256=",".join(file_record(path).sha256 for path in files),
+        sha256=join_hashes(files),
         repository=repository,
         revision=revision,
         license=license,

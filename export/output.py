@@ -1,18 +1,32 @@
-"""A folder that appears complete or not at all, written by one process at a time."""
+"""The folder of a model as it is written: whole or not at all, with its hashes, its card and its manifest.
+
+One process at a time writes it. Knows nothing of graphs and weights.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from edgespec.errors import UsageError
+from edgespec.export.vocabulary import Vocabulary
+from edgespec.manifest import Check, Manifest, write_manifest
+from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, install_folder, require_disk_space
+from edgespec.system.file_hashes import file_record
 from edgespec.system.file_lock import hold_lock
+from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.signals import defer_signals
 from edgespec.types import Report
 
 RESERVE_BYTES = 64 << 20
+_EVERY_S = 3.0  # between two lines of progress
+_CARD = "README.md"
+# Agreement with the source: below the first value texts differ, below the second they suffer.
+_OTHER, _WORSE = 0.9, 0.75
 
 
 def require_absent(output: Path) -> None:
@@ -92,3 +106,114 @@ def _lock_output(output: Path, report: Report) -> Iterator[None]:
                 f"cannot write to {output.parent}: {error.strerror}; choose another --output"
             ) from None
         yield
+
+
+class Progress:
+    """Called with the bytes done so far, reports a line every three seconds."""
+
+    def __init__(
+        self, expected_bytes: int, report: Report, name: str = "", on_step: ReportProgress = lambda progress: None
+    ) -> None:
+        """on_step takes each step of the export of name, in numbers."""
+        self._expected_bytes = expected_bytes
+        self._report = report
+        self._name, self._on_step = name, on_step
+        self._started = self._reported = monotonic()
+
+    def __call__(self, done_bytes: int) -> None:
+        show_progress(f"converting: {done_bytes / 1e6:.0f} of at most {self._expected_bytes / 1e6:.0f} MB")
+        done = min(done_bytes, self._expected_bytes)
+        self._on_step(LoadProgress("export", self._name, done, self._expected_bytes))
+        now = monotonic()
+        if now - self._reported < _EVERY_S:
+            return
+        self._reported = now
+        rate = done_bytes / (now - self._started)
+        self._report(
+            f"{done_bytes / 1e6:.0f} MB of at most {self._expected_bytes / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s"
+        )
+
+
+def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None:
+    """Write tokenizer and chat template, by the names in the manifest."""
+    (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    if manifest.chat_template:
+        (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
+
+
+def hash_files(folder: Path, manifest: Manifest, report: Report) -> Manifest:
+    """The manifest with the hashes of all files that are in the folder."""
+    report("hashing")
+    show_progress("computing the hashes of its files")
+    return replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+
+
+def finish(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the card, and the manifest with all hashes."""
+    card = folder / _CARD
+    card.write_text(model_card(manifest), encoding="utf-8")
+    manifest = replace(manifest, files={**manifest.files, _CARD: file_record(card)})
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def quality(check: Check, form: str) -> str | None:
+    """The effect of a low agreement with the source on texts; None where the agreement is high."""
+    if check.agreement >= _OTHER:
+        return None
+    more = "fp16" if form == "npu" else "int8 or source"
+    lost = f"At {1 - check.agreement:.0%} of positions it would choose another token than its source"
+    is_usable = check.agreement >= _WORSE
+    result = "its texts are others, and somewhat worse" if is_usable else "expect clearly worse texts"
+    return f"{lost}: {result}. More bits (--precision {more}) keep more."
+
+
+def model_card(manifest: Manifest) -> str:
+    """The card in Markdown, made from the manifest alone."""
+    source, check = manifest.source, manifest.check
+    lines = [f"# {source.name}", ""]
+    if manifest.head:
+        what = "A drafting head for the model in the folder target/ beside it, exported by edgespec"
+        use = "PAIR_FOLDER"
+    elif manifest.vocab_subset:
+        what = "A drafter with a trimmed head, for speculative decoding with edgespec"
+        use = "TARGET --drafter THIS_FOLDER"
+    else:
+        what, use = "A language model in ONNX, exported by edgespec", "THIS_FOLDER"
+    lines += [f"{what}:", "", f"    edgespec chat {use}", "", "| | |", "|---|---|"]
+    rows = {
+        "family": manifest.architecture,
+        "precision": manifest.precision,
+        "context": f"{manifest.context_length} tokens",
+        "vocabulary": f"{manifest.vocab_size} tokens",
+        "made from": f"{source.name} ({source.format})",
+        "repository": source.repository,
+        "revision": source.revision,
+        "SHA-256 of the source": source.sha256,
+        "licence": source.license or "not stated by the source; ask its authors",
+    }
+    if manifest.head:
+        layers = ", ".join(map(str, manifest.head.target_layers))
+        rows["reads"] = f"states of the target after layers {layers}; the number of its layers is the final norm"
+    if manifest.self_drafter:
+        rows["own drafter"] = f"layers {', '.join(map(str, manifest.self_drafter.layers))} (--drafter self)"
+    lines += [*(f"| {name} | {value} |" for name, value in rows.items() if value is not None), ""]
+    if manifest.head:
+        lines.append("Its drafts are verified, so the texts of its target stay what they are without it.")
+    elif check is None:
+        lines.append("It was not compared with its source (`edgespec export` does, unless told not to).")
+    else:
+        lines.append(
+            f"Compared with its source on {check.num_tokens} tokens: {check.nll:.4f} nats a token, the source has "
+            f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
+            f"{check.agreement:.0%}, and in pieces the logits differ by {check.pieces_difference:.2g} at most."
+        )
+        if check.one_row_difference is not None:
+            lines.append(
+                f"In passes over one token, as in plain decoding, they differ by {check.one_row_difference:.2g} "
+                "at most from those of a pass over several, which other kernels serve."
+            )
+        if (words := quality(check, manifest.form)) is not None:
+            lines += ["", words]
+    lines += ["", "`edgespec models verify THIS_FOLDER` compares its files with their hashes.", ""]
+    return "\n".join(lines)

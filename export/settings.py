@@ -1,12 +1,22 @@
 """Settings of a source, checked as they are read, since a file may state anything."""
 
-from collections.abc import Mapping
+import errno
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from edgespec.errors import SourceError
+from edgespec.errors import MemoryExhausted, SourceError
+from edgespec.manifest import SuggestedSampling
+from edgespec.system.typed_json import read_as
 
 _TOO_LARGE = 1_000_000_000
+_MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
+# Errors of reading a setting of an unexpected type; sources are foreign files.
+UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
 
 @dataclass(frozen=True)
@@ -40,3 +50,85 @@ class Settings:
     def optional(self, key: str, default: Any = None) -> float | None:
         """A positive number, or None where source and default state none."""
         return None if self.get(key, default) is None else self.number(key, default)
+
+
+@contextmanager
+def translate_unusual(source: Path) -> Iterator[None]:
+    """Errors of reading a foreign file as SourceError."""
+    try:
+        yield
+    except PermissionError as error:
+        raise SourceError(f"{error.filename or source} may not be read; fix its permissions") from None
+    except UNUSUAL as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise MemoryExhausted(f"out of memory while reading {source}; close other programs") from None
+        raise SourceError(
+            f"{source} cannot be understood ({type(error).__name__}: {error}); it is damaged or of an unknown kind"
+        ) from error
+
+
+def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    """A JSON object; empty where an unneeded file is missing. Raises SourceError."""
+    if not path.exists() and not needed:
+        return {}
+    try:
+        stated = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
+    if not isinstance(stated, dict):
+        raise SourceError(f"{path} does not hold a JSON object; fetch it again")
+    return stated
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file; raises SourceError where it is large, or no regular file."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
+        raise SourceError(f"{path} is no regular file; fetch it again")
+    size = found.st_size
+    if size > _MAX_TEXT_BYTES:
+        raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
+    return path.read_text(encoding="utf-8")
+
+
+_CUTS = ("top_k", "top_p", "min_p")
+_NAMES = ("temperature", *_CUTS, "repetition_penalty")
+# What a GGUF file calls them; newer converters write them there.
+_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+_DIGITS = 6  # of single precision, in which GGUF has them
+
+
+def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSampling | None:
+    """The sampling that a generation_config.json states; None where it states none.
+
+    As transformers reads it: nothing is sampled where do_sample is false, and the temperature is 1 where none is
+    stated. Where do_sample is missing, a temperature or a cut says that tokens are sampled.
+
+    Raises SourceError: A value is no number, or out of range.
+    """
+    found = {name: value for name in _NAMES if (value := stated.get(name)) is not None}
+    samples = stated.get("do_sample")
+    if not found and samples is None:
+        return None
+    if samples is None:
+        samples = any(name in found for name in ("temperature", *_CUTS))
+    found = {"temperature": 1.0} | found if samples else {**found, "temperature": 0.0}
+    if type(found.get("top_k")) is int:
+        found["top_k"] = max(0, found["top_k"])  # some files state -1 for all
+    try:
+        return read_as(SuggestedSampling, found)
+    except ValueError as error:
+        raise SourceError(
+            f"{path} suggests a sampling that makes no sense: {error}; correct that value or remove it"
+        ) from None
+
+
+def sampling_from_gguf(path: object, metadata: Mapping[str, Any]) -> SuggestedSampling | None:
+    """The sampling that the metadata of a GGUF file states; None and errors as for JSON."""
+    values = {name: metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in _NAMES}
+    rounded = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()
+    }
+    return sampling_from_json(path, rounded)

@@ -1,22 +1,25 @@
 """Read a source but its weights: a GGUF file or a local Hugging Face folder."""
 
-import errno
-import json
-import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from edgespec.errors import MemoryExhausted, SourceError
+from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
-from edgespec.export.suggested_sampling import sampling_from_gguf, sampling_from_json
+from edgespec.export.settings import (
+    UNUSUAL,
+    read_json,
+    read_text,
+    sampling_from_gguf,
+    sampling_from_json,
+    translate_unusual,
+)
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
@@ -24,11 +27,8 @@ from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
-_MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 _MAX_TOKEN_ID = 1 << 22
 _GENERATION = "generation_config.json"
-# Errors of reading a setting of an unexpected type; sources are foreign files.
-_UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +76,11 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
     return loaded
 
 
-@contextmanager
-def translate_unusual(source: Path) -> Iterator[None]:
-    """Errors of reading a foreign file as SourceError."""
-    try:
-        yield
-    except PermissionError as error:
-        raise SourceError(f"{error.filename or source} may not be read; fix its permissions") from None
-    except _UNUSUAL as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            raise MemoryExhausted(f"out of memory while reading {source}; close other programs") from None
-        raise SourceError(
-            f"{source} cannot be understood ({type(error).__name__}: {error}); it is damaged or of an unknown kind"
-        ) from error
-
-
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Tokenizer, special tokens and chat template of a Hugging Face folder; raises SourceError."""
     try:
         vocabulary = _huggingface_vocabulary(folder, read_json(folder / "config.json"))
-    except _UNUSUAL as error:
+    except UNUSUAL as error:
         raise SourceError(f"{folder} cannot be understood ({type(error).__name__}: {error})") from error
     _require_types(folder, vocabulary)
     return vocabulary
@@ -119,7 +104,7 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
         source=Source(
             name=utf8_name(file.paths[0].name),
             format="gguf",
-            sha256=hash_files(file.paths),
+            sha256=join_hashes(file.paths),
             license=file.metadata.get("general.license"),
         ),
         sampling=sampling_from_gguf(path, file.metadata),
@@ -144,7 +129,7 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=vocabulary,
-        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=hash_files(paths)),
+        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=join_hashes(paths)),
         num_left_out=num_left_out,
         mask_token_id=_mask_token_id(folder, config, settings),
         sampling=read_sampling(folder),
@@ -193,34 +178,9 @@ def _mask_token_id(folder: Path, config: DecoderConfig, settings: dict[str, Any]
     return token
 
 
-def hash_files(paths: Iterable[Path]) -> str:
+def join_hashes(paths: Iterable[Path]) -> str:
     """SHA-256 of each, with commas between."""
     return ",".join(file_record(path).sha256 for path in paths)
-
-
-def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
-    """A JSON object; empty where an unneeded file is missing. Raises SourceError."""
-    if not path.exists() and not needed:
-        return {}
-    try:
-        stated = json.loads(_text(path))
-    except FileNotFoundError:
-        raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
-    if not isinstance(stated, dict):
-        raise SourceError(f"{path} does not hold a JSON object; fetch it again")
-    return stated
-
-
-def _text(path: Path) -> str:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
-        raise SourceError(f"{path} is no regular file; fetch it again")
-    size = found.st_size
-    if size > _MAX_TEXT_BYTES:
-        raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
-    return path.read_text(encoding="utf-8")
 
 
 def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
@@ -243,7 +203,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     if isinstance(template, list):  # several by name
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
     if (file := folder / "chat_template.jinja").exists():
-        template = _text(file)
+        template = read_text(file)
     bos = _piece(settings.get("bos_token"))
     bos_id = tokenizer.token_to_id(bos) if bos else None
     with translate_errors(path, SourceError, "fetch it again"):

@@ -26,10 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.activations import Activations, LevelActivations, ObservedActivations
+from edgespec.export.activations import (
+    Activations,
+    Encoding,
+    LevelActivations,
+    ObservedActivations,
+    range_of,
+    row_levels,
+)
 from edgespec.export.blocks import Floats
 from edgespec.export.families import DecoderConfig
-from edgespec.export.levels import Encoding, range_of, row_levels
 from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary

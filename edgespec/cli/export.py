@@ -210,8 +210,8 @@ def _add_forms(options: argparse.Namespace) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> None:
-    from edgespec.export.card import quality
     from edgespec.export.convert import export_model
+    from edgespec.export.output import quality
 
     source = model_home(offline=options.offline).locate(options.source, options.revision)
     (part,) = export_parts(options)

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import ManifestError, SourceError
-from edgespec.export.suggested_sampling import sampling_from_json
+from edgespec.export.settings import sampling_from_json
 from edgespec.manifest import KVCache, Manifest, Signature, Source, SuggestedSampling, parse_manifest
 from edgespec.system.json_file import read_json
 from edgespec.tokenization.tokenizer import vocabulary_sha256

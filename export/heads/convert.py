@@ -9,18 +9,17 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError, UsageError, VocabularyMismatch
-from edgespec.export.convert import finish, hash_files, write_text
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size
 from edgespec.export.folder_size import written_bytes
 from edgespec.export.heads.dialects import find_dialect
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.layout import VOCAB_SUBSET
-from edgespec.export.output import atomic_folder, require_absent
+from edgespec.export.output import Progress, atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.plan import Plan, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
-from edgespec.export.progress import Progress
-from edgespec.export.sources import LoadedSource, translate_unusual
+from edgespec.export.settings import translate_unusual
+from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Signature

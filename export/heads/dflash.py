@@ -18,8 +18,13 @@ from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
 from edgespec.export.heads.head_plan import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.head_tensors import LAYER_NAMES, Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.target_layers import read_numbers, require_layers
+from edgespec.export.heads.layer_settings import (
+    layer_settings,
+    layer_shapes,
+    layers_config,
+    read_numbers,
+    require_layers,
+)
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource

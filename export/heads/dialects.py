@@ -10,15 +10,12 @@ from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
 from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
 from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
 from edgespec.export.heads.mtp import MTP_DIALECT
-from edgespec.export.heads.normed_eagle import SPECULATORS_EAGLE
-from edgespec.export.settings import Settings
-from edgespec.export.sources import read_json
+from edgespec.export.settings import Settings, read_json
 
 # In the order in which they are tried.
 DIALECTS: tuple[Dialect, ...] = (
     *BLOCK_DIALECTS,
     *EAGLE_DIALECTS,
-    SPECULATORS_EAGLE,
     HYDRA_DIALECT,
     *SPECULATOR_DIALECTS,
     MEDUSA_DIALECT,

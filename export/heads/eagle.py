@@ -8,7 +8,8 @@ embedding, 0, so that i is what layer i reads (vLLM); within eagle_config (SpecF
 read.
 
 An EAGLE-1 or 2 head reads the state after the final norm, joined with the embedding by a matrix, and uses the
-vocabulary head of its target.
+vocabulary head of its target. Heads of the speculators format, which `edgespec train` writes too, may have norms
+there; then the state that goes on is the one after the norm before the vocabulary head.
 """
 
 from collections.abc import Mapping
@@ -18,15 +19,21 @@ from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import FUSE_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
+from edgespec.export.heads.layer_settings import (
+    layer_settings,
+    layer_shapes,
+    layers_config,
+    read_numbers,
+    require_layers,
+)
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
-from edgespec.export.heads.target_layers import read_numbers, require_layers
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import Head
 
+_NORMED_NORMS = {"token_norm": "embedding_layernorm.weight", "final_norm": "pre_lm_head_layernorm.weight"}
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _DEEPSEEK_LAYERS = "target_layer_ids"
 
@@ -93,10 +100,10 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
         tensors["token_norm"] = reader.take("embedding_layernorm.weight")
         tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
-    return plan_joined(name, source, target, settings, reader, tensors, num_layers)
+    return _plan_joined(name, source, target, settings, reader, tensors, num_layers)
 
 
-def plan_joined(
+def _plan_joined(
     name: str,
     source: HeadSource,
     target: LoadedSource,
@@ -134,18 +141,27 @@ def plan_joined(
     return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
+def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
+    settings, reader = layer_settings(source, "transformer_layer_config"), Reader(source)
+    join = reader.take("fusion_fc.weight")
+    require_hidden_size(source, target, join.rows)
+    tensors = {"join": join, **reader.layer("transformer.", 0)}
+    needs_bias = bool(source.settings.get("fusion_bias"))
+    if (bias := (reader.take if needs_bias else reader.optional)("fusion_fc.bias")) is not None:
+        tensors["join_bias"] = bias
+    has_norms = bool(source.settings.get("layernorms"))
+    if has_norms:
+        tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
+    return _plan_joined(_NORMED, source, target, settings, reader, tensors, 1, returns_normed=has_norms)
+
+
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
     """Layers by role, the norms of the first among them, and how many there are in the file."""
     first = "midlayer." if reader.has_layer("midlayer.") else "layers.0."
     tensors = {"token_norm": reader.take(first + "input_layernorm.weight")}
     tensors["state_norm"] = reader.take(first + "hidden_norm.weight")
-    tensors |= reader.layer(first, 0)
-    number = 1
-    while reader.has_layer(f"layers.{number}."):
-        tensors |= reader.layer(f"layers.{number}.", number)
-        number += 1
-    tensors["final_norm"] = reader.take("norm.weight")
-    return tensors, number
+    layers, num_layers = reader.layers(first)
+    return {**tensors, **layers, "final_norm": reader.take("norm.weight")}, num_layers
 
 
 def _fuse_norms(source: HeadSource, reader: Reader, num_parts: int) -> dict[str, StoredTensor]:
@@ -216,6 +232,7 @@ _SPECULATORS, _SPECFORGE, _ORIGINAL = (
     f"EAGLE-3 of {who}" for who in ("vLLM speculators", "SpecForge, AngelSlim, SGLang or DeepSeek", "its authors")
 )
 _EAGLE = "EAGLE-1 or 2"
+_NORMED = "EAGLE of vLLM speculators"
 EAGLE_DIALECTS = (
     Dialect(
         name=_SPECULATORS,
@@ -229,4 +246,9 @@ EAGLE_DIALECTS = (
     ),
     Dialect(name=_ORIGINAL, recognizes=_is_eagle3, plan=partial(_plan_eagle3, _ORIGINAL, None)),
     Dialect(name=_EAGLE, recognizes=_is_eagle, plan=partial(_plan_eagle, _EAGLE)),
+    Dialect(
+        name=_NORMED,
+        recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle",
+        plan=_plan_normed,
+    ),
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.safetensors import StoredIntegers, read_tensors, weight_files
-from edgespec.export.settings import Settings
-from edgespec.export.sources import hash_files, read_json, translate_unusual
+from edgespec.export.settings import Settings, read_json, translate_unusual
+from edgespec.export.sources import join_hashes
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import Source
 from edgespec.system.split_files import utf8_name
@@ -46,7 +46,7 @@ class HeadSource:
         """Its name and the hashes of its files, which are read for them."""
         paths = [tensor.path for tensor in self.tensors.values()]
         files = sorted({*paths, *(one.path for one in self.integers.values())})
-        return Source(name=utf8_name(self.path.resolve().name), format="safetensors", sha256=hash_files(files))
+        return Source(name=utf8_name(self.path.resolve().name), format="safetensors", sha256=join_hashes(files))
 
 
 def read_head(source: Path) -> HeadSource:

@@ -64,12 +64,14 @@ class Reader:
                 self.take(prefix + LAYER_NAMES[missing[0]])
         return found
 
-    def layers(self) -> tuple[dict[str, StoredTensor], int]:
+    def layers(self, first: str = "layers.0.") -> tuple[dict[str, StoredTensor], int]:
         """The roles of all decoder layers, of which there has to be one, and how many there are.
+
+        first: What the names of the first layer begin with.
 
         Raises SourceError: A tensor that each layer needs is missing.
         """
-        found, number = self.layer("layers.0.", 0), 1
+        found, number = self.layer(first, 0), 1
         while self.has_layer(f"layers.{number}."):
             found |= self.layer(f"layers.{number}.", number)
             number += 1

@@ -1,6 +1,9 @@
-"""Sizes and constants of a head's own decoder layers, from its settings and, where these lie, from its tensors."""
+"""Sizes and constants of a head's own decoder layers, and the layers of the target that it reads.
 
-from collections.abc import Mapping
+They come from its settings and, where these are wrong, from its tensors.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import SourceError
@@ -93,3 +96,21 @@ def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int,
         "input_norm": (1, hidden), "mlp_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
     }  # fmt: skip
+
+
+def read_numbers(source: HeadSource, key: str, found: Any) -> list[int]:
+    """The value of a setting that lists layers; raises SourceError where it is something else."""
+    if isinstance(found, list) and found and all(type(number) is int for number in found):
+        return found
+    raise SourceError(f"{source.settings.path}: {key} is {found!r}, wanted numbers of layers")
+
+
+def require_layers(source: HeadSource, layers: Sequence[int], num_layers: int) -> None:
+    """Raises SourceError: The target has no such layers, or its embedding is meant."""
+    if min(layers) < 0:
+        raise SourceError(f"{source.path} reads the embedding of its target, which is not supported")
+    if max(layers) >= num_layers:
+        raise SourceError(
+            f"{source.path} reads the states after layers {', '.join(map(str, layers))} of its target, which has "
+            f"layers 0 to {num_layers - 1}; it was made for another model: name a head that was made for this one"
+        )

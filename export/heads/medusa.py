@@ -14,8 +14,10 @@ from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import count_names, require_hidden_size, take_tensor
-from edgespec.export.heads.step_graphs import Step, hydra_step, medusa_step
-from edgespec.export.heads.step_plan import (
+from edgespec.export.heads.step_graphs import (
+    Step,
+    hydra_step,
+    medusa_step,
     plan_steps,
     recognizer,
     require_all_used,

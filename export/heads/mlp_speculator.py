@@ -11,8 +11,16 @@ from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import require_hidden_size, take_any, take_tensor
-from edgespec.export.heads.step_graphs import Mixing, Step, lstm_step, mlp_step
-from edgespec.export.heads.step_plan import plan_steps, recognizer, step_graph, without_prefixes
+from edgespec.export.heads.step_graphs import (
+    Mixing,
+    Step,
+    lstm_step,
+    mlp_step,
+    plan_steps,
+    recognizer,
+    step_graph,
+    without_prefixes,
+)
 from edgespec.export.heads.vocabulary import fit_vocabulary, last_known_token
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor

@@ -11,7 +11,7 @@ from families import write_source
 from real_shapes import Shape, write_model
 
 from edgespec.errors import ExportMismatch, PrecisionLoss
-from edgespec.export import convert, graphs, linear
+from edgespec.export import convert, graph, linear
 from edgespec.export.blocks import Blocks
 from edgespec.export.families import DecoderConfig
 from edgespec.export.graph import build_graph
@@ -78,7 +78,7 @@ def test_broken_graph_is_refused_in_every_precision(
     def build_wrong(config: DecoderConfig, tensors: Mapping[str, StoredTensor], *rest: Any) -> Any:
         return build_graph(*wrong(config, dict(tensors)), *rest)
 
-    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    monkeypatch.setattr(graph, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="report this model") as caught:
         _export(write_source(tmp_path, "gemma2", "huggingface"), tmp_path / "out", precision)
     assert not isinstance(caught.value, PrecisionLoss)
@@ -115,7 +115,7 @@ def test_broken_mixture_is_refused_in_every_precision(
     def build_wrong(config: DecoderConfig, tensors: Mapping[str, StoredTensor], *rest: Any) -> Any:
         return build_graph(*wrong(config, dict(tensors)), *rest)
 
-    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    monkeypatch.setattr(graph, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="report this model") as caught:
         _export(write_source(tmp_path, family, "huggingface"), tmp_path / "out", precision)
     assert not isinstance(caught.value, PrecisionLoss)
@@ -218,7 +218,7 @@ def test_first_use_refuses_a_broken_graph(tmp_path: Path, monkeypatch: pytest.Mo
 
     source = write_source(tmp_path, "llama", "huggingface")
     home = ModelHome(tmp_path / "home", open_decoder=open_decoder, is_quick=True)
-    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    monkeypatch.setattr(graph, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="than its weights say"):
         home.resolve(f"{source}:int8")
     monkeypatch.undo()

@@ -12,11 +12,11 @@ import tiny
 from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKENS, write_source
 
 from edgespec.errors import DeviceUnavailable, ExportMismatch
-from edgespec.export import convert, graphs
-from edgespec.export.card import quality
+from edgespec.export import convert, graph
 from edgespec.export.check import compare, compare_structure, judge
 from edgespec.export.families import DecoderConfig, Layer
 from edgespec.export.graph import build_graph
+from edgespec.export.output import quality
 from edgespec.export.precision import Rule
 from edgespec.export.reference import reference_logits
 from edgespec.export.rotary import Rotary
@@ -60,7 +60,7 @@ def test_graph_of_another_model_is_refused_and_not_installed(
     def build_wrong(config: DecoderConfig, *rest: Any, **options: Any) -> ir.Model:
         return build_graph(replace(config, **wrong), *rest, **options)
 
-    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    monkeypatch.setattr(graph, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="other logits than its weights say"):
         convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", open_decoder=open_decoder)
     assert not list(tmp_path.iterdir())

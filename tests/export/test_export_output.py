@@ -57,9 +57,9 @@ STAGES = {
     "weights": (in_the_fifth_write, False),
     "graph": (lambda: before(convert.ir, "save"), False),
     "saved": (lambda: after(convert.ir, "save"), False),
-    "hashing": (lambda: before(convert, "file_record"), False),
-    "manifest": (lambda: before(convert, "write_manifest"), False),
-    "written": (lambda: after(convert, "write_manifest"), False),
+    "hashing": (lambda: before(output_module, "file_record"), False),
+    "manifest": (lambda: before(output_module, "write_manifest"), False),
+    "written": (lambda: after(output_module, "write_manifest"), False),
     "renaming": (lambda: before(os, "rename"), False),
     "renamed": (lambda: after(os, "rename"), True),
 }
@@ -194,7 +194,7 @@ WRITES = {
     "weights": "edgespec.export.weights.WeightsFile._write",
     "graph": "edgespec.export.convert.ir.save",
     "texts": "pathlib.Path.write_text",
-    "manifest": "edgespec.export.convert.write_manifest",
+    "manifest": "edgespec.export.output.write_manifest",
     "to the disk": "os.fsync",
     "name": "os.rename",
 }

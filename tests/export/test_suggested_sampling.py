@@ -9,8 +9,8 @@ import tiny
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
+from edgespec.export.settings import sampling_from_json
 from edgespec.export.sources import read_source
-from edgespec.export.suggested_sampling import sampling_from_json
 from edgespec.manifest import SuggestedSampling, read_manifest
 
 # As the files of three models have them, and of others that say less or otherwise.

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from edgespec.cli.main import main
 from edgespec.errors import ManifestError, UsageError
+from edgespec.export.activations import Encoding, row_levels
 from edgespec.export.convert import export_model
-from edgespec.export.levels import Encoding, row_levels
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.runtimes.devices import find_device

@@ -14,12 +14,11 @@ from edgespec.cli.main import main
 from edgespec.engine.load import load
 from edgespec.engine.pair_export import PairHalf, export_pair
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.export.card import model_card
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 from edgespec.export.folder_size import OTHER_BYTES
+from edgespec.export.output import Progress, model_card
 from edgespec.export.plan import plan_export
-from edgespec.export.progress import Progress
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
@@ -221,7 +220,7 @@ def test_card_says_what_the_model_is_and_how_it_was_checked(tiny_gguf: Path, tmp
 
 def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 4.0, 5.0, 8.0])
-    monkeypatch.setattr("edgespec.export.progress.monotonic", lambda: next(clock))
+    monkeypatch.setattr("edgespec.export.output.monotonic", lambda: next(clock))
     lines: list[str] = []
     progress = Progress(10_000_000, lines.append)
     for done in (1, 4_000_000, 5_000_000, 8_000_000):
