@@ -18,6 +18,7 @@ from math import log
 
 import numpy as np
 
+from edgespec.decoders import Can, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
@@ -65,20 +66,13 @@ def _log_probs(chance: float) -> Row:
     return np.array([log(chance), *(log((1 - chance) * share) for share in shares)] * 2, np.float32)
 
 
-class _Chains:
+class _Chains(ForwardingDecoder):
     """A decoder without its trees."""
 
-    def __init__(self, decoder: SyntheticDecoder) -> None:
-        self._decoder = decoder
-        self.vocab_size, self.context_length, self.logits = (
-            decoder.vocab_size,
-            decoder.context_length,
-            decoder.logits,
-        )
+    can = Can()
 
-    @property
-    def num_fed(self) -> int:
-        return self._decoder.num_fed
+    def run(self, given: Pass) -> Rows:
+        return self._decoder.run(given)
 
 
 def run(kind: str, agreement: float, row: float, step: float, spread: float, num_tokens: int) -> dict[str, float]:

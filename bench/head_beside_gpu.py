@@ -48,7 +48,7 @@ from paced_pair import (
 )
 from schedules import ROWS, ratios_by_width
 
-from edgespec.decoders import Decoder, PretendingDecoder
+from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
@@ -242,9 +242,9 @@ def decode_all(pair: Pair, place: Place, schedule: str, *, has_text: bool = Fals
     )
     rates, budget, decoded = AcceptanceRates(), probe_budget(), []
     for answer in pair.answers:
-        pair.target.begin(answer)
-        if isinstance(decoder, PretendingDecoder):
-            decoder.forget()
+        pair.target.replay(answer)
+        if decoder.cache:
+            decoder.cache.forget()
         stats.read = stats.read[:0]
         drafters: list[Drafter] = [SuffixDrafter(), drafter] if has_text else [drafter]
         policy = MeasuredPolicy(

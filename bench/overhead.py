@@ -30,7 +30,7 @@ from functools import partial
 from itertools import islice, pairwise, product
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from busy_drafter import BusyDrafter, BusyProcess
@@ -40,7 +40,7 @@ from rich.console import Console
 
 from edgespec import SamplingParams, load
 from edgespec.chat.printer import MarkdownPrinter
-from edgespec.decoders import Argmax, ForwardingDecoder
+from edgespec.decoders import BEST, Argmax, Can, Decoder, Pass, Rows
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
@@ -49,7 +49,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.policy.speculation import Speculation
 from edgespec.system.console import print_stderr
 from edgespec.system.threads import hand_over_soon
-from edgespec.types import Logits, TokenIds
+from edgespec.types import TokenIds
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 PACES_MS = (3.0, 10.0, 40.0)
@@ -61,36 +61,33 @@ NUM_PROMPT, NUM_ROWS, PEAK = 1000, 8, 12.0
 ROW_COST = 0.03  # of a pass, for each drafted token
 RATIOS = {width: 1 + ROW_COST * (width - 1) for width in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
-Rows = TypeVar("Rows", Argmax, Logits)
 
-
-class TextTarget:
+class TextTarget(Decoder):
     """Continues a fixed text: rows of random logits in which the next token of the text stands out."""
 
     context_length = 1 << 20
+    num_fed = 0
+    can = Can(best=True)
 
     def __init__(self, text: TokenIds, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.num_fed = 0
         self._text = text
         self._rows = np.random.default_rng(0).normal(0, 2, (NUM_ROWS, vocab_size)).astype(np.float32)
         self._rows[:, int(text.max()) + 1 :] -= 20  # only tokens that the tokenizer knows
         self._given = np.zeros((0, vocab_size), np.float32)
 
-    has_argmax = True
-
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
         self.num_fed += num_last
-        return Argmax(self._next(tokens, num_last).astype(np.int64), np.ones(num_last, np.bool_))
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self.num_fed += num_last
+        if given.wants is BEST:
+            best = Argmax(self._next(tokens, num_last).astype(np.int64), np.ones(num_last, np.bool_))
+            return Rows(best=best)
         if len(self._given) < num_last:
             self._given = np.empty((num_last, self.vocab_size), np.float32)
         for row, token in zip(self._given, self._next(tokens, num_last), strict=False):
             np.copyto(row, self._rows[token % NUM_ROWS])
             row[token] = PEAK
-        return self._given[:num_last]
+        return Rows(self._given[:num_last])
 
     def _next(self, tokens: TokenIds, num_last: int) -> TokenIds:
         places = np.arange(len(tokens) - num_last + 1, len(tokens) + 1)
@@ -106,14 +103,14 @@ class _Span(NamedTuple):
     busy_until_s: float
 
 
-class TimedTarget:
+class TimedTarget(Decoder):
     """Takes as long for a pass as a device would, asleep, and notes when each begins and is due to end.
 
     So what a thread waits for until it may run Python again counts as time between passes.
     """
 
     context_length = TextTarget.context_length
-    has_argmax = True
+    can = TextTarget.can
 
     def __init__(self, decoder: TextTarget, pace_ms: float) -> None:
         self.vocab_size = decoder.vocab_size
@@ -124,18 +121,12 @@ class TimedTarget:
     def num_fed(self) -> int:
         return self._decoder.num_fed
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        return self._run(lambda: self._decoder.argmax(tokens, num_last), num_last)
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._run(lambda: self._decoder.logits(tokens, num_last), num_last)
-
-    def _run(self, run: Callable[[], Rows], num_last: int) -> Rows:
+    def run(self, given: Pass) -> Rows:
         started, busy_s = perf_counter(), thread_time()
-        due = started + self._pace_s * (1 + ROW_COST * (num_last - 1))
+        due = started + self._pace_s * (1 + ROW_COST * (given.num_rows - 1))
         if not self.passes:
             sleep_sharply()
-        rows = run()
+        rows = self._decoder.run(given)
         sleep(max(0.0, due - perf_counter()))
         self.passes.append(_Span(started, due, busy_s, thread_time()))
         return rows
@@ -240,8 +231,6 @@ class Bench:
 def binding_ms(engine: Engine, text: TokenIds) -> list[tuple[float, float]]:
     """What each pass of a real decoder takes in Python before and after its session has it, which only sleeps."""
     decoder: Any = engine.target
-    while isinstance(decoder, ForwardingDecoder):
-        decoder = decoder._decoder
     decoder = getattr(decoder, "_chain", decoder)  # a tree decoder's other half
     passes, spans = decoder._passes, list[tuple[float, float]]()
     session, found = passes._session, []

@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import (
-    BlockDraftDecoder,
-    BoundedDraftDecoder,
-    ConfidentDecoder,
-    DraftDecoder,
-    ForwardingDecoder,
-)
+from edgespec.decoders import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates, States
@@ -47,19 +41,21 @@ class RecordedAnswer(NamedTuple):
         return len(self.text) - self.num_prompt
 
 
-class ReplayedTarget:
+class ReplayedTarget(Decoder):
     """A target that gives recorded answers, and keeps its hidden states of what it was given to read.
 
     A row is 1 at the token that the target chose for its place, and 0 elsewhere. Behind other tokens than the
     target's own a row means nothing, and no hidden state is kept.
     """
 
+    num_fed = 0
+
     def __init__(self, vocab_size: int, context_length: int, hidden_states: HiddenStates | None = None) -> None:
-        self.vocab_size, self.context_length, self.num_fed = vocab_size, context_length, 0
+        self.vocab_size, self.context_length = vocab_size, context_length
         self._store = hidden_states
         self._text: TokenIds = np.zeros(0, np.int32)
 
-    def begin(self, answer: RecordedAnswer) -> None:
+    def replay(self, answer: RecordedAnswer) -> None:
         """Replay this answer from now on, none of which is read yet."""
         self._text = answer.text
         if self._store is not None:
@@ -72,17 +68,20 @@ class ReplayedTarget:
         if self._store is not None:
             self._store.hold(self._text[: min(num_tokens, len(self._text) - 1)])
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self.hold(reusable_prefix(self._text, tokens, 0))
-        return self._rows(range(len(tokens) - num_last + 1, len(tokens) + 1))
+    @property
+    def can(self) -> Can:
+        return Can(trees=True)
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        path = trees.matching_path(nodes, parents, self._text[len(tokens) :])
-        self.hold(reusable_prefix(self._text, tokens, 0) + len(path))
-        places = [len(tokens), *(len(tokens) + trees.depths(parents)).tolist()]
-        return self._rows(places if num_last is None else places[-num_last:])
+    def run(self, given: Pass) -> Rows:
+        tokens, num_rows = given.tokens, given.num_rows
+        if not given.is_tree:
+            self.hold(reusable_prefix(self._text, tokens, 0))
+            return Rows(self._rows(range(len(tokens) - num_rows + 1, len(tokens) + 1)))
+        text, parents = given.text, given.parents
+        path = trees.matching_path(given.tree.tokens, parents, self._text[len(text) :])
+        self.hold(reusable_prefix(self._text, text, 0) + len(path))
+        places = [len(text), *(len(text) + trees.depths(parents)).tolist()]
+        return Rows(self._rows(places[-num_rows:]))
 
     def _rows(self, places: Sequence[int]) -> Logits:
         rows = np.zeros((len(places), self.vocab_size), np.float32)
@@ -129,24 +128,8 @@ class DraftPace:
 class PacedDrafter(PacedDecoder):
     """A drafter at the pace of a device; a drafting head stays one."""
 
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        head = self._decoder
-        return head.begin(tokens, num_tokens) if isinstance(head, DraftDecoder) else True
-
-    @property
-    def tokens_per_pass(self) -> int:
-        block = self._decoder
-        return block.tokens_per_pass if isinstance(block, BlockDraftDecoder) else 1
-
-    @property
-    def max_draft_tokens(self) -> int:
-        bounded = self._decoder
-        return bounded.max_draft_tokens if isinstance(bounded, BoundedDraftDecoder) else self.context_length
-
-    @property
-    def confidence(self) -> float | None:
-        confident = self._decoder
-        return confident.confidence if isinstance(confident, ConfidentDecoder) else None
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+        return self._decoder.begin(tokens, num_tokens)
 
 
 class PacedTarget(ForwardingDecoder):
@@ -161,15 +144,9 @@ class PacedTarget(ForwardingDecoder):
         super().__init__(target)
         self._target, self._pace, self._clock, self._lane = target, pace, clock, lane
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self._pass_time(num_last)
-        return self._target.logits(tokens, num_last)
-
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        self._pass_time(len(nodes) + 1)
-        return self._target.tree_logits(tokens, nodes, parents, num_last)
+    def run(self, given: Pass) -> Rows:
+        self._pass_time(len(given.tree.tokens) + 1 if given.is_tree else given.num_rows)
+        return self._target.run(given)
 
     def _pass_time(self, num_rows: int) -> None:
         begun_s, alone_s = self._clock.now, self._pace.machine.verify_s(num_rows)
@@ -192,7 +169,7 @@ def drafted_right(
         guess: The drafter's tokens behind a text, at most so many; none is asked for behind a wrong one.
         longest: The most tokens of a draft, which never reaches the last token: a pass gives one of its own.
     """
-    target.begin(answer)
+    target.replay(answer)
     found = []
     for place in range(answer.num_prompt + 1, len(answer.text)):
         target.hold(place - 1)  # the newest token is not run yet

@@ -17,6 +17,7 @@ import numpy as np
 from command_line import command_line
 
 from edgespec import SamplingParams, load
+from edgespec.decoders import Decoder, Pass, Rows
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler
@@ -30,7 +31,7 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.system.console import print_stderr
-from edgespec.types import Acceptance, Logits, Row, TokenIds
+from edgespec.types import Acceptance, Logits, Row
 
 TEXT = "Write a Python function that merges two sorted lists into one, with a docstring, then explain it."
 WARM = SamplingParams(temperature=0.8, seed=1)
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[SamplingParams, Acceptance]] = {
 NUM_PROMPT, NUM_BLOCKS, NUM_DRAFT = 2000, 200, 3
 
 
-class ReplayDecoder:
+class ReplayDecoder(Decoder):
     """Serves recorded rows, chosen by the last token. serving_s is the time spent on this."""
 
     context_length = 1 << 20
@@ -61,11 +62,11 @@ class ReplayDecoder:
         self.vocab_size = rows.shape[1]
         self.serving_s = 0.0
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
         started = thread_time()
-        rows = self._rows[tokens[-num_last:] % len(self._rows)]
+        rows = self._rows[given.tokens[-given.num_rows :] % len(self._rows)]
         self.serving_s += thread_time() - started
-        return rows
+        return Rows(rows)
 
 
 def time_blocks(

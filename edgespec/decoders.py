@@ -1,162 +1,129 @@
-"""The protocols of decoders: what every one can do, and what only some can."""
+"""One call of a decoder as a value, what it gives, and what a decoder can do.
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+All decoders run chains. What else one does it says in `can` and by its optional parts: nobody asks for its type.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.types import Logits, TokenIds
+from edgespec.types import NO_DRAFT, Logits, TokenIds, Tree, append
 
 
-class Decoder(Protocol):
-    """A language model as a pure function of its tokens; a KV cache only makes it fast."""
+class Wants(Enum):
+    """What a pass is run for: rows of logits, or the likeliest token of each row alone."""
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def num_fed(self) -> int:
-        """Tokens run so far, without those that came from the cache."""
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
-
-        The next call from the same thread may overwrite the array: copy what must outlive it.
-
-        Raises:
-            ContextOverflow: tokens are more than context_length.
-        """
+    LOGITS = 0
+    BEST = 1
 
 
-@runtime_checkable
-class TreeDecoder(Decoder, Protocol):
-    """A decoder that runs a tree of drafts in one pass."""
-
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        """Logits after the last of tokens and after each node, [num_nodes + 1, vocab_size].
-
-        A node sees tokens, its ancestors and itself. The next call from the same thread may overwrite the array.
-
-        Args:
-            tokens: The committed tokens, [num_tokens].
-            nodes: The tokens of the tree, [num_nodes].
-            parents: For each node the index of the one before it, -1 for the last of tokens.
-            num_last: Give the rows of the last nodes alone, [num_last, vocab_size]: nodes that the previous call
-                ran after tokens need not run again.
-
-        Raises:
-            ContextOverflow: A branch after tokens is longer than the context.
-        """
+LOGITS, BEST = Wants.LOGITS, Wants.BEST
 
 
-@runtime_checkable
-class DraftDecoder(Decoder, Protocol):
-    """A decoder made for drafting. It is told where a draft begins, and runs nothing but drafts from there on."""
+class Pass(NamedTuple):
+    """One call of a decoder: rows after a text and after tokens that were guessed to follow it.
 
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        """Prepare to draft after tokens; False where it cannot, for example without their hidden states.
+    num_last: Give the rows of the last tokens of text and tree alone, so that tokens that an earlier call ran need
+        not run again; None for the rows after the last token of text and after each of tree.
+    wants: BEST saves the copy of logits from a decoder that can.best; others mostly give logits all the same.
+    """
 
-        Args:
-            num_tokens: How many tokens are wanted, as far as that is known.
-        """
-
-
-@runtime_checkable
-class BlockDraftDecoder(DraftDecoder, Protocol):
-    """A decoder that drafts several tokens in one pass."""
+    text: TokenIds  # committed tokens, [num_tokens]
+    tree: Tree = NO_DRAFT  # a node sees text, its ancestors and itself; a chain may follow any text
+    num_last: int | None = None
+    wants: Wants = LOGITS
 
     @property
-    def tokens_per_pass(self) -> int:
-        """How many tokens a pass drafts at most."""
-
-
-@runtime_checkable
-class BoundedDraftDecoder(DraftDecoder, Protocol):
-    """A decoder whose graphs bound the length of its drafts."""
+    def is_tree(self) -> bool:
+        """True if the guesses are more than a chain: only a decoder that can.trees runs them."""
+        return self.tree.parents is not None and len(self.tree.tokens) > 0
 
     @property
-    def max_draft_tokens(self) -> int:
-        """How many tokens it can draft after the text that was begun last."""
-
-
-@runtime_checkable
-class RecentDraftDecoder(DraftDecoder, Protocol):
-    """A decoder that reads the end of a text alone before it drafts."""
+    def parents(self) -> tuple[int, ...]:
+        """For each guess the index of the one before it, -1 for the last of text."""
+        parents = self.tree.parents
+        return tuple(range(-1, len(self.tree.tokens) - 1)) if parents is None else parents
 
     @property
-    def max_unread(self) -> int:
-        """The most tokens that it reads before those whose rows are wanted."""
-
-
-@runtime_checkable
-class ConfidentDecoder(DraftDecoder, Protocol):
-    """A decoder that estimates the chance that a token it drafts is accepted."""
+    def tokens(self) -> TokenIds:
+        """Text and guesses, which are a text only if they are a chain."""
+        return append(self.text, self.tree.tokens) if len(self.tree.tokens) else self.text
 
     @property
-    def confidence(self) -> float | None:
-        """The chance of the token after the last row of the last call of logits; None where it is not known."""
+    def num_rows(self) -> int:
+        return len(self.tree.tokens) + 1 if self.num_last is None else self.num_last
 
 
 class Argmax(NamedTuple):
     """The likeliest token of each row of logits, the lowest id of equal ones.
 
-    is_sound: Whether all logits of a row are finite numbers; otherwise its id means nothing.
+    is_sound: True for a row of finite numbers alone; otherwise its id means nothing.
     """
 
     ids: npt.NDArray[np.int64]  # [num_rows]
     is_sound: npt.NDArray[np.bool_]  # [num_rows]
 
 
-@runtime_checkable
-class ArgmaxDecoder(Decoder, Protocol):
-    """A decoder that can find the likeliest tokens on its own device, so that logits need not be copied."""
-
-    @property
-    def has_argmax(self) -> bool:
-        """Whether this model can on this device."""
-
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        """The likeliest token after each of the last num_last tokens, [num_last]; raises what logits raises."""
+NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
-@runtime_checkable
-class ArgmaxTreeDecoder(ArgmaxDecoder, TreeDecoder, Protocol):
-    """A decoder that can find the likeliest tokens of a tree's rows on its own device too."""
+class Rows(NamedTuple):
+    """What a pass gives. The next call from the same thread may overwrite the arrays: copy what must outlive it.
 
-    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
-        """The likeliest tokens of the rows of tree_logits, [num_nodes + 1]; raises what tree_logits raises."""
-
-
-@runtime_checkable
-class PaddingDecoder(Decoder, Protocol):
-    """A decoder that may run more tokens than it is given."""
-
-    @property
-    def pads_to_even(self) -> bool:
-        """Whether a pass over an odd number of tokens runs one more, and takes as long as that wider pass."""
-
-
-def pads_to_even(decoder: Decoder) -> bool:
-    """Whether passes of a decoder run an even number of tokens; False for one that does not say."""
-    return isinstance(decoder, PaddingDecoder) and decoder.pads_to_even
-
-
-@runtime_checkable
-class PretendingDecoder(Decoder, Protocol):
-    """A decoder that can pretend to have run tokens.
-
-    The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text can
-    be timed without reading one.
+    best: Given instead of logits to a pass that wants BEST, as a decoder that can.best does where it pays.
+    confidence: A head's own estimate of the chance of the token after the last row; None where it makes none.
     """
+
+    logits: Logits = NO_LOGITS  # [num_rows, vocab_size]
+    best: Argmax | None = None
+    confidence: float | None = None
+
+    def last(self, num_rows: int) -> "Rows":
+        """The last of these rows."""
+        best = self.best and Argmax(self.best.ids[-num_rows:], self.best.is_sound[-num_rows:])
+        return Rows(self.logits[-num_rows:], best, self.confidence)
+
+
+class Can(NamedTuple):
+    """What a decoder can do; each default is what all can.
+
+    trees: Its passes run guesses that branch.
+    best: It finds the likeliest tokens on its own device, so that logits need not be copied.
+    pads_to_even: A pass over an odd number of tokens runs one more, and takes as long as that wider pass.
+    tokens_per_pass: How many tokens of a draft take the time of one, since one pass gives them all.
+    max_unread: The most tokens of a text that it reads before it drafts; None if it reads all of them.
+    width: The number of rows of each of its passes but those that read a text; None where it varies.
+    rewind: How many positions it can go back, which bounds the length of a draft; None for any.
+    """
+
+    trees: bool = False
+    best: bool = False
+    pads_to_even: bool = False
+    tokens_per_pass: int = 1
+    max_unread: int | None = None
+    width: int | None = None
+    rewind: int | None = None
+
+
+CHAINS = Can()
+
+
+class Cache(Protocol):
+    """The KV cache of a decoder, as far as others deal with it beside passes."""
+
+    @property
+    def held_tokens(self) -> TokenIds:
+        """The tokens whose keys and values fill the first slots, [num_held]; none of a cache that does not say."""
+        return NO_DRAFT.tokens
 
     def pretend(self, tokens: TokenIds) -> None:
         """Fill the cache with tokens that were not run: later logits take realistic time and mean nothing.
+
+        The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text
+        can be timed without reading one.
 
         Raises:
             ContextOverflow: tokens are more than context_length.
@@ -166,32 +133,130 @@ class PretendingDecoder(Decoder, Protocol):
     def forget(self) -> None:
         """Empty the cache and free its memory."""
 
-
-@runtime_checkable
-class StorableDecoder(Decoder, Protocol):
-    """A decoder whose keys and values can be taken out, and put into another one of the same key."""
-
     @property
     def prefix_key(self) -> str | None:
-        """What keys and values depend on beside their tokens; None where they cannot be taken out."""
+        """What keys and values depend on beside their tokens; None where they cannot be taken out and put back."""
+        return None
 
     def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
         """The tokens that are held, [num_tokens], and their keys and values; the third axis counts positions."""
+        return self.held_tokens, np.zeros((0, 0, 0), np.float32)
 
     def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
-        """Hold what read_prefix has given. Raises MemoryExhausted: it does not fit."""
+        """Hold what read_prefix has given under the same key. Raises MemoryExhausted: it does not fit."""
+        return
 
 
-@runtime_checkable
-class Interruptible(Protocol):
-    """A decoder whose pass another thread can end."""
+class Forks(Protocol):
+    """The caches that a decoder can have over its weights, each of which serves one text at a time."""
+
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+        """Let passes of this decoder and its forks take turns, or run as one.
+
+        Args:
+            max_callers: How many texts are served at once.
+            may_join: True while there is memory for what running them as one takes.
+        """
+
+    def fork(self) -> "Decoder":
+        """A decoder over the same weights with an empty cache of its own."""
+
+    def serve(self, caller: Any) -> None:
+        """Run passes for another text, a Caller of the queue, from now on."""
+
+    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
+        """Copy keys and values of tokens from another fork, whose cache begins with them; False if it cannot.
+
+        The other one may run passes meanwhile, as long as its text goes on beginning with tokens.
+        """
+
+    @property
+    def can_exchange(self) -> bool:
+        """True if this decoder and a fork can exchange their caches."""
+
+    def exchange(self, other: Any) -> None:
+        """Exchange caches with a fork, while neither runs passes."""
+
+
+Correct = Callable[[Logits, npt.NDArray[np.int64]], Logits]  # rows and their contexts → corrected rows
+
+
+class CorrectableHead(Protocol):
+    """A drafting head whose logits may have a correction; another thread may replace it at any time."""
+
+    correction: Correct | None
+
+    @property
+    def columns(self) -> TokenIds | None:
+        """The token of each column of its rows, ascending; None where each token has one."""
+
+    @property
+    def num_columns(self) -> int: ...
+
+    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
+        """Rows after the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
+
+        None where not all of the target's hidden states that they are made of are known.
+        """
 
     def interrupt(self) -> None:
-        """End the running pass, if there is one, with an error; the cache stays usable."""
+        """End the running pass, if there is one, with an error."""
 
 
-class ForwardingDecoder:
-    """Base of decoders that wrap another one; forwards whatever a subclass does not change."""
+class Decoder(Protocol):
+    """A language model as a pure function of its tokens; a KV cache only makes it fast."""
+
+    vocab_size: int
+    context_length: int
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens run so far, without those that came from the cache."""
+
+    @property
+    def can(self) -> Can:
+        return CHAINS
+
+    def run(self, given: Pass) -> Rows:
+        """The rows of a pass, [given.num_rows, vocab_size].
+
+        Raises:
+            ContextOverflow: The text and its longest branch are more than context_length.
+            MemoryExhausted: The pass does not fit.
+        """
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Logits after each of the last num_last tokens, [num_last, vocab_size]: run, where no more is wanted."""
+        return self.run(Pass(tokens, num_last=num_last)).logits
+
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+        """How many of num_tokens tokens it can draft after a text, which a head is told before it drafts.
+
+        0 where it cannot, for example without the target's hidden states. A head runs nothing but drafts after it.
+        """
+        return num_tokens
+
+    def interrupt(self) -> None:
+        """Let the pass that another thread runs end with an error, if that can be; the cache stays usable."""
+        return
+
+    @property
+    def cache(self) -> Cache | None:
+        return None
+
+    @property
+    def forks(self) -> Forks | None:
+        """None for a decoder with one cache."""
+        return None
+
+    @property
+    def correctable(self) -> CorrectableHead | None:
+        """The head whose rows may be corrected; None for all other decoders."""
+        return None
+
+
+class ForwardingDecoder(Decoder):
+    """Base of decoders that wrap another one and change what its passes give or take."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -201,6 +266,9 @@ class ForwardingDecoder:
     def num_fed(self) -> int:
         return self._decoder.num_fed
 
+    @property
+    def can(self) -> Can:
+        return self._decoder.can
+
     def interrupt(self) -> None:
-        if isinstance(self._decoder, Interruptible):
-            self._decoder.interrupt()
+        self._decoder.interrupt()

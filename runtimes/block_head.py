@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Cache, Can, Decoder, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
@@ -41,7 +42,7 @@ class _Draft(NamedTuple):
 _NO_DRAFT = _Draft(np.zeros(0, np.int32), np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
 
 
-class BlockHead:
+class BlockHead(Decoder, Cache):
     """A head that drafts blocks as a function from tokens to logits, which reads a target's hidden states.
 
     A draft begins after a text all of whose hidden states are known, but for the newest token's; it goes on
@@ -50,11 +51,13 @@ class BlockHead:
     text is cut into passes.
     """
 
+    num_fed = 0
+
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does."""
         manifest, head = folder.manifest, folder.head
         assert head.mask_token_id is not None
-        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._head, self._mask = head, head.mask_token_id
         self._is_deterministic = options.get("deterministic", False)
@@ -64,7 +67,6 @@ class BlockHead:
         self._held = np.zeros(0, np.int32)  # whose keys and values are in the cache, made of known hidden states
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
-        self._num_given = 0  # tokens after the text of the block with which the draft begins
         self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
         self._confidence: float | None = None
         self._lock = Lock()
@@ -73,45 +75,39 @@ class BlockHead:
         self.num_fed = 0
 
     @property
-    def max_draft_tokens(self) -> int:
-        return self._passes.num_drafted - self._num_given
+    def can(self) -> Can:
+        return Can(tokens_per_pass=self._passes.num_drafted)
 
     @property
-    def tokens_per_pass(self) -> int:
-        """How many tokens it drafts for the price of one pass."""
-        return self._passes.num_drafted
+    def cache(self) -> Cache:
+        return self
 
-    @property
-    def confidence(self) -> float | None:
-        return self._confidence
-
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         num_before = len(tokens) - 1
         if num_before < 1 or len(tokens) > self.context_length:
-            return False
+            return 0
         with self._lock:
-            wanted = num_tokens or self._passes.num_drafted
             if self._features.num_known(tokens) >= num_before:
                 if not np.array_equal(self._draft.tokens, tokens):
                     self._draft = _NO_DRAFT._replace(tokens=tokens)
-                self._num_given, self._num_wanted = 0, wanted
-                return True
-            place = self._place(tokens)
-            if place is None:
-                return False
-            self._num_given, self._num_wanted = place, place + wanted
-            return True
+                place = 0
+            elif (found := self._place(tokens)) is not None:  # the draft goes on in the block of an earlier one
+                place = found
+            else:
+                return 0
+            self._num_wanted = place + num_tokens
+            return min(num_tokens, self._passes.num_drafted - place)
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a head"):
             self._passes.begin()
             rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
-            return self._whole(np.stack(rows))
+            return Rows(self._whole(np.stack(rows)), confidence=self._confidence)
 
     def interrupt(self) -> None:
-        """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
 
     def pretend(self, tokens: TokenIds) -> None:

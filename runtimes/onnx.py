@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Argmax
+from edgespec.decoders import BEST, Argmax, Cache, Can, Decoder, Forks, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
@@ -42,12 +42,14 @@ _LEAST_CHUNK_TOKENS = 16
 _log = logging.getLogger(__name__)
 
 
-class OnnxDecoder:
+class OnnxDecoder(Decoder, Cache, Forks):
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
     In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
     keep to the rule in row_rule.py, and row_probe.py proves it on the machine at hand.
     """
+
+    num_fed = 0
 
     def __init__(
         self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
@@ -56,7 +58,7 @@ class OnnxDecoder:
 
         Raises as open_session does, and DeviceUnavailable where a device computes wrongly.
         """
-        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         self._deterministic = options.get("deterministic", False)
         self._rule = NO_RULE
         if self._deterministic and device.memory == "cpu":
@@ -94,15 +96,10 @@ class OnnxDecoder:
         """Run passes for another text from now on."""
         self._passes.caller = caller
 
-    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
-        """Take over keys and values of tokens from another fork, which holds them; whether that is possible.
-
-        The other one may run passes meanwhile, as long as its text goes on beginning with tokens.
-        """
-        own = self._passes.cache
-        if not self._is_on_host or self._hidden or not isinstance(other, OnnxDecoder):
+    def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
+        own, theirs = self._passes.cache, other._passes.cache
+        if not self._is_on_host or self._hidden:
             return False
-        theirs = other._passes.cache
         if not isinstance(own, SharedCache) or not isinstance(theirs, SharedCache):
             return False
         with self._lock, translate_memory_errors("making room for a text"):
@@ -113,7 +110,6 @@ class OnnxDecoder:
 
     @property
     def prefix_key(self) -> str | None:
-        """What keys and values depend on beside their tokens; None where they cannot be taken out and put back."""
         if not self._is_on_host or self._hidden or not isinstance(self._passes.cache, SharedCache):
             return None
         return self._find_key()
@@ -125,10 +121,6 @@ class OnnxDecoder:
             return self._held, self._passes.cache.read(len(self._held))
 
     def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
-        """Hold tokens with the keys and values that read_prefix gave for them under the key of this decoder.
-
-        Raises MemoryExhausted: They do not fit.
-        """
         assert isinstance(self._passes.cache, SharedCache)
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
@@ -152,23 +144,27 @@ class OnnxDecoder:
         """Hidden states of the tokens whose keys and values are held; None where none were asked for."""
         return self._hidden
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._run(tokens, num_last, self._logits_name)
+    @property
+    def can(self) -> Can:
+        return Can(best=self._has_argmax, pads_to_even=self._deterministic)
 
     @property
-    def has_argmax(self) -> bool:
-        return self._has_argmax
+    def cache(self) -> Cache:
+        return self
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        assert self._best_name is not None
-        return self._to_argmax(self._run(tokens, num_last, self._best_name))
+    @property
+    def forks(self) -> Forks:
+        return self
 
-    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout) -> Argmax:
-        """The likeliest tokens after the last of tokens and after each of nodes, [num_nodes + 1]."""
-        return self._to_argmax(self.tree_rows(tokens, nodes, layout, output=self._best_name))
+    def run(self, given: Pass) -> Rows:
+        tokens, num_rows = given.tokens, given.num_rows
+        require_context(len(tokens), self.context_length)
+        assert 1 <= num_rows <= len(tokens)
+        with self._lock, translate_memory_errors("running a pass"):
+            self._passes.begin()
+            return self._made(given, self._rows(tokens, num_rows, self._output(given)))
 
     def interrupt(self) -> None:
-        """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
 
     def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
@@ -209,32 +205,24 @@ class OnnxDecoder:
                 self._hidden.clear()
 
     @property
-    def pads_to_even(self) -> bool:
-        return self._deterministic
-
-    @property
     def max_pass_tokens(self) -> int:
         """How many tokens a pass may run."""
         return self._chunk_tokens
 
     @property
     def held_tokens(self) -> TokenIds:
-        """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
 
-    def tree_rows(
-        self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0, output: str | None = None
-    ) -> Logits:
-        """Logits after the last of tokens and after each of nodes, [num_nodes + 1, vocab_size].
+    def run_tree(self, given: Pass, layout: TreeLayout, num_held: int = 0) -> Rows:
+        """Rows after the last token of the text and after each node, [num_nodes + 1, vocab_size].
 
-        The nodes are left in the slots after tokens, which are held. Where the first num_held of them lie there
+        The nodes are left in the slots after the text, which is held. Where the first num_held of them lie there
         already, only the others are run, [num_nodes - num_held, vocab_size].
 
         Args:
-            layout: Positions of the last of tokens and of the nodes.
-            output: Rows of another of the graph's outputs, [num_nodes + 1, …].
+            layout: Positions of the last token and of the nodes.
         """
-        output = output or self._logits_name
+        tokens, nodes, output = given.text, given.tree.tokens, self._output(given)
         with self._lock, translate_memory_errors("running a tree"):
             self._passes.begin()
             before = tokens[:-1]
@@ -260,7 +248,7 @@ class OnnxDecoder:
                 self.num_fed += len(tokens) - start
             self.num_fed += len(nodes)
             self._hold(tokens)
-            return rows
+            return self._made(given, rows)
 
     def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
         """Append tokens to the held ones; their keys and values lie in slots, in rising order.
@@ -291,12 +279,13 @@ class OnnxDecoder:
             rows = [each[:num_rows] for each in self._passes.token_rows.values()]
             self._hidden.write(slot, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1))
 
-    def _run(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
-        require_context(len(tokens), self.context_length)
-        assert 1 <= num_last <= len(tokens)
-        with self._lock, translate_memory_errors("running a pass"):
-            self._passes.begin()
-            return self._rows(tokens, num_last, output)
+    def _output(self, given: Pass) -> str:
+        """The name of the graph's output that a pass wants."""
+        return self._best_name if given.wants is BEST and self._best_name else self._logits_name
+
+    def _made(self, given: Pass, rows: Logits) -> Rows:
+        """What a pass gives, of the rows of its output."""
+        return Rows(rows) if self._output(given) == self._logits_name else Rows(best=self._to_argmax(rows))
 
     def _to_argmax(self, best: Logits) -> Argmax:
         ids, sums = best.T

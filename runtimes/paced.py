@@ -4,9 +4,8 @@ from collections.abc import Callable
 from threading import Condition
 from time import perf_counter
 
-from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
+from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.errors import EdgeSpecError
-from edgespec.types import Logits, TokenIds
 
 Pace = Callable[[int, int], float]
 """Tokens that a pass runs (those that the cache does not hold), and the rows it returns → seconds."""
@@ -20,7 +19,7 @@ class PacedDecoder(ForwardingDecoder):
     passes is the caller's.
 
     Args:
-        decoder: Gives the logits; trees too, if it is a TreeDecoder.
+        decoder: Gives the rows.
         pace: How long a pass takes.
         sleep: Lets seconds pass on the clock; by default real ones, which interrupt() ends.
         clock: The time in seconds.
@@ -40,12 +39,6 @@ class PacedDecoder(ForwardingDecoder):
         self._late_s = 0.0
         self._changed = Condition()
         self._is_running = False
-        if isinstance(decoder, TreeDecoder):
-            # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
-            self.tree_logits = lambda *tree: self._run_at_pace(lambda: decoder.tree_logits(*tree))
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._run_at_pace(lambda: self._decoder.logits(tokens, num_last))
 
     def interrupt(self) -> None:
         """End the pass that runs, if one does: it raises an error."""
@@ -53,11 +46,11 @@ class PacedDecoder(ForwardingDecoder):
             self._is_running = False
             self._changed.notify_all()
 
-    def _run_at_pace(self, run: Callable[[], Logits]) -> Logits:
+    def run(self, given: Pass) -> Rows:
         started, fed = self._clock(), self._decoder.num_fed
         self._is_running = True
-        rows = run()
-        end = started + self._pace(self._decoder.num_fed - fed, len(rows))
+        rows = self._decoder.run(given)
+        end = started + self._pace(self._decoder.num_fed - fed, given.num_rows)
         now, due = self._clock(), end - self._late_s
         if now < due:
             self._sleep(due - now)

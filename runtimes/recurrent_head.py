@@ -4,16 +4,17 @@ Slot i of the head's cache is of token i + 1 and of the state after token i: of 
 they are known, or the state that the head gave itself in slot i - 1. Its row predicts token i + 2.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Unpack
 
 import numpy as np
 
+from edgespec.decoders import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tree, correct
+from edgespec.decoding.correction import contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import require_context
@@ -36,7 +37,7 @@ _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from 
 MAX_UNREAD = 64
 
 
-class RecurrentHead:
+class RecurrentHead(Decoder, Cache, CorrectableHead):
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
@@ -47,14 +48,16 @@ class RecurrentHead:
     correction: Of its rows, learned from use; None for none.
     """
 
+    num_fed = 0
+
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does."""
         manifest, device = folder.manifest, folder.device
-        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._device = device
         self._confidence: float | None = None
-        self.correction: Correction | None = None
+        self.correction: Correct | None = None
         confidence = ["confidence"] if folder.head.has_confidence else []
         self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
         if self._is_deterministic and device.memory == "cpu":
@@ -74,16 +77,20 @@ class RecurrentHead:
         self.num_fed = 0
 
     @property
-    def confidence(self) -> float | None:
-        return self._confidence
+    def can(self) -> Can:
+        return Can(max_unread=MAX_UNREAD)
 
     @property
-    def max_unread(self) -> int:
-        return MAX_UNREAD
+    def cache(self) -> Cache:
+        return self
 
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+    @property
+    def correctable(self) -> CorrectableHead:
+        return self
+
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         if len(tokens) < 2 or len(tokens) > self.context_length:
-            return False
+            return 0
         with self._lock:
             tokens = self._read_part(tokens, 1)
             num_slots = len(tokens) - 1
@@ -94,9 +101,10 @@ class RecurrentHead:
                 self._drop_guessed(tokens)
             same = reusable_prefix(self._held, tokens, 0)
             self._own.drop_before(num_slots - 3)  # the last two slots may be run again
-            return known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED
+            return num_tokens if known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED else 0
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a head"):
@@ -104,7 +112,8 @@ class RecurrentHead:
             self._passes.begin()
             self._settle(tokens)
             rows = self._rows(tokens, num_last)
-            return self._whole(correct(self.correction, rows, contexts_in(tokens, num_last)))
+            rows = correct(self.correction, rows, contexts_in(tokens, num_last))
+            return Rows(self._whole(rows), confidence=self._confidence)
 
     @property
     def columns(self) -> TokenIds | None:
@@ -129,7 +138,6 @@ class RecurrentHead:
             return rows if self._num_exact == num_slots else None
 
     def interrupt(self) -> None:
-        """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
 
     def pretend(self, tokens: TokenIds) -> None:
@@ -255,21 +263,26 @@ class RecurrentTreeHead(RecurrentHead):
         """Load the tree graph; raises as RecurrentHead and tree_manifest do."""
         super().__init__(replace(folder, manifest=tree_manifest(folder.manifest, folder.device)), **options)
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
+    @property
+    def can(self) -> Can:
+        return super().can._replace(trees=True)
+
+    def run(self, given: Pass) -> Rows:
+        if not given.is_tree:
+            return super().run(given)
+        tokens, nodes, parents = given.text, given.tree.tokens, given.parents
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         require_context(longest, self.context_length)
         with self._lock, translate_memory_errors("running a tree"):
             tokens = self._read_part(tokens, 1)
             self._passes.begin()
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
-                rows = trees.logits_by_branch(_Rows(self._whole.num_columns, self._rows), tokens, nodes, parents)
+                rows = trees.rows_by_branch(self._rows, given._replace(text=tokens))
             else:
-                rows = self._tree_rows(tokens, trees.HeldTree(nodes, tuple(parents)), num_last)
+                rows = self._tree_rows(tokens, trees.HeldTree(nodes, parents), given.num_last)
             contexts = contexts_in_tree(tokens, nodes, parents)
             rows = correct(self.correction, rows, contexts[-len(rows) :])
-            return self._whole(rows if num_last is None else rows[-num_last:])
+            return Rows(self._whole(rows[-given.num_rows :]))
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
@@ -296,7 +309,7 @@ class RecurrentTreeHead(RecurrentHead):
         num_held = 0
         if num_last is not None and self._own.has(len(tokens) - 2):
             held = trees.num_held(self._held, self._tree, tokens, nodes, parents)
-            num_held = min(held, len(nodes) - num_last)
+            num_held = max(0, min(held, len(nodes) - num_last))
         rows = []
         if not num_held:
             self._settle(tokens)
@@ -313,16 +326,6 @@ class RecurrentTreeHead(RecurrentHead):
             num_held = stop
             self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
         return np.concatenate(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a head before they are widened, as a decoder."""
-
-    vocab_size: int
-    logits: Callable[[TokenIds, int], Logits]
-    context_length: int = 0
-    num_fed: int = 0
 
 
 def _end_of_level(parents: Sequence[int], first: int) -> int:

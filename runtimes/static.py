@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from edgespec.decoders import Cache, Decoder, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import ManifestError, require_context
 from edgespec.manifest import Manifest
@@ -25,18 +26,20 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 
-class StaticDecoder:
+class StaticDecoder(Decoder, Cache):
     """The model of a folder in its static form, as a function from tokens to logits; raises as OnnxDecoder does.
 
     The cache is a memo: a rewind is a mask that shows less of it. In deterministic mode every pass runs one token,
     so that a row is equal to the bit however tokens came.
     """
 
+    num_fed = 0
+
     def __init__(
         self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
     ) -> None:
         """Load the graphs; raises as open_session does."""
-        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         graphs = {1: manifest.graph}
         if manifest.prefill_graph and not options.get("deterministic"):
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
@@ -73,15 +76,19 @@ class StaticDecoder:
         """Bytes of the KV cache and of the masks that the host has written so far."""
         return self._cache.num_written + sum(each.num_written for each in self._passes.values())
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    @property
+    def cache(self) -> Cache:
+        return self
+
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._options = self._new_options()
-            return self._logits(tokens, num_last)
+            return Rows(self._logits(tokens, num_last))
 
     def interrupt(self) -> None:
-        """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
         self._options.terminate = True
 
     def pretend(self, tokens: TokenIds) -> None:

@@ -11,7 +11,8 @@ from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoding.correction import Correction, contexts_in, correct
+from edgespec.decoders import Correct, CorrectableHead, Decoder, Pass, Rows
+from edgespec.decoding.correction import contexts_in, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import require_context
@@ -23,7 +24,7 @@ from edgespec.types import Logits, TokenIds
 _INPUTS = {"input_ids", "hidden"}
 
 
-class StepHead:
+class StepHead(Decoder, CorrectableHead):
     """A head of steps as a function from tokens to logits, which reads a target's hidden states from their store.
 
     After the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
@@ -32,15 +33,16 @@ class StepHead:
     correction: Of the rows of the first step, learned from use; None for none.
     """
 
+    num_fed = 0
+
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does."""
         manifest, head = folder.manifest, folder.head
-        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._head = head
         self._confidence: float | None = None
-        self.correction: Correction | None = None
-        self._num_given = 0  # tokens of the text that steps take before those of the draft
+        self.correction: Correct | None = None
         self._features = Features(folder, **options)
         names = dict.fromkeys(head.step_graphs)
         graphs = {name: HeadGraph(folder.path / name, folder.device, **options) for name in names}
@@ -56,31 +58,28 @@ class StepHead:
         self.num_fed = 0
 
     @property
-    def max_draft_tokens(self) -> int:
-        return len(self._steps) - self._num_given
+    def correctable(self) -> CorrectableHead:
+        return self
 
-    @property
-    def confidence(self) -> float | None:
-        return self._confidence
-
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         num_states = len(tokens) - 1
         with self._lock:
             known = min(self._features.num_known(tokens), num_states)
-            self._num_given = num_states - known
-            if known < 1 or self._num_given >= len(self._steps) or len(tokens) > self.context_length:
-                return False
+            num_left = len(self._steps) - (num_states - known)  # others take tokens of the text
+            if known < 1 or num_left < 1 or len(tokens) > self.context_length:
+                return 0
             begun = tokens[: known + 1]
             if not np.array_equal(begun, self._begun):
                 self._start(begun, self._features.read(begun, known - 1, 1))
-            return bool(self._states)
+            return min(num_tokens, num_left) if self._states else 0
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock:
             rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
-            return self._whole(np.concatenate(rows))
+            return Rows(self._whole(np.concatenate(rows)), confidence=self._confidence)
 
     @property
     def columns(self) -> TokenIds | None:

@@ -11,6 +11,7 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Can, Decoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.runtimes.table import HeldTokens
 from edgespec.types import Logits, Row, TokenIds
@@ -25,8 +26,8 @@ Context = tuple[int, ...]  # the last tokens, at most WINDOW
 RowOf = Callable[[Context, int], Row]  # and how many tokens there are → [VOCAB_SIZE]
 
 
-@dataclass(slots=True)
-class SyntheticDecoder:
+@dataclass
+class SyntheticDecoder(Decoder):
     """Rows by a given rule, after a cache that only counts.
 
     num_fed counts the tokens that a real decoder with a KV cache would have had to run.
@@ -40,6 +41,15 @@ class SyntheticDecoder:
     @property
     def num_fed(self) -> int:
         return self._held.num_fed
+
+    @property
+    def can(self) -> Can:
+        return Can(trees=True)
+
+    def run(self, given: Pass) -> Rows:
+        if given.is_tree:
+            return Rows(self.tree_logits(given.text, given.tree.tokens, given.parents, given.num_last))
+        return Rows(self.logits(given.tokens, given.num_rows))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self._held.feed(tokens, num_last, self.context_length)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Can, Decoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import require_context
@@ -60,8 +61,8 @@ class HeldTokens:
         self._nodes, self._parents = self._nodes[:0], ()
 
 
-@dataclass(slots=True)
-class TableDecoder:
+@dataclass
+class TableDecoder(Decoder):
     """A fixed random language: each row is drawn from a seed and the last three tokens.
 
     near mixes in the rows of another decoder: 0.8 of it agree with that one often, as a good drafter does.
@@ -78,6 +79,15 @@ class TableDecoder:
     @property
     def num_fed(self) -> int:
         return self._held.num_fed
+
+    @property
+    def can(self) -> Can:
+        return Can(trees=True)
+
+    def run(self, given: Pass) -> Rows:
+        if given.is_tree:
+            return Rows(self.tree_logits(given.text, given.tree.tokens, given.parents, given.num_last))
+        return Rows(self.logits(given.tokens, given.num_rows))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self._held.feed(tokens, num_last, self.context_length)

@@ -6,16 +6,16 @@ lies in place and runs the rest again.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 
-from edgespec.decoders import Argmax, ForwardingDecoder
+from edgespec.decoders import Cache, Can, Forks, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
@@ -29,7 +29,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds
+from edgespec.types import NO_DRAFT, TokenIds, Tree
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
@@ -37,7 +37,7 @@ _PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
 _log = logging.getLogger(__name__)
 
 
-class OnnxTreeDecoder(ForwardingDecoder):
+class OnnxTreeDecoder(ForwardingDecoder, Cache, Forks):
     """The model of a folder, as a function from tokens, and from trees after them, to logits.
 
     Chains run through the same session. Not for deterministic mode: sums over the cache depend on the slots that
@@ -59,8 +59,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
             )
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        """Let passes of this decoder and its forks take turns; passes over trees do not run as one."""
-        self._chain.share(1, may_join)
+        self._chain.share(1, may_join)  # passes over trees do not run as one
 
     def fork(self) -> Self:
         """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
@@ -72,10 +71,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
     def serve(self, caller: Caller) -> None:
         self._chain.serve(caller)
 
-    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
-        """Copy keys and values of tokens from another fork, as OnnxDecoder does."""
-        if not isinstance(other, OnnxTreeDecoder):
-            return False
+    def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
         with self._lock:
             self._tree = trees.HeldTree()
             return self._chain.copy_prefix(other._chain, tokens)
@@ -85,28 +81,36 @@ class OnnxTreeDecoder(ForwardingDecoder):
         return self._chain.can_exchange
 
     def exchange(self, other: Self) -> None:
-        """Exchange caches with a fork, as OnnxDecoder does, while neither runs passes."""
         with self._lock, other._lock:
             self._chain.exchange(other._chain)
             self._tree, other._tree = other._tree, self._tree
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        with self._lock:
-            self._settle(tokens)
-            return self._chain.logits(tokens, num_last)
 
     @property
     def hidden_states(self) -> HiddenStates | None:
         return self._chain.hidden_states
 
     @property
-    def has_argmax(self) -> bool:
-        return self._chain.has_argmax
+    def can(self) -> Can:
+        return Can(trees=True, best=self._chain.can.best)
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+    @property
+    def cache(self) -> Cache:
+        return self
+
+    @property
+    def forks(self) -> Forks:
+        return self
+
+    def run(self, given: Pass) -> Rows:
         with self._lock:
-            self._settle(tokens)
-            return self._chain.argmax(tokens, num_last)
+            if not given.is_tree:
+                tokens = given.tokens
+                self._settle(tokens)
+                return self._chain.run(Pass(tokens, NO_DRAFT, given.num_rows, given.wants))
+            if self._is_one_pass(given):
+                return self._run_tree(given)
+            self._settle(given.text)
+            return Rows(trees.rows_by_branch(self._chain.logits, given))
 
     def pretend(self, tokens: TokenIds) -> None:
         with self._lock:
@@ -123,49 +127,26 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._tree = trees.HeldTree()
             self._chain.forget()
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        with self._lock:
-            if self._is_one_pass(tokens, nodes, parents):
-                rows = self._rows(tokens, trees.HeldTree(nodes, tuple(parents)), num_last)
-            else:
-                self._settle(tokens)
-                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
-            return rows if num_last is None else rows[-num_last:]
+    def _is_one_pass(self, given: Pass) -> bool:
+        """True if a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
+        num_tokens, num_nodes = len(given.text), len(given.tree.tokens)
+        require_context(num_tokens + int(trees.depths(given.parents).max(initial=0)), self.context_length)
+        has_slots = num_tokens + num_nodes <= self.context_length
+        return self._runs_trees and has_slots and num_nodes < self._chain.max_pass_tokens
 
-    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
-        with self._lock:
-            if self._is_one_pass(tokens, nodes, parents):
-                self._settle(tokens)
-                found = self._chain.tree_argmax(tokens, nodes, _layout(tokens, parents))
-                self._tree = trees.HeldTree(nodes, tuple(parents))
-                return found
-            self._settle(tokens)
-            rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
-        return Argmax(rows.argmax(1), np.asarray(np.isfinite(rows).all(1)))
-
-    def _is_one_pass(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> bool:
-        """Whether a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
-        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        require_context(longest, self.context_length)
-        has_slots = len(tokens) + len(nodes) <= self.context_length
-        return self._runs_trees and has_slots and 0 < len(nodes) < self._chain.max_pass_tokens
-
-    def _rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
-        """Logits after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
-        nodes, parents = tree
-        num_held = 0
-        if num_last is not None:
+    def _run_tree(self, given: Pass) -> Rows:
+        tokens, nodes, parents, num_held = given.text, given.tree.tokens, given.parents, 0
+        if given.num_last is not None:
             held = trees.num_held(self._chain.held_tokens, self._tree, tokens, nodes, parents)
-            num_held = min(held, len(nodes) - num_last)
+            num_held = max(0, min(held, len(nodes) - given.num_last))
         if num_held:
             self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
         else:
             self._settle(tokens)
-        rows = self._chain.tree_rows(tokens, nodes, _layout(tokens, parents), num_held)
-        self._tree = tree
-        return rows
+        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+        rows = self._chain.run_tree(given, layout, num_held)
+        self._tree = trees.HeldTree(nodes, parents)
+        return rows.last(given.num_rows)
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
@@ -189,9 +170,10 @@ class OnnxTreeDecoder(ForwardingDecoder):
         """Whether the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
+        given = Pass(tokens, Tree(nodes, parents=_PROBE_PARENTS))
         with refuse_device(device):
-            expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
-            rows = self._rows(tokens, trees.HeldTree(nodes, _PROBE_PARENTS), None)
+            expected = trees.rows_by_branch(self._chain.logits, given)
+            rows = self._run_tree(given).logits
         is_sound = are_close(rows, expected)
         self.forget()
         if not is_sound:
@@ -209,15 +191,12 @@ class OnnxBranchDecoder(OnnxDecoder):
     For deterministic mode, where the rows of a tree are those of chains to the bit.
     """
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        rows = trees.logits_by_branch(self, tokens, nodes, parents)
-        return rows if num_last is None else rows[-num_last:]
+    @property
+    def can(self) -> Can:
+        return super().can._replace(trees=True)
 
-
-def _layout(tokens: TokenIds, parents: Sequence[int]) -> TreeLayout:
-    return TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+    def run(self, given: Pass) -> Rows:
+        return Rows(trees.rows_by_branch(self.logits, given)) if given.is_tree else super().run(given)
 
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:

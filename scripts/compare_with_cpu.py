@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoders import ArgmaxDecoder, Decoder
+from edgespec.decoders import BEST, Decoder, Pass
 from edgespec.evaluation.exactness import width_difference
 from edgespec.runtimes.soundness import is_argmax_sound
 from edgespec.types import Logits, TokenIds
@@ -45,10 +45,11 @@ def compare_with_cpu(decoder: Decoder, reference: Decoder, num_tokens: int = 24)
 
 def _check_argmax(decoder: Decoder, text: TokenIds, num_rows: int) -> dict[str, Any] | None:
     """Compare the tokens that the device chooses with its own rows; None where the device does not choose."""
-    if not (isinstance(decoder, ArgmaxDecoder) and decoder.has_argmax):
+    if not decoder.can.best:
         return None
     rows = decoder.logits(text, num_rows).copy()
-    found = decoder.argmax(text, num_rows)
+    found = decoder.run(Pass(text, num_last=num_rows, wants=BEST)).best
+    assert found is not None
     return {
         "verdict": "right" if is_argmax_sound(rows, found) else "wrong",
         "num_rows": num_rows,

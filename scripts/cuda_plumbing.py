@@ -29,6 +29,7 @@ import onnx
 from cuda_stubs import StubGpu, build_stubs
 
 from edgespec import load
+from edgespec.decoders import BEST, Pass
 from edgespec.decoding import trees
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_size
@@ -40,6 +41,7 @@ from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import tree_manifest
+from edgespec.types import Tree
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 
@@ -97,7 +99,9 @@ def _run_passes(decoder: OnnxDecoder, folder: ModelFolder) -> None:
     for num_tokens, num_last in ((5, 1), (8, 4), (9, 1), (300, 3), (7, 2)):
         assert decoder.logits(tokens[:num_tokens], num_last).shape == (num_last, decoder.vocab_size)
         if folder.manifest.signature.best:
-            assert decoder.argmax(tokens[:num_tokens], num_last).ids.shape == (num_last,)
+            best = decoder.run(Pass(tokens[:num_tokens], num_last=num_last, wants=BEST)).best
+            assert best is not None
+            assert best.ids.shape == (num_last,)
 
 
 def _check_cache(found: Findings, gpu: StubGpu, decoder: OnnxDecoder, folder: ModelFolder) -> None:
@@ -155,7 +159,8 @@ def _run_tree(folder: ModelFolder, device: Device) -> None:
     decoder = _open_unchecked(ModelFolder(folder.folder, manifest), device)
     parents = (-1, 0, -1)
     layout = TreeLayout(np.array([4, 5, 6, 5]), trees.attention_mask(parents))
-    rows = decoder.tree_rows(np.arange(5, dtype=np.int32), np.arange(3, dtype=np.int32), layout)
+    given = Pass(np.arange(5, dtype=np.int32), Tree(np.arange(3, dtype=np.int32), parents=parents))
+    rows = decoder.run_tree(given, layout).logits
     assert rows.shape == (len(parents) + 1, decoder.vocab_size)
     strays = find_strays(read_node_placement(decoder._passes._session), device, manifest.kv_cache.num_layers)
     print(f"  a tree of drafts ran in one pass; {strays or 'nothing strays to the host'}")

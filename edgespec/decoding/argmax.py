@@ -10,26 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import (
-    Argmax,
-    ArgmaxDecoder,
-    ArgmaxTreeDecoder,
-    Decoder,
-    ForwardingDecoder,
-    TreeDecoder,
-)
+from edgespec.decoders import BEST, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.types import Logits, TokenIds
 
 
 def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:
-    """ArgmaxRows of the target where the likeliest tokens are enough and it finds them, else the target."""
+    """BestRows of the target where the likeliest tokens are enough and it finds them, else the target."""
     is_enough = sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
-    if not is_enough or not isinstance(target, ArgmaxDecoder) or not target.has_argmax:
-        return target
-    if isinstance(target, TreeDecoder):
-        return ArgmaxTreeRows(target) if isinstance(target, ArgmaxTreeDecoder) else target
-    return ArgmaxRows(target)
+    return BestRows(target) if is_enough and target.can.best else target
 
 
 class _KnownRow(np.ndarray[Any, np.dtype[np.float32]]):
@@ -64,43 +52,23 @@ class _KnownRows(Sequence[Any]):
         return np.stack([np.asarray(row) for row in self]).astype(dtype or np.float32)
 
 
-def _is_sound(found: Argmax) -> bool:
-    return all(found.is_sound.tolist())  # 0.3 µs for a few rows, the array's own all 2
+class BestRows(ForwardingDecoder):
+    """A decoder whose rows are −inf except for the likeliest token, which has 0.
 
+    Where one holds a value that is not finite the decoder's own rows come instead, for the sampler to judge.
+    """
 
-class ArgmaxRows(ForwardingDecoder):
-    """A decoder whose rows are −inf except for the likeliest token, which has 0."""
-
-    _decoder: ArgmaxDecoder
-
-    def __init__(self, decoder: ArgmaxDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
         self._line = np.full(2 * decoder.vocab_size + 1, -np.inf, np.float32).view(_KnownRow)
         self._line[decoder.vocab_size] = 0
         self._line.flags.writeable = False
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows after the last num_last tokens, [num_last, vocab_size], read-only.
-
-        Where one holds a value that is not finite the target's own rows come instead, for the sampler to judge.
-        """
-        found = self._decoder.argmax(tokens, num_last)
-        return self._rows_of(found.ids) if _is_sound(found) else self._decoder.logits(tokens, num_last)
-
-    def _rows_of(self, ids: npt.NDArray[np.int64]) -> Logits:
-        return _KnownRows(self._line, ids)  # type: ignore[return-value]  # serves as an array of rows
-
-
-class ArgmaxTreeRows(ArgmaxRows):
-    """ArgmaxRows that runs trees too."""
-
-    _decoder: ArgmaxTreeDecoder
-
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        """Rows of a tree as in logits, [num_nodes + 1, vocab_size], or the last num_last of them."""
-        found = self._decoder.tree_argmax(tokens, nodes, parents)
-        if not _is_sound(found):
-            return self._decoder.tree_logits(tokens, nodes, parents, num_last)
-        return self._rows_of(found.ids if num_last is None else found.ids[-num_last:])
+    def run(self, given: Pass) -> Rows:
+        rows = self._decoder.run(Pass(given.text, given.tree, given.num_last, BEST))
+        if rows.best is None:
+            return rows
+        if not all(rows.best.is_sound.tolist()):  # 0.3 µs for a few rows, the array's own all 2
+            return self._decoder.run(given)
+        known: Any = _KnownRows(self._line, rows.best.ids)  # serves as an array of rows
+        return Rows(known, rows.best)

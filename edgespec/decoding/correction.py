@@ -5,11 +5,11 @@ A draft never changes a text, and so neither does a correction of what is drafte
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Correct
 from edgespec.types import Logits, TokenIds, append
 
 _TOKEN_BITS = 20  # of an id; three times as many fit an int64
@@ -58,26 +58,6 @@ class Correction:
         return rows
 
 
-def correct(correction: Correction | None, rows: Logits, contexts: Contexts) -> Logits:
+def correct(correction: Correct | None, rows: Logits, contexts: Contexts) -> Logits:
     """Rows with a correction, if there is one."""
     return rows if correction is None else correction(rows, contexts)
-
-
-@runtime_checkable
-class CorrectableHead(Protocol):
-    """A drafting head whose logits may have a correction; another thread may replace it at any time."""
-
-    correction: Correction | None
-
-    @property
-    def columns(self) -> TokenIds | None:
-        """The token of each column of its rows, ascending; None where each token has one."""
-
-    @property
-    def num_columns(self) -> int: ...
-
-    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
-        """Rows after the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
-
-        None where not all of the target's hidden states that they are made of are known.
-        """

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from edgespec.decoders import Decoder
 from edgespec.errors import Cancelled
 from edgespec.system.clock import Clock
 
@@ -87,39 +86,6 @@ class Caller:
         """Learn how many tokens a pass has yielded."""
         before = self.tokens_per_pass or num_tokens
         self.tokens_per_pass = before + _SHARE * (num_tokens - before)
-
-
-@runtime_checkable
-class ForkingDecoder(Decoder, Protocol):
-    """A decoder that serves several texts, each through a fork with a KV cache of its own."""
-
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        """Let the passes of this decoder and its forks take turns, or run as one.
-
-        Args:
-            max_callers: How many texts are served at once.
-            may_join: Whether there is memory for what running them as one takes.
-        """
-
-    def fork(self) -> "ForkingDecoder":
-        """A decoder over the same weights with an empty cache of its own."""
-
-    def serve(self, caller: Caller) -> None:
-        """Run passes for another text from now on."""
-
-    def copy_prefix(self, other: Any, tokens: Any) -> bool:
-        """Copy keys and values of tokens from another fork, whose cache begins with them.
-
-        The other one may run passes meanwhile, as long as its text goes on beginning with tokens. Returns False
-        where caches cannot be copied.
-        """
-
-    @property
-    def can_exchange(self) -> bool:
-        """Whether this decoder and a fork can exchange their caches."""
-
-    def exchange(self, other: Any) -> None:
-        """Exchange caches with a fork, while neither runs passes."""
 
 
 class Joiner(Protocol[Given, Made]):

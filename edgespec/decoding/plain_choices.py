@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import Decoder, ForwardingDecoder
+from edgespec.decoders import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.types import Logits, Row, TokenIds
@@ -45,38 +45,45 @@ class PlainChoices(ForwardingDecoder):
         self._num_plain = 0  # positions at the start of the cache that plain decoding would fill alike
         self.reruns = Reruns()
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows of the last num_last tokens, as far as these are accepted, [num_last, vocab_size]."""
-        rows = self._run(tokens, num_last)
-        num_prompt = len(tokens) - num_last + 1
-        for i in range(num_last):
+    @property
+    def can(self) -> Can:
+        return self._decoder.can._replace(trees=False)
+
+    def run(self, given: Pass) -> Rows:
+        """Rows of the last tokens, as far as these are accepted, [num_rows, vocab_size]."""
+        tokens, num_rows = given.tokens, given.num_rows
+        rows = self._run(given)
+        num_prompt = len(tokens) - num_rows + 1
+        for i in range(num_rows):
             prefix = tokens[: num_prompt + i]
             token, lead = self._sampler.lead(rows[i], prefix)
             if self._num_plain < len(prefix) and lead <= self._largest_change:
                 rows = np.array(rows)  # the next pass may overwrite them
                 rows[i] = self._run_again(prefix)
                 token, _ = self._sampler.lead(rows[i], prefix)
-            if i + 1 < num_last and token != tokens[len(prefix)]:
+            if i + 1 < num_rows and token != tokens[len(prefix)]:
                 break
-        return rows
+        return Rows(rows)
 
-    def _run(self, tokens: TokenIds, num_last: int) -> Logits:
+    def _run(self, given: Pass) -> Logits:
         if not self._num_plain:
-            return self._read_prompt(tokens, num_last)
-        is_plain = num_last == 1 and self._num_plain == len(tokens) - 1
-        rows = self._decoder.logits(tokens, num_last)
+            return self._read_prompt(given)
+        is_plain = given.num_rows == 1 and self._num_plain == len(given.tokens) - 1
+        rows = self._decoder.run(given).logits
         if is_plain:
-            self._num_plain = len(tokens)
+            self._num_plain = len(given.tokens)
         return rows
 
-    def _read_prompt(self, tokens: TokenIds, num_last: int) -> Logits:
+    def _read_prompt(self, given: Pass) -> Logits:
+        tokens, num_rows = given.tokens, given.num_rows
         empty_cache(self._decoder, tokens)
-        prompt = tokens[: len(tokens) - num_last + 1]
+        prompt = tokens[: len(tokens) - num_rows + 1]
         first = self._decoder.logits(prompt, 1)
         self._num_plain = len(prompt)
-        if num_last == 1:
+        if num_rows == 1:
             return first
-        return np.concatenate([first.copy(), self._decoder.logits(tokens, num_last - 1)])
+        rest = self._decoder.run(given._replace(num_last=num_rows - 1))
+        return np.concatenate([first.copy(), rest.logits])
 
     def _run_again(self, prefix: TokenIds) -> Row:
         """The row after prefix in plain decoding."""

@@ -7,16 +7,12 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from edgespec.decoders import Decoder, TreeDecoder
+from edgespec.decoders import NO_LOGITS, Decoder, Pass, Rows
 from edgespec.decoding.acceptance import equality, rows_of
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
 from edgespec.types import NO_DRAFT, Acceptance, Logits, Sampler, TokenIds, Tree, append
-
-_NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Expectation(NamedTuple):
@@ -90,9 +86,10 @@ class Block(NamedTuple):
     verify_s: float
     started_s: float = 0.0  # when the pass began, by the clock
     reason: str = ""  # why nothing was drafted
+    confidence: float | None = None  # of a head, after the last of tokens
 
     def without_logits(self) -> "Block":
-        return Block(self.tokens, self.draft, _NO_LOGITS, self.draft_s, self.verify_s, self.started_s, self.reason)
+        return self._replace(logits=NO_LOGITS)
 
     @property
     def num_draft(self) -> int:
@@ -133,20 +130,22 @@ def speculative_decode(
     cancel = cancel or Flag()
     # A pass over the whole context still gives the token that follows it.
     end = target.context_length if max_tokens is None else min(target.context_length, len(tokens) + max_tokens - 1)
+    longest = end if target.can.rewind is None else target.can.rewind  # it goes back over what it does not accept
     try:
         while True:
             started = clock()
             _require_unset(cancel)
-            proposed = policy.propose(tokens, max(0, end - len(tokens)), sampler)
+            proposed = policy.propose(tokens, max(0, min(longest, end - len(tokens))), sampler)
             _require_unset(cancel)
             drafted = clock()
-            round, logits = _verify(target, proposed, relieve)
-            emitted = accept(tokens, round.draft, logits, sampler)
+            round, rows = _verify(target, proposed, relieve)
+            emitted = accept(tokens, round.draft, rows.logits, sampler)
             verified = clock()
-            policy.observe(round, logits, emitted, verified - drafted)
+            policy.observe(round, rows.logits, emitted, verified - drafted)
             draft_s = drafted - started + clock() - verified
             tokens = append(tokens, emitted)
-            yield Block(emitted, round.draft, logits, draft_s, verified - drafted, drafted, round.reason)
+            times = draft_s, verified - drafted, drafted
+            yield Block(emitted, round.draft, rows.logits, *times, round.reason, rows.confidence)
             if len(tokens) > target.context_length:
                 return
     finally:
@@ -158,23 +157,13 @@ def _require_unset(cancel: Flag) -> None:
         raise Cancelled("the answer was cancelled")
 
 
-def _verify(target: Decoder, round: Proposal, relieve: Callable[[], bool]) -> tuple[Proposal, Logits]:
+def _verify(target: Decoder, round: Proposal, relieve: Callable[[], bool]) -> tuple[Proposal, Rows]:
     """Run the pass, without its draft where there is no memory for it."""
     while True:
         try:
-            return round, _run(target, round.tokens, round.draft)
+            return round, target.run(Pass(round.tokens, round.draft))
         except MemoryExhausted:
             if len(round.draft.tokens):
                 round = round.without_draft()
             elif not relieve():
                 raise
-
-
-def _run(target: Decoder, tokens: TokenIds, draft: Tree) -> Logits:
-    """Logits after the last committed token and after each drafted one, [num_draft + 1, vocab_size]."""
-    if not len(draft.tokens):
-        return target.logits(tokens, 1)
-    if draft.parents is None:
-        return target.logits(append(tokens, draft.tokens), len(draft.tokens) + 1)
-    assert isinstance(target, TreeDecoder)
-    return target.tree_logits(tokens, draft.tokens, draft.parents)

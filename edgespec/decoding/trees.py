@@ -1,14 +1,14 @@
 """The arithmetic of draft trees, where a node comes after its parent and -1 is the last committed token. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
-from edgespec.types import Logits, TokenIds, append
+from edgespec.decoders import Pass
+from edgespec.types import Logits, Row, TokenIds, append
 
 
 class HeldTree(NamedTuple):
@@ -109,12 +109,12 @@ def path(parents: Sequence[int], node: int) -> list[int]:
     return above[::-1]
 
 
-def logits_by_branch(decoder: Decoder, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
-    """The rows of a tree, [num_nodes + 1, vocab_size], from one pass for each branch."""
-    rows = np.empty((len(nodes) + 1, decoder.vocab_size), np.float32)
-    done: set[int] = set()
-    for branch in branches(parents):
-        new = [row for row in (-1, *branch) if row not in done]
-        rows[np.array(new) + 1] = decoder.logits(append(tokens, nodes[branch]), len(new))
-        done.update(new)
-    return rows
+def rows_by_branch(run: Callable[[TokenIds, int], Logits], given: Pass) -> Logits:
+    """The rows of a tree, [num_rows, vocab_size], from one call of Decoder.logits for each branch."""
+    nodes = given.tree.tokens
+    found: dict[int, Row] = {}
+    for branch in branches(given.parents):
+        new = [node for node in (-1, *branch) if node not in found]
+        rows = run(append(given.text, nodes[branch]), len(new))
+        found.update(zip(new, rows.copy(), strict=True))
+    return np.stack([found[node] for node in range(len(nodes) - given.num_rows, len(nodes))])

@@ -8,17 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoders import (
-    BlockDraftDecoder,
-    BoundedDraftDecoder,
-    ConfidentDecoder,
-    Decoder,
-    DraftDecoder,
-    ForwardingDecoder,
-    Interruptible,
-    RecentDraftDecoder,
-    TreeDecoder,
-)
+from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
@@ -69,12 +59,12 @@ class ModelDrafter(Drafter):
 
     @property
     def can(self) -> DrafterCan:
-        decoder = self.decoder
+        able = self.decoder.can
         return DrafterCan(
             is_free=False,
             trees=self.respell is None,
-            tokens_per_step=decoder.tokens_per_pass if isinstance(decoder, BlockDraftDecoder) else 1,
-            max_unread=decoder.max_unread if isinstance(decoder, RecentDraftDecoder) else None,
+            tokens_per_step=able.tokens_per_pass,
+            max_unread=able.max_unread,
         )
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
@@ -106,9 +96,7 @@ class ModelDrafter(Drafter):
 
     def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: Worth, sampler: Sampler) -> Tree:
         """All guesses of the steps that are worth their time; of a decoder without trees, of a chain's steps."""
-        has_branches = (
-            isinstance(self.decoder, TreeDecoder) and self.can.tokens_per_step == 1 and not self.speculation
-        )
+        has_branches = self.decoder.can.trees and self.can.tokens_per_step == 1 and not self.speculation
         deepest = min(request.num_tokens, self.decoder.context_length - len(tokens))
         tree = NO_DRAFT._replace(source=self.name)
         with closing(self.guesses(tokens, replace(request, num_tokens=deepest), sampler)) as chain:
@@ -132,12 +120,10 @@ class ModelDrafter(Drafter):
     def guesses(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Generator[Guess, None, None]:
         """Drafted tokens one by one, request.num_tokens at most."""
         num_tokens = min(request.num_tokens, self.decoder.context_length - len(tokens))
-        num_tokens = self._begin(tokens, num_tokens)
+        num_tokens = self.decoder.begin(tokens, num_tokens)
         if num_tokens < 1:
             return
         own = _TrimmedDecoder(self.decoder, self.vocab_size)
-        # Asked once a draft: each name of the protocol is looked up, which takes as long as much of a guess.
-        confident = self.decoder if isinstance(self.decoder, ConfidentDecoder) else None
         policy: DraftPolicy = self.speculation.policy(clock=self.clock) if self.speculation else Plain()
         distributions: list[Distribution] = []
         accept = _equality_with(distributions) if request.with_distributions else equality
@@ -146,8 +132,7 @@ class ModelDrafter(Drafter):
             for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens, clock=self.clock):
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = distributions[len(text) - len(tokens)] if distributions else None
-                    confidence = None if confident is None else confident.confidence
-                    yield _guess(row, int(token), q, text, request, sampler, confidence)
+                    yield _guess(row, int(token), q, text, request, sampler, block.confidence)
                     text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return
@@ -163,14 +148,13 @@ class ModelDrafter(Drafter):
         Args:
             tips: Indices of nodes; -1 for the text.
         """
-        assert isinstance(self.decoder, TreeDecoder)
         nodes, parents = tree.tokens, tree.parents or ()
-        if not self._begin(tokens, len(nodes) + 1):
+        if not self.decoder.begin(tokens, len(nodes) + 1):
             return []
         # Tips are mostly the newest nodes, so that a cache has run the others already.
         first = min(tips)
         num_last = len(nodes) - first if first >= 0 else None
-        rows = self.decoder.tree_logits(tokens, nodes, parents, num_last)[:, : self.vocab_size]
+        rows = self.decoder.run(Pass(tokens, tree, num_last)).logits[:, : self.vocab_size]
         texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
         guesses = []
         for tip, text in zip(tips, texts, strict=True):
@@ -180,18 +164,9 @@ class ModelDrafter(Drafter):
             guesses.append(_guess(row, token, q, text, request, sampler)._replace(after=tip))
         return guesses
 
-    def _begin(self, tokens: TokenIds, num_tokens: int) -> int:
-        """How many of num_tokens tokens the decoder can draft after a text."""
-        if isinstance(self.decoder, DraftDecoder) and not self.decoder.begin(tokens, num_tokens):
-            return 0
-        if isinstance(self.decoder, BoundedDraftDecoder):
-            return min(num_tokens, self.decoder.max_draft_tokens)
-        return num_tokens
-
     def interrupt(self) -> None:
         """End the running pass with an error, if the decoder can."""
-        if isinstance(self.decoder, Interruptible):
-            self.decoder.interrupt()
+        self.decoder.interrupt()
 
 
 def _equality_with(distributions: list[Distribution]) -> Acceptance:
@@ -233,8 +208,9 @@ class _TrimmedDecoder(ForwardingDecoder):
         super().__init__(decoder)
         self.vocab_size = vocab_size
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._decoder.logits(tokens, num_last)[:, : self.vocab_size]
+    def run(self, given: Pass) -> Rows:
+        rows = self._decoder.run(given)
+        return rows._replace(logits=rows.logits[:, : self.vocab_size])
 
 
 def _chances(row: Row, tokens: list[int], confidence: float | None) -> list[float]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.correction import CorrectableHead
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel
@@ -79,12 +78,8 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
             hidden_states=chain.hidden_states,
             cancel=cancel,
         )
-        if (
-            chain.learner is not None
-            and chain.learner.is_of(model.folder)
-            and isinstance(decoder, CorrectableHead)
-        ):
-            chain.learner.attach(decoder)
+        if chain.learner is not None and chain.learner.is_of(model.folder) and decoder.correctable:
+            chain.learner.attach(decoder.correctable)
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
-from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
+from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.pass_queue import Caller
@@ -34,7 +33,7 @@ from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Acceptance, Logits, TokenIds
+from edgespec.types import Acceptance
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
@@ -49,17 +48,11 @@ class _Announcing(ForwardingDecoder):
     def __init__(self, decoder: Decoder, caller: Caller) -> None:
         super().__init__(decoder)
         self._caller = caller
-        if isinstance(decoder, TreeDecoder):
-            # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
-            self.tree_logits = lambda *tree: self._begin(decoder.tree_logits, *tree)
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._begin(self._decoder.logits, tokens, num_last)
-
-    def _begin(self, run: Callable[..., Logits], *arguments: Any) -> Logits:
+    def run(self, given: Pass) -> Rows:
         if not self._caller.is_queued:
             self._caller.on_begin()
-        return run(*arguments)
+        return self._decoder.run(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 from pathlib import Path
 from weakref import ReferenceType, ref
 
-from edgespec.decoders import Interruptible
-from edgespec.decoding.correction import CorrectableHead
+from edgespec.decoders import CorrectableHead
 from edgespec.drafters.correction_training import TrainingRule, train_correction
 from edgespec.drafters.learned_file import LearnedFile
 from edgespec.drafters.learned_head import LearnedHead
@@ -48,8 +47,7 @@ class HeadLearner:
 
     def interrupt(self) -> None:
         """End the pass of the head in which another thread reads rows."""
-        head = self.head
-        if isinstance(head, Interruptible):
+        if head := self.head:
             head.interrupt()
 
     def read(self, log: AnswerLog, cancel: Flag) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.config.drafter_names import DrafterNames
-from edgespec.decoders import Decoder, PretendingDecoder
+from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.drafters.answer_cache import AnswerCache
@@ -127,8 +127,8 @@ def open_engine(resolved: Resolved, placement: Placement, wish: Wish) -> Engine:
 
 def _empty(decoder: Decoder) -> None:
     """Drop what checks and measurements have left in the cache, which nobody asked for; its memory is kept."""
-    if isinstance(decoder, PretendingDecoder):
-        decoder.pretend(np.zeros(0, np.int32))
+    if decoder.cache:
+        decoder.cache.pretend(np.zeros(0, np.int32))
 
 
 def _report_serial(asked: str, schedules: Sequence[str], report: Callable[[str], None]) -> None:

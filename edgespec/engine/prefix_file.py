@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder, StorableDecoder
+from edgespec.decoders import Cache, Decoder
 from edgespec.engine.request import check_path
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import KVCache
@@ -32,9 +32,8 @@ def write_prefix(path: str | Path, decoder: Decoder) -> int:
         EdgeSpecError: The file cannot be written, as where the disk has no room.
     """
     path = check_path("path", path)
-    key = _require_key(decoder)
-    assert isinstance(decoder, StorableDecoder)
-    tokens, values = decoder.read_prefix()
+    key, held = _require_key(decoder)
+    tokens, values = held.read_prefix()
     if not len(tokens):
         raise UsageError("the model has read nothing yet that could be kept; ask it something first")
     try:
@@ -55,8 +54,7 @@ def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
         UsageError: The file cannot be read, is damaged, or was written for another model or by another program.
     """
     path = check_path("path", path)
-    key = _require_key(decoder)
-    assert isinstance(decoder, StorableDecoder)
+    key, held = _require_key(decoder)
     try:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
         status = path.stat()
@@ -79,7 +77,7 @@ def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     # Damaged bytes raise errors of many kinds in zipfile, tokenize and numpy.
     except Exception as error:
         raise UsageError(f"{path} is damaged ({error})") from None
-    decoder.fill_prefix(tokens, values)
+    held.fill_prefix(tokens, values)
     return tokens
 
 
@@ -93,16 +91,17 @@ def _require_stored(file: BinaryIO) -> None:
 
 def find_key(decoder: Decoder) -> str | None:
     """What a file depends on beside its tokens; None where the decoder cannot give its keys and values."""
-    return decoder.prefix_key if isinstance(decoder, StorableDecoder) else None
+    return decoder.cache.prefix_key if decoder.cache else None
 
 
-def _require_key(decoder: Decoder) -> str:
-    if (key := find_key(decoder)) is None:
+def _require_key(decoder: Decoder) -> tuple[str, Cache]:
+    cache, key = decoder.cache, find_key(decoder)
+    if cache is None or key is None:
         raise ModelError(
             "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on "
             "the CPU, without drafting heads or trees of drafts"
         )
-    return key
+    return key, cache
 
 
 def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cache: KVCache) -> None:

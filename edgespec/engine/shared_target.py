@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import ref
 
-from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoders import Decoder
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches
@@ -37,8 +37,7 @@ def interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]
     ticket = weak()
     if ticket is None or ticket.cache is None:
         return
-    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
-    if isinstance(decoder, Interruptible):
-        decoder.interrupt()
+    if ticket.cache < len(decoders):
+        decoders[ticket.cache].interrupt()
     if ticket.cache == 0:  # drafter models draft for the answer in the first cache
         pool.interrupt()

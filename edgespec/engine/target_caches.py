@@ -7,11 +7,10 @@ from threading import Lock
 
 import numpy as np
 
-from edgespec.decoders import Decoder, PretendingDecoder
+from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.pass_queue import ForkingDecoder
 from edgespec.errors import Cancelled, MemoryExhausted
-from edgespec.types import TokenIds
+from edgespec.types import NO_DRAFT, TokenIds
 
 # Fewer tokens than these are read again: to copy them is a call for each layer, to keep them a cache.
 _LEAST_COPIED = 16
@@ -40,8 +39,8 @@ class TargetCaches:
             num_caches: How many answers may be made at once; 1 where the target has no forks.
             may_join: Whether there is memory for what passes of several answers take.
         """
-        self.num_caches = num_caches if isinstance(target, ForkingDecoder) else 1
-        self._can_exchange = isinstance(target, ForkingDecoder) and target.can_exchange
+        self.num_caches = num_caches if target.forks else 1
+        self._can_exchange = target.forks is not None and target.forks.can_exchange
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
         self._slots = [_Slot()]  # at least as many
@@ -91,13 +90,13 @@ class TargetCaches:
             decoder = self._take(number)
             num_own = reusable_prefix(self._slots[number].text, prompt, 1)
             source, num_tokens, num_uses = self._find_source(number, prompt)
-        if num_tokens >= num_own + _LEAST_COPIED and isinstance(decoder, ForkingDecoder):
-            has_copied = decoder.copy_prefix(self._decoders[source], prompt[:num_tokens])
+        if num_tokens >= num_own + _LEAST_COPIED and decoder.forks:
+            has_copied = decoder.forks.copy_prefix(self._decoders[source], prompt[:num_tokens])
             with self._lock:
                 # What was copied counts only if its answer had the cache all the while.
                 is_same = num_uses == self._num_uses[source]
-            if has_copied and not is_same and isinstance(decoder, PretendingDecoder):
-                decoder.forget()
+            if has_copied and not is_same and decoder.cache:
+                decoder.cache.forget()
         return decoder
 
     def _exchange(self) -> None:
@@ -109,8 +108,8 @@ class TargetCaches:
             except MemoryExhausted:  # the text that was to move is overwritten
                 self._slots[other] = _Slot()
                 continue
-            ours, theirs = self._decoders[number], self._decoders[other]
-            assert isinstance(ours, ForkingDecoder)
+            ours, theirs = self._decoders[number].forks, self._decoders[other]
+            assert ours is not None
             ours.exchange(theirs)
             for each in (number, other):
                 self._num_uses[each] += 1
@@ -150,8 +149,8 @@ class TargetCaches:
         with self._lock:
             self._exchange()
             numbers = sorted(range(len(self._decoders)), key=lambda number: self._slots[number].used_at)
-            held = {number: getattr(self._decoders[number], "held_tokens", None) for number in numbers}
-        return {number: tokens for number, tokens in held.items() if tokens is not None and len(tokens)}
+            held = {number: _held_tokens(self._decoders[number]) for number in numbers}
+        return {number: tokens for number, tokens in held.items() if len(tokens)}
 
     def num_read(self, number: int | None, prompt: TokenIds) -> int:
         """How many tokens of a prompt a cache holds by now; 0 for no cache."""
@@ -172,9 +171,9 @@ class TargetCaches:
         """Free the memory of forks that no answer has; returns which."""
         emptied = []
         for number, decoder in list(enumerate(self._decoders))[1:]:
-            if len(self._slots[number].text) and not is_held(number) and isinstance(decoder, PretendingDecoder):
+            if len(self._slots[number].text) and not is_held(number) and decoder.cache:
                 self._slots[number].text = self._slots[number].text[:0]
-                decoder.forget()
+                decoder.cache.forget()
                 emptied.append(number)
         return emptied
 
@@ -190,8 +189,8 @@ class TargetCaches:
             self._decoders = []
 
     def _fork(self) -> Decoder:
-        target = self._decoders[0]
-        assert isinstance(target, ForkingDecoder)
+        target = self._decoders[0].forks
+        assert target is not None
         target.share(self.num_caches, self._may_join)
         return target.fork()
 
@@ -208,7 +207,8 @@ class TargetCaches:
 
 def _num_run(decoder: Decoder, text: TokenIds, prompt: TokenIds) -> int:
     """How many tokens of a prompt a decoder holds and will go on holding, as its text begins with them."""
-    held = getattr(decoder, "held_tokens", None)
-    if held is None:
-        return 0
-    return min(reusable_prefix(held, prompt, 1), reusable_prefix(text, prompt, 1))
+    return min(reusable_prefix(_held_tokens(decoder), prompt, 1), reusable_prefix(text, prompt, 1))
+
+
+def _held_tokens(decoder: Decoder) -> TokenIds:
+    return decoder.cache.held_tokens if decoder.cache else NO_DRAFT.tokens

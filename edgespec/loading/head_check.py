@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import Decoder, DraftDecoder
+from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
@@ -91,7 +91,7 @@ def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu
 
 
 def _compare(
-    target: Decoder, head: DraftDecoder, tokens: TokenIds, num_tokens: int, ends: Iterable[int]
+    target: Decoder, head: Decoder, tokens: TokenIds, num_tokens: int, ends: Iterable[int]
 ) -> HeadAgreement:
     """Let the target write so many tokens after a prompt, or up to an end, and the head guess each.
 
@@ -100,7 +100,7 @@ def _compare(
     num_right, num_tokens = 0, max(0, min(num_tokens, target.context_length - len(tokens) + 1))
     for number in range(num_tokens):
         right = int(target.logits(tokens, 1)[-1].argmax())
-        if head.begin(tokens):
+        if head.begin(tokens, 1):
             num_right += int(head.logits(tokens, 1)[-1].argmax()) == right
         if right in ends:
             return HeadAgreement(number + 1, num_right)
@@ -108,7 +108,7 @@ def _compare(
     return HeadAgreement(num_tokens, num_right)
 
 
-def open_pair(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> tuple[Decoder, DraftDecoder]:
+def open_pair(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> tuple[Decoder, Decoder]:
     """The decoders of a target and of a head that reads its hidden states; arguments as of require_agreement."""
     own = read_manifest(head)
     decoder = OnnxDecoder(target, read_manifest(target), _here(devices[0]), hidden_layers=layers_read([own]))

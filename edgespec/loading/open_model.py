@@ -21,7 +21,7 @@ from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.parallel import ParallelDecoder, ParallelTreeDecoder
+from edgespec.runtimes.parallel import ParallelDecoder
 from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
@@ -221,10 +221,7 @@ def open_drafter(
     tokens = find_subset(folder, manifest)
     if tokens is None:
         opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
-        if manifest.parallel is None:
-            return opened
-        kind = ParallelTreeDecoder if has_trees else ParallelDecoder
-        return kind(opened, manifest.parallel)
+        return opened if manifest.parallel is None else ParallelDecoder(opened, manifest.parallel)
     if has_trees:
         raise UsageError(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "

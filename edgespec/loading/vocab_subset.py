@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.decoders import ForwardingDecoder, PretendingDecoder
+from edgespec.decoders import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.errors import ManifestError
 from edgespec.manifest import Manifest
-from edgespec.types import Logits, TokenIds
+from edgespec.types import TokenIds
 
 
 def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
@@ -38,18 +38,20 @@ def read_subset(path: Path, vocab_size: int) -> TokenIds:
 class SubsetDecoder(ForwardingDecoder):
     """A decoder with logits for some tokens; the others get a logit that is never chosen."""
 
-    def __init__(self, decoder: PretendingDecoder, tokens: TokenIds, vocab_size: int) -> None:
+    def __init__(self, decoder: Decoder, tokens: TokenIds, vocab_size: int) -> None:
         super().__init__(decoder)
-        self._own = decoder
         self.vocab_size, self._tokens = vocab_size, tokens
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        whole = np.full((num_last, self.vocab_size), UNKNOWN, np.float32)
-        whole[:, self._tokens] = self._decoder.logits(tokens, num_last)
-        return whole
+    @property
+    def can(self) -> Can:
+        return self._decoder.can._replace(best=False)
 
-    def pretend(self, tokens: TokenIds) -> None:
-        self._own.pretend(tokens)
+    @property
+    def cache(self) -> Cache | None:
+        return self._decoder.cache
 
-    def forget(self) -> None:
-        self._own.forget()
+    def run(self, given: Pass) -> Rows:
+        rows = self._decoder.run(given)
+        whole = np.full((given.num_rows, self.vocab_size), UNKNOWN, np.float32)
+        whole[:, self._tokens] = rows.logits
+        return rows._replace(logits=whole)

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoders import BlockDraftDecoder, Decoder, PretendingDecoder, pads_to_even
+from edgespec.decoders import Decoder
 from edgespec.policy.costs import PassTimes
 from edgespec.policy.pass_estimate import UNMEASURED
 from edgespec.profiling.profile import LEAST_SPAN, DrafterProfile, Profile
@@ -48,7 +48,7 @@ _Run = Callable[[int], float]  # the number of the run → its seconds
 def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
     """Measure reading, and passes after texts, of which the longest has longest tokens with the pass."""
     near, far = _text_lengths(decoder, longest)
-    is_padded = pads_to_even(decoder)
+    is_padded = decoder.can.pads_to_even
     with _hold_text(decoder, far or near) as text:
         widths: dict[int, Sequence[int]] = {near: _WIDTHS, far: _WIDTHS_FAR} if far else {near: _WIDTHS}
         if is_padded:  # a pass of 1 is one of 2
@@ -78,8 +78,8 @@ def _repeat_narrow_passes(decoder: Decoder, text: TokenIds, known_s: dict[int, f
         if i and perf_counter() > ends:
             break
         for width in widths:
-            if isinstance(decoder, PretendingDecoder):
-                decoder.pretend(text)
+            if decoder.cache:
+                decoder.cache.pretend(text)
             taken_s[width].append(_time_pass(decoder, text, width, _ROUNDS[1] + i))
     known_s.update({width: min(all_s) for width, all_s in taken_s.items()})
     # What the middle one takes longer is what other programs took.
@@ -92,22 +92,23 @@ def _text_lengths(decoder: Decoder, longest: int) -> tuple[int, int]:
     """Tokens of a short text, and of a long one, 0 where none can be measured."""
     near = min(_NEAR, decoder.context_length // 2)
     far = min(longest, decoder.context_length) - _WIDTHS_FAR[-1]
-    return near, far if isinstance(decoder, PretendingDecoder) and far - near >= LEAST_SPAN else 0
+    return near, far if decoder.cache and far - near >= LEAST_SPAN else 0
 
 
 @contextmanager
 def _hold_text(decoder: Decoder, num_tokens: int | None = None) -> Iterator[TokenIds]:
     """Have the decoder hold a text meanwhile, a short one by default; it reads it only if it cannot pretend to."""
     text = _text(_text_lengths(decoder, 0)[0] if num_tokens is None else num_tokens, decoder, 0)
-    if not isinstance(decoder, PretendingDecoder):
+    cache = decoder.cache
+    if cache is None:
         _time_pass(decoder, text, 1, -1)
         yield text
         return
-    decoder.pretend(text)
+    cache.pretend(text)
     try:
         yield text
     finally:
-        decoder.forget()
+        cache.forget()
 
 
 def complete_profile(
@@ -122,7 +123,7 @@ def complete_profile(
     if known is None:
         report(f"measuring passes of several widths: {name}")
         known = profile_target(target, longest)
-    known = replace(known, is_padded=pads_to_even(target))  # one that was stored may not say it
+    known = replace(known, is_padded=target.can.pads_to_even)  # one that was stored may not say it
     for each, drafter in drafters.items():
         if each not in known.drafters:
             report(f"measuring what drafts take, and both at once: {each}")
@@ -175,8 +176,8 @@ def _draft(drafter: Decoder, text: TokenIds, i: int) -> int:
     num_tokens = max(1, min(_TOKENS_A_DRAFT, drafter.context_length - len(text)))
     for _ in range(num_tokens):
         text = append(text, [(len(text) + i + 1) % drafter.vocab_size])[: drafter.context_length]
-        if isinstance(drafter, BlockDraftDecoder):  # the time of a whole block
-            drafter.begin(text, drafter.tokens_per_pass)
+        if (num_block := drafter.can.tokens_per_pass) > 1:  # the time of a whole block
+            drafter.begin(text, num_block)
         drafter.logits(text, 1)
     return num_tokens
 
@@ -244,8 +245,8 @@ def _measure_passes(
     for i in range(_ROUNDS[1]):
         for num_held, known_s in taken_s.items():
             is_wanted = i == 0 or (i < _ROUNDS[0] and num_held == min(widths))
-            if isinstance(decoder, PretendingDecoder):
-                decoder.pretend(text)
+            if decoder.cache:
+                decoder.cache.pretend(text)
             for width in widths[num_held]:
                 is_due = is_wanted and width <= _NARROW
                 if num_held + width > decoder.context_length or not (is_due or _is_in_time(width, known_s, ends)):

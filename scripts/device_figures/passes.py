@@ -1,7 +1,6 @@
 """A target's passes on a device: what they take, how many bytes they carry, and whether they are right."""
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from time import perf_counter
@@ -11,7 +10,7 @@ import numpy as np
 import onnx
 from compare_with_cpu import compare_with_cpu
 
-from edgespec.decoders import ArgmaxDecoder, Decoder
+from edgespec.decoders import BEST, LOGITS, Decoder, Pass
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, open_model, weights_bytes
 from edgespec.manifest import Manifest
@@ -22,7 +21,6 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.node_placement import find_strays, format_placement, read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
-from edgespec.types import TokenIds
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _CPU_GROWTH = {"int4": 1.0, "fp16": 2.0, "fp32": 1.0}  # the CPU widens half floats
@@ -49,7 +47,7 @@ def measure_target(target: ModelFolder, device: Device) -> dict[str, Any]:
         "placement": format_placement(placement),
         "strays": find_strays(placement, device, target.manifest.kv_cache.num_layers),
         "max_pass_tokens": decoder.max_pass_tokens,
-        "chooses": decoder.has_argmax,
+        "chooses": decoder.can.best,
         "cold_s": cold_s,
         "passes_s": {str(past): dict(widths) for past, widths in profile.passes_s.items()},
         "prefill_s": profile.prefill_s,
@@ -130,16 +128,16 @@ def time_ways_to_fetch(decoder: Decoder, num_past: int) -> dict[int, dict[str, f
 
     None where the device does not choose tokens.
     """
-    if not (isinstance(decoder, ArgmaxDecoder) and decoder.has_argmax):
+    if not decoder.can.best:
         return None
-    ways: dict[str, Callable[[TokenIds, int], object]] = {"rows": decoder.logits, "tokens": decoder.argmax}
+    ways = {"rows": LOGITS, "tokens": BEST}
     fastest_s: dict[int, dict[str, float]] = {width: dict.fromkeys(ways, inf) for width in (1, 4, 8)}
     text = np.arange(num_past + max(fastest_s), dtype=np.int32) % decoder.vocab_size
     for _ in range(_NUM_PASSES):
         for width, by_way in fastest_s.items():
-            for way, run in ways.items():
+            for way, wants in ways.items():
                 started = perf_counter()
-                run(text[: num_past + width], width)
+                decoder.run(Pass(text[: num_past + width], num_last=width, wants=wants))
                 by_way[way] = min(by_way[way], perf_counter() - started)
     return fastest_s
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import tiny
 import tiny_heads
+from double import Double
 from head_beside_gpu import Pair, Place, decode_all
 from paced_pair import RecordedAnswer, ReplayedTarget, acceptance_by_position, drafted_right, least_steps
 
 from edgespec import load
+from edgespec.decoders import Pass, Rows
 from edgespec.models.pair import write_pair
 from edgespec.simulation.device_pair import Machine
 from edgespec.system.clock import VirtualClock
@@ -136,7 +138,7 @@ def test_the_fastest_passes_are_those_of_a_search_through_all() -> None:
     assert least_steps([0] * 9, ratio) == 9
 
 
-class Guesser:
+class Guesser(Double):
     """A drafter that knows a text, but for every so-manieth token, and notes when it is asked."""
 
     def __init__(self, target: "CountingTarget", text: TokenIds, wrong_every: int) -> None:
@@ -163,9 +165,9 @@ class CountingTarget(ReplayedTarget):
         self.ends_s: list[float] = []
         self.now: Callable[[], float] = lambda: 0.0
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
         self.ends_s.append(self.now())
-        return super().logits(tokens, num_last)
+        return super().run(given)
 
 
 def decoded(

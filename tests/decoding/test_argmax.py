@@ -1,7 +1,6 @@
 """A target that chooses where it runs gives greedy answers the tokens of its whole rows."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import tiny
+from double import Double, branch_logits, tree_pass
 from faulty import edit_graph
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
-from edgespec.decoders import Argmax, TreeDecoder
+from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
-from edgespec.decoding.argmax import ArgmaxRows, decoder_for
+from edgespec.decoding.argmax import BestRows, decoder_for
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
@@ -35,23 +35,27 @@ HALF = tiny.VOCAB // 2
 slow = pytest.mark.slow
 
 
-class Chooser:
+class Chooser(Double):
     """A table that chooses, and counts the rows that were asked of it."""
+
+    can = Can()
 
     def __init__(self, *, damaged: float | None = None) -> None:
         self.table = TableDecoder(40, 0)
         self.damaged = damaged
         self.num_rows = 0
-        self.has_argmax = True
+        self.can = Can(best=True)
         self.vocab_size, self.context_length, self.num_fed = 40, 500, 0
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self.num_rows += num_last
         return self._rows(tokens, num_last)
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        rows = self._rows(tokens, num_last)
-        return Argmax(rows.argmax(1), np.isfinite(rows).all(1))
+    def run(self, given: Pass) -> Rows:
+        if given.wants is not BEST:
+            return super().run(given)
+        rows = self._rows(given.tokens, given.num_rows)
+        return Rows(best=Argmax(rows.argmax(1), np.isfinite(rows).all(1)))
 
     def _rows(self, tokens: TokenIds, num_last: int) -> Logits:
         rows = self.table.logits(tokens, num_last).copy()
@@ -62,7 +66,7 @@ class Chooser:
 
 def test_only_the_likeliest_token_has_a_chance_and_rows_cannot_be_written() -> None:
     target = Chooser()
-    rows = ArgmaxRows(target)
+    rows = BestRows(target)
     rng = np.random.default_rng(0)
     for num_last in (1, 5, 2, 5, 1, 8):
         tokens = rng.integers(0, 40, 12).astype(np.int32)
@@ -82,7 +86,7 @@ def test_greedy_text_is_that_of_whole_rows_whatever_drafts(accept: Acceptance) -
     prompt, texts = np.arange(6, dtype=np.int32), []
     sampler = GumbelSampler(SamplingParams())
     drafter = ModelDrafter(TableDecoder(40, 1, near=TableDecoder(40, 0)), 40)
-    for target in (TableDecoder(40, 0), ArgmaxRows(Chooser())):
+    for target in (TableDecoder(40, 0), BestRows(Chooser())):
         policy = Speculation(lambda: [drafter], draft_length=3).policy()
         blocks = islice(speculative_decode(prompt, target, sampler, policy, accept), 40)
         texts.append(np.concatenate([block.tokens for block in blocks]).tolist())
@@ -94,7 +98,7 @@ def test_rows_with_a_logit_that_is_not_finite_come_whole() -> None:
     tokens = np.arange(6, dtype=np.int32)
     for damaged in (np.nan, np.inf, -np.inf):
         target = Chooser(damaged=damaged)
-        np.testing.assert_array_equal(ArgmaxRows(target).logits(tokens, 2), target.logits(tokens, 2))
+        np.testing.assert_array_equal(BestRows(target).logits(tokens, 2), target.logits(tokens, 2))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +117,8 @@ def test_rows_are_spared_where_sampling_is_greedy_and_the_target_chooses(
     sampling: SamplingParams, chooses: bool, is_enough: bool
 ) -> None:
     target = Chooser()
-    target.has_argmax = chooses
-    assert isinstance(decoder_for(sampling, target), ArgmaxRows) == is_enough
+    target.can = Can(best=chooses)
+    assert isinstance(decoder_for(sampling, target), BestRows) == is_enough
     assert isinstance(decoder_for(sampling, TableDecoder(40, 0)), TableDecoder)
 
 
@@ -140,14 +144,15 @@ def whole(model: Path) -> tuple[int, ...]:
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has decoders on the CPU choose too; how many rows each pass chose for."""
     widths: list[int] = []
-    argmax = OnnxDecoder.argmax
+    run = OnnxDecoder.run
 
-    def counted(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Argmax:
-        widths.append(num_last)
-        return argmax(self, tokens, num_last)
+    def counted(self: OnnxDecoder, given: Pass) -> Rows:
+        if given.wants is BEST:
+            widths.append(given.num_rows)
+        return run(self, given)
 
-    monkeypatch.setattr(OnnxDecoder, "has_argmax", property(lambda self: self._best_name is not None))
-    monkeypatch.setattr(OnnxDecoder, "argmax", counted)
+    monkeypatch.setattr(OnnxDecoder, "can", property(lambda self: Can(best=self._best_name is not None)))
+    monkeypatch.setattr(OnnxDecoder, "run", counted)
     return widths
 
 
@@ -157,10 +162,11 @@ def test_a_graph_chooses_the_first_of_the_likeliest_however_passes_are_cut(
 ) -> None:
     manifest = read_manifest(model)
     decoder = OnnxDecoder(model, manifest, find_device("cpu"), deterministic=deterministic)
-    assert not decoder.has_argmax, "rows of the CPU are the host's already"
+    assert not decoder.can.best, "rows of the CPU are the host's already"
     tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, tiny.CONTEXT).astype(np.int32)
     for num_tokens, num_last in ((9, 1), (10, 3), (300, 8), (600, 300), (12, 2), (tiny.CONTEXT, 1)):
-        found = decoder.argmax(tokens[:num_tokens], num_last)
+        found = decoder.run(Pass(tokens[:num_tokens], num_last=num_last, wants=BEST)).best
+        assert found is not None
         rows = decoder.logits(tokens[:num_tokens], num_last)
         assert found.is_sound.all()
         np.testing.assert_array_equal(found.ids, rows.argmax(1))
@@ -234,7 +240,7 @@ def test_folder_that_states_a_choice_must_have_it_and_may_do_without(model: Path
     older = OnnxDecoder(
         model, replace(manifest, signature=replace(manifest.signature, best=None)), find_device("cpu")
     )
-    assert not older.has_argmax
+    assert not older.can.best
     assert older.logits(np.arange(5, dtype=np.int32), 2).shape == (2, tiny.VOCAB)
 
 
@@ -259,27 +265,22 @@ def test_device_that_chooses_otherwise_than_its_rows_say_is_not_asked_to(
 class TreeChooser(Chooser):
     """A Chooser that runs trees, branch by branch."""
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        rows = trees.logits_by_branch(self, tokens, nodes, parents)
-        return rows if num_last is None else rows[-num_last:]
-
-    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
-        rows = trees.logits_by_branch(self.table, tokens, nodes, parents)
-        return Argmax(rows.argmax(1), np.full(len(rows), self.damaged is None))
+    def run(self, given: Pass) -> Rows:
+        if given.wants is not BEST:
+            return Rows(trees.rows_by_branch(self.logits, given))
+        rows = trees.rows_by_branch(self.table.logits, given)
+        return Rows(best=Argmax(rows.argmax(1), np.full(len(rows), self.damaged is None)))
 
 
 def test_tokens_of_a_tree_are_chosen_too_and_damaged_rows_are_fetched() -> None:
     tokens, nodes, parents = np.arange(5, dtype=np.int32), np.arange(9, 13, dtype=np.int32), (-1, 0, -1, 2)
-    wanted = trees.logits_by_branch(TableDecoder(40, 0), tokens, nodes, parents).argmax(1).tolist()
+    wanted = branch_logits(TableDecoder(40, 0), tokens, nodes, parents).argmax(1).tolist()
     target = TreeChooser()
     rows = decoder_for(SamplingParams(), target)
-    assert isinstance(rows, TreeDecoder)
     for num_last in (None, 2):
-        found = rows.tree_logits(tokens, nodes, parents, num_last)
+        found = rows.run(tree_pass(tokens, nodes, parents, num_last)).logits
         assert [int(row.argmax()) for row in found] == (wanted if num_last is None else wanted[-num_last:])
     assert target.num_rows == 0
     target.damaged = np.nan
-    assert np.isnan(rows.tree_logits(tokens, nodes, parents)).any()
+    assert np.isnan(rows.run(tree_pass(tokens, nodes, parents)).logits).any()
     assert decoder_for(SamplingParams(temperature=1.0), target) is target

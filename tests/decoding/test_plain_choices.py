@@ -6,6 +6,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_runs import PROMPT, VOCAB, drafters_of
@@ -25,7 +26,7 @@ KINDS = ["near", "wild", "ngram", "perfect"]
 
 
 @dataclass
-class Rounding:
+class Rounding(Double):
     """Rows of a table, changed by how each position of the text was run, as by a real cache and real kernels."""
 
     change: float = CHANGE

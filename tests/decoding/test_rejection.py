@@ -10,6 +10,7 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
+from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ RULES: list[Acceptance] = [equality, rejection]
 
 
 @dataclass
-class RowsDecoder:
+class RowsDecoder(Double):
     """Logits that the last token alone decides, rows[last]."""
 
     rows: np.ndarray  # [vocab_size, vocab_size]

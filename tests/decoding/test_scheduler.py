@@ -20,11 +20,13 @@ from table_runs import (
     tokens_of,
 )
 
+from edgespec.decoders import Can
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.errors import ContextOverflow
 from edgespec.policy.fixed import FixedLength
+from edgespec.runtimes.table import TableDecoder
 from edgespec.types import TokenMask, Tree
 
 
@@ -96,6 +98,17 @@ def test_drafts_end_where_the_answer_must(max_tokens: int) -> None:
         if len(found) >= max_tokens:
             break
     assert len(found) == max_tokens
+
+
+@pytest.mark.parametrize("rewind", [0, 2, 40])
+def test_no_draft_is_longer_than_the_target_can_go_back(rewind: int) -> None:
+    class Recurrent(TableDecoder):
+        can = Can(rewind=rewind)
+
+    sampler, policy = GumbelSampler(SamplingParams()), policy_of("perfect", 4)
+    decoder = Recurrent(VOCAB, seed=target().seed)
+    found = list(islice(speculative_decode(PROMPT, decoder, sampler, policy), 9))
+    assert max(block.num_draft for block in found) == min(4, rewind)
 
 
 def test_prompt_beyond_the_context_is_an_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoders import ForwardingDecoder
+from edgespec.decoders import CHAINS, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.guess import Guess
@@ -16,7 +16,7 @@ from edgespec.drafters.model_drafter import ModelDrafter, next_choices
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
-from edgespec.types import NO_DRAFT, DraftRequest, Logits, TokenIds, Tree, Worth, append
+from edgespec.types import NO_DRAFT, DraftRequest, Tree, Worth, append
 
 TEXT, MOST = np.array([3, 4], np.int32), 24
 CHANCES = tuple(typical_probability(each) for each in range(NUM_CLASSES))
@@ -126,8 +126,10 @@ def test_without_branches_next_best_choices_are_leaves() -> None:
 class Chains(ForwardingDecoder):
     """A decoder without its trees."""
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._decoder.logits(tokens, num_last)
+    can = CHAINS
+
+    def run(self, given: Pass) -> Rows:
+        return self._decoder.run(given)
 
 
 def drafted(worth: Worth, sampler: GumbelSampler, *, has_branches: bool = True, num_tokens: int = 4) -> Tree:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads_left import wait_for_threads_since
 
-from edgespec.decoders import Decoder
+from edgespec.decoders import Can, Decoder
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -60,12 +61,16 @@ def measured(drafters: list[Drafter], slowed: float = 1.0) -> MeasuredPolicy:
     return MeasuredPolicy(drafters, costs, AcceptanceRates({("model", -1): (80.0, 100.0)}), paid)
 
 
-class Delayed:
+class Delayed(Double):
     """A table whose passes take now and then a moment, so that lanes meet in every order."""
 
     def __init__(self, inner: TableDecoder, seed: int) -> None:
         self._inner, self._rng = inner, np.random.default_rng(seed)
-        self.vocab_size, self.context_length = inner.vocab_size, inner.context_length
+        self.vocab_size, self.context_length, self._can = inner.vocab_size, inner.context_length, inner.can
+
+    @property
+    def can(self) -> Can:
+        return self._can
 
     @property
     def num_fed(self) -> int:

@@ -4,6 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from double import tree_logits
 from hypothesis import given
 from hypothesis import strategies as st
 from pass_times import CPU, GPU
@@ -151,7 +152,7 @@ def test_rounds_are_counted_for_the_window_that_they_ran() -> None:
     tokens, decoder = PROMPT, TableDecoder(VOCAB, seed=1)
     for _ in range(200):
         round = policy.propose(tokens, 100, GREEDY)
-        logits = decoder.tree_logits(tokens, round.draft.tokens, round.draft.parents or ())
+        logits = tree_logits(decoder, tokens, round.draft.tokens, round.draft.parents or ())
         emitted = equality(tokens, round.draft, logits, GREEDY)
         policy.observe(round, logits, emitted, costs.pass_s(len(round.draft.tokens) + 1))
         tokens = append(tokens, emitted)
@@ -177,7 +178,7 @@ def near_cycle(seed: int, seconds_ms: dict[int, float], num_rounds: int) -> tupl
     for _ in range(num_rounds):
         round = policy.propose(tokens, 100, GREEDY)
         draft = round.draft
-        logits = decoder.tree_logits(tokens, draft.tokens, draft.parents or ())
+        logits = tree_logits(decoder, tokens, draft.tokens, draft.parents or ())
         emitted = equality(tokens, draft, logits, GREEDY)
         taken_s = costs.pass_s(len(draft.tokens) + 1)
         policy.observe(round, logits, emitted, taken_s)

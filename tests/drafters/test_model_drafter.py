@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoders import ForwardingDecoder
+from edgespec.decoders import ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
@@ -113,22 +113,20 @@ def test_model_drafter_gives_the_distributions_of_its_tokens() -> None:
 class _Confident(ForwardingDecoder):
     """A decoder that says how sure it is of each token, and with which texts its drafts began."""
 
-    max_draft_tokens = 4
-
     def __init__(self, chances: list[float], is_ready: bool = True) -> None:
         super().__init__(TableDecoder(8, seed=0))
         self.chances, self.is_ready = chances, is_ready
-        self.confidence: float | None = None
         self.begun: list[tuple[list[int], int | None]] = []
 
-    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         self.begun.append((tokens.tolist(), num_tokens))
-        return self.is_ready
+        return min(num_tokens, 4) if self.is_ready else 0
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self.confidence = self.chances[len(tokens) - len(self.begun[-1][0])]
-        rows: Logits = 5 * np.eye(8, dtype=np.float32)[(tokens[-num_last:] + 1) % 8]
-        return rows
+    def run(self, given: Pass) -> Rows:
+        tokens = given.tokens
+        confidence = self.chances[len(tokens) - len(self.begun[-1][0])]
+        rows: Logits = 5 * np.eye(8, dtype=np.float32)[(tokens[-given.num_rows :] + 1) % 8]
+        return Rows(rows, confidence=confidence)
 
 
 def test_chance_of_a_token_is_the_one_that_the_decoder_gives() -> None:

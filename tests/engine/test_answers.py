@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from double import Double
 
 from edgespec import AnswerStream, Chunk, Engine, Reply, SamplingParams
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
@@ -43,7 +44,7 @@ SOON_S = 60.0  # on a busy machine
 LONGEST_S = 2 * SOON_S  # of a pass that nobody ends
 
 
-class StuckDecoder:
+class StuckDecoder(Double):
     """A table that gets stuck once, after stuck_at passes, until it is interrupted."""
 
     vocab_size, context_length = tiny.VOCAB, 400

@@ -9,6 +9,7 @@ import made_heads
 import numpy as np
 import pytest
 import tiny
+from double import Double
 
 from edgespec import load
 from edgespec.cli.main import main
@@ -76,13 +77,10 @@ def test_a_head_that_agrees_is_installed_and_one_that_does_not_is_refused_with_t
     export_pair(target, stranger, tmp_path / "pair")  # --no-check
 
 
-class AfterOne:
+class AfterOne(Double):
     """A target and a head in one, whose next token is always 1."""
 
     context_length = 10
-
-    def begin(self, tokens: TokenIds) -> bool:
-        return True
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         require_context(len(tokens), self.context_length)

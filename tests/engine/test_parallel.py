@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from double import Double
 from threads_left import wait_for_threads_since
 
 from edgespec import Completion, Engine, MemoryExhausted, SamplingParams, UsageError, load
@@ -270,7 +271,7 @@ def test_a_priority_is_a_whole_number(tiny_model: Path) -> None:
 
 
 def test_a_target_without_forks_makes_one_answer_at_a_time() -> None:
-    class Plain:
+    class Plain(Double):
         vocab_size, context_length, num_fed = 3, 9, 0
 
         def logits(self, tokens: Any, num_last: int) -> Any: ...

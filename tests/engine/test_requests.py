@@ -19,11 +19,10 @@ from edgespec import (
     UsageError,
     load,
 )
-from edgespec.decoders import Argmax
+from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
 from edgespec.manifest import SuggestedSampling
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import TokenIds
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -269,15 +268,14 @@ def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
 class Choosing(TableDecoder):
     """Finds the likeliest tokens itself, and counts how often it is asked for them."""
 
-    has_argmax, num_asked = True, 0
+    can, num_asked = Can(best=True), 0
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+    def run(self, given: Pass) -> Rows:
+        if given.wants is not BEST:
+            return super().run(given)
         self.num_asked += 1
-        rows = self.logits(tokens, num_last)
-        return Argmax(rows.argmax(axis=1), np.isfinite(rows).all(axis=1))
-
-    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
-        raise AssertionError("nothing drafts here")
+        rows = self.logits(given.tokens, given.num_rows)
+        return Rows(best=Argmax(rows.argmax(axis=1), np.isfinite(rows).all(axis=1)))
 
 
 @pytest.mark.parametrize("options", [{"logprobs": 2}, {"banned": "zz"}])

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from double import Double
 
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
+from edgespec.decoders import Cache, Forks
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
@@ -137,13 +139,17 @@ def test_a_measured_answer_reads_its_whole_prompt(tiny_model: Path) -> None:
         assert len(engine._shared.caches.decoders) == 1
 
 
-class Forking:
+class Forking(Double, Cache, Forks):
     """A decoder that remembers which text it holds, and makes so many forks."""
 
     vocab_size, context_length, num_fed, can_exchange = 9, 99, 0, True
+    held_tokens: Any = None
+    forks: Any = None
+    cache: Any = None
 
     def __init__(self, num_forks: int) -> None:
         self.num_forks, self.held_tokens = num_forks, np.zeros(0, np.int32)
+        self.forks, self.cache = self, self
 
     def fork(self) -> "Forking":
         if not self.num_forks:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from double import Double
 from table_runs import PROMPT, VOCAB, drafters_of
 
 from edgespec.decoders import Decoder
@@ -19,7 +20,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
 
 
 @dataclass
-class Moved:
+class Moved(Double):
     """Its rows depend a little on the width of the pass, as those of real kernels do."""
 
     table: TableDecoder

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny
+from double import Double
 from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKENS, write_source
 
 from edgespec.errors import DeviceUnavailable, ExportMismatch
@@ -66,7 +67,7 @@ def test_graph_of_another_model_is_refused_and_not_installed(
     assert not list(tmp_path.iterdir())
 
 
-class Forgetful:
+class Forgetful(Double):
     """A decoder whose logits depend on how often it was called."""
 
     def __init__(self, logits: np.ndarray) -> None:
@@ -89,7 +90,7 @@ def test_cache_that_forgets_is_refused() -> None:
         judge(check, "fp32")
 
 
-class Stale:
+class Stale(Double):
     """A decoder whose rows behind what it holds are wrong, by an amount, from its second call on."""
 
     def __init__(self, logits: np.ndarray, amount: float) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from calls import decoder, random_calls
+from double import Double
 
 from edgespec.cli.main import main
 from edgespec.decoders import Decoder
@@ -123,7 +124,7 @@ class TestWithOptimum:
         def wrong(folder: Path, manifest: Manifest) -> Decoder:
             rows = open_decoder(folder, manifest).logits
 
-            class Shifted:
+            class Shifted(Double):
                 def logits(self, tokens: np.ndarray, num_last: int) -> np.ndarray:
                     return np.roll(rows(tokens, num_last), 1, axis=1)
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import tiny
+from double import Double
 from faulty import SCHEDULES, drafted_engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ def engine(tiny_model: Path) -> Engine:
 
 
 @dataclass
-class Reciter:
+class Reciter(Double):
     """Says a text behind a prompt, and at some places another token."""
 
     num_prompt: int

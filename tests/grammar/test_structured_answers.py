@@ -13,7 +13,7 @@ import tiny
 from stuck import engine_of
 
 from edgespec import Completion, Drafting, Engine, SamplingParams, UsageError, load
-from edgespec.decoders import Argmax
+from edgespec.decoders import LOGITS, Can, Pass, Rows
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
@@ -133,10 +133,11 @@ def test_a_greedy_target_that_finds_the_likeliest_token_itself_is_masked_too(tin
     class Finding(TableDecoder):
         """It could give the likeliest token alone."""
 
-        has_argmax = True
+        can = Can(best=True)
 
-        def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-            raise AssertionError("logits are wanted, of which a mask leaves some out")
+        def run(self, given: Pass) -> Rows:
+            assert given.wants is LOGITS, "of which a mask leaves some out"
+            return super().run(given)
 
     answer = engine_of(tiny_model, Finding(tiny.VOCAB, seed=3)).generate(
         PROMPT, raw=True, max_tokens=60, response_format=FORMAT

@@ -7,6 +7,7 @@ from pathlib import Path
 import growing
 import numpy as np
 import pytest
+from double import branch_logits, tree_logits
 from fake_cuda import FakeGpu, install
 
 from edgespec.decoding import trees
@@ -79,9 +80,9 @@ def test_trees_are_probed_and_run(gpu: FakeGpu, model: Path, manifest: Manifest)
     for _ in range(4):
         nodes = rng.integers(0, manifest.vocab_size, len(parents)).astype(np.int32)
         num_fed = decoder.num_fed
-        rows = decoder.tree_logits(tokens, nodes, parents)
+        rows = tree_logits(decoder, tokens, nodes, parents)
         assert decoder.num_fed - num_fed <= len(tokens) + len(nodes), "one pass behind the text"
-        assert np.abs(rows - trees.logits_by_branch(fresh, tokens, nodes, parents)).max() < CLOSE
+        assert np.abs(rows - branch_logits(fresh, tokens, nodes, parents)).max() < CLOSE
         tokens = append(tokens, nodes[trees.path(parents, 4)])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_heads
+from double import tree_logits
 
 from edgespec import load
 from edgespec.export.convert import export_model
@@ -57,7 +58,7 @@ def test_states_of_a_gpu_are_those_of_the_tokens_that_it_holds(target: Path, kin
     assert store.known(append(text, [5, 6])) == 42
     if kind is OnnxTreeDecoder:
         nodes = np.array([7, 8, 9], np.int32)
-        found.tree_logits(text, nodes, (-1, 0, -1))
+        tree_logits(found, text, nodes, (-1, 0, -1))
         assert store.known(append(text, nodes)) == 40
         text = append(text, [7, 8, 3])
         found.logits(text, 1)
@@ -75,7 +76,7 @@ def test_head_gives_its_rows_wherever_it_and_its_target_run(
     states = tiny_heads.recurrent_states(WEIGHTS, text, tiny_heads.features(TARGET, text[:20]))
     wanted = tiny_heads.recurrent_rows(WEIGHTS, states)
     found.logits(text[:20], 1)
-    assert head.begin(text[:21])
+    assert head.begin(text[:21], 99)
     for size in range(21, 26):
         np.testing.assert_allclose(head.logits(text[:size], 1)[0], wanted[size - 2], atol=LARGEST_ERROR)
 

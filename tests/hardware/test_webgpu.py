@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from double import branch_logits, tree_logits
 
 from edgespec import SamplingParams, load
+from edgespec.decoders import BEST, Pass
 from edgespec.decoding import trees
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.answers import Completion
@@ -120,10 +122,11 @@ def test_tokens_are_chosen_where_rows_are_made(folder_of: Callable[[str], Path])
     decoder = open_on("webgpu", folder)
     nodes = read_node_placement(decoder._passes._session)["WebGpuExecutionProvider"]
     assert {"ReduceMax", "Equal", "Where", "ReduceMin", "ReduceSum", "Concat"} <= nodes.keys()
-    assert decoder.has_argmax
+    assert decoder.can.best
     tokens = random_tokens(read_manifest(folder), 300, seed=1)
     for num_tokens, num_last in ((10, 10), (13, 3), (14, 1), (290, 2), (300, 5), (40, 4)):
-        found = decoder.argmax(tokens[:num_tokens], num_last)
+        found = decoder.run(Pass(tokens[:num_tokens], num_last=num_last, wants=BEST)).best
+        assert found is not None
         rows = decoder.logits(tokens[:num_tokens], num_last)
         assert found.is_sound.all()
         assert found.ids.tolist() == rows.argmax(1).tolist()
@@ -208,9 +211,9 @@ def test_rows_of_a_tree_are_those_of_the_cpus_branches(folder_of: Callable[[str]
         parents = tuple(int(rng.integers(-1, node)) if node else -1 for node in range(rng.integers(1, 12)))
         nodes = rng.choice(manifest.vocab_size, len(parents), replace=False).astype(np.int32)
         before = there.num_fed
-        found = there.tree_logits(tokens, nodes, parents)
+        found = tree_logits(there, tokens, nodes, parents)
         fed.append((there.num_fed - before, len(nodes) + 1))
-        expected = trees.logits_by_branch(here, tokens, nodes, parents)
+        expected = branch_logits(here, tokens, nodes, parents)
         np.testing.assert_allclose(found, expected, atol=LARGEST_ERRORS[precision])
         tokens = append(append(tokens, nodes[trees.path(parents, int(rng.integers(-1, len(nodes))))]), [1])
     assert any(num_fed == num_new for num_fed, num_new in fed)

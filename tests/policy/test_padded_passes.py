@@ -9,7 +9,7 @@ from calls import decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoders import pads_to_even
+from edgespec.decoders import Can
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import ContextCosts, PassCosts
@@ -76,11 +76,11 @@ def test_a_pass_of_either_width_teaches_the_same(seen: list[tuple[int, float]]) 
 class Padding(TableDecoder):
     """Whose passes are padded."""
 
-    pads_to_even = True
+    can = Can(pads_to_even=True)
 
 
 class AsTheyAre(TableDecoder):
-    pads_to_even = False
+    can = Can()
 
 
 def test_a_profile_measures_one_of_two_widths() -> None:
@@ -88,7 +88,7 @@ def test_a_profile_measures_one_of_two_widths() -> None:
     for kind, is_padded in kinds.items():
         table = kind(9, seed=0)
         profile = complete_profile(None, table, {})
-        assert profile.is_padded == is_padded == pads_to_even(table)
+        assert profile.is_padded == is_padded == table.can.pads_to_even
         assert (2 in profile.passes_s[min(profile.passes_s)]) != is_padded
         if is_padded:
             expect_pairs(profile.costs())
@@ -143,5 +143,5 @@ def test_a_decoder_says_whether_its_passes_are_padded(
         target.logits(text[:8], 1)
         run.clear()
         target.logits(text[: 8 + width], width)
-        assert run == [width + width % 2 if pads_to_even(target) else width]
-    assert pads_to_even(target) == deterministic
+        assert run == [width + width % 2 if target.can.pads_to_even else width]
+    assert target.can.pads_to_even == deterministic

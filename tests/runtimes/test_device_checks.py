@@ -56,7 +56,7 @@ def test_a_check_is_done_once_and_a_pass_of_one_token_later(
     if kind is OnnxTreeDecoder:
         assert again._runs_trees == first._runs_trees
         first, again = first._chain, again._chain
-    assert (again.max_pass_tokens, again.has_argmax) == (first.max_pass_tokens, first.has_argmax)
+    assert (again.max_pass_tokens, again.can) == (first.max_pass_tokens, first.can)
 
 
 def test_a_check_is_repeated_for_another_device_driver_or_runtime(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tiny
 import tiny_heads
+from double import tree_logits
 
-from edgespec.decoding.correction import CorrectableHead, Correction, contexts_in, contexts_of, correct
+from edgespec.decoding.correction import Correction, contexts_in, contexts_of, correct
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.manifest import read_manifest
@@ -79,7 +80,7 @@ def test_rows_are_the_references_over_prefill_draft_rejection_and_going_on(
     for num_accepted in (0, 2, 5, 1, 5):
         target.logits(text[:-1], 1)
         draft = random_text(len(text), 5)
-        assert head.begin(text)
+        assert head.begin(text, 99)
         for place in range(5):
             tokens = append(text, draft[:place])
             wanted = reference(tokens, len(text) - 1)[-1]
@@ -92,7 +93,7 @@ def test_head_runs_only_what_is_new(target: OnnxDecoder, recurrent: Path) -> Non
     target.logits(text[:-1], 1)
     for size, num_new in ((20, 19), (21, 1), (24, 3), (24, 1), (30, 6)):
         before = head.num_fed
-        assert head.begin(text[:size])
+        assert head.begin(text[:size], 99)
         head.logits(text[:size], 1)
         assert head.num_fed - before == num_new
 
@@ -106,12 +107,12 @@ def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
     for size, start in ((150, 149 - MAX_UNREAD), (180, 149 - MAX_UNREAD), (290, 289 - MAX_UNREAD), (80, 15)):
         before = head.num_fed
         target.logits(text[: size - 1], 1)
-        assert head.begin(text[:size])
+        assert head.begin(text[:size], 99)
         for tokens in (text[:size], append(text[:size], [3])):  # the second one after a state of its own
             row = recurrent_rows(tokens, size - 1, start)[-1]
             assert np.allclose(head.logits(tokens, 1)[0], row, rtol=0, atol=1e-4)
         if has_trees:
-            rows = head.tree_logits(text[:size], np.array([3, 4], np.int32), (-1, -1))
+            rows = tree_logits(head, text[:size], np.array([3, 4], np.int32), (-1, -1))
             assert np.allclose(rows[1], row, rtol=0, atol=1e-4)
         assert head.num_fed - before <= MAX_UNREAD + 5
     target.logits(text, 1)
@@ -125,15 +126,15 @@ def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_th
 ) -> None:
     head, text = open_for(target, recurrent), random_text(2, 20)
     target.logits(text[:9], 1)
-    assert head.begin(text[:10])
+    assert head.begin(text[:10], 99)
     for size in range(10, 16):  # a lane that drafts ahead
         head.logits(text[:size], 1)
-    assert head.begin(text[:15])  # whose path is still good, though the target has not run it
+    assert head.begin(text[:15], 99)  # whose path is still good, though the target has not run it
     before = head.num_fed
     assert np.allclose(head.logits(text[:15], 1)[0], recurrent_rows(text[:15], 9)[-1], rtol=0, atol=1e-4)
     assert head.num_fed - before == 1
     target.logits(text[:14], 1)
-    assert head.begin(text[:15])
+    assert head.begin(text[:15], 99)
     before = head.num_fed
     assert np.allclose(head.logits(text[:15], 1)[0], recurrent_rows(text[:15], 14)[-1], rtol=0, atol=1e-4)
     assert head.num_fed - before == 5
@@ -142,11 +143,11 @@ def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_th
 def test_no_draft_begins_where_too_few_hidden_states_are_known(target: OnnxDecoder, recurrent: Path) -> None:
     head, text = open_for(target, recurrent), random_text(3, 80)
     target.forget()
-    assert not head.begin(text)
+    assert not head.begin(text, 99)
     target.logits(text[:40], 1)
-    assert not head.begin(text)
-    assert head.begin(text[:50])  # a few it guesses
-    assert not head.begin(text[:1])
+    assert not head.begin(text, 99)
+    assert head.begin(text[:50], 99)  # a few it guesses
+    assert not head.begin(text[:1], 99)
     assert np.allclose(head.logits(text[:50], 3), recurrent_rows(text[:50], 40)[-3:], rtol=0, atol=1e-4)
 
 
@@ -176,7 +177,7 @@ def test_rows_are_equal_to_the_bit_in_deterministic_mode(tiny_with_states: Path,
     whole = open_for(target, recurrent, deterministic=True).logits(text, 80).copy()
     head, size = open_for(target, recurrent, deterministic=True), 12
     while size < len(text):
-        assert head.begin(text[:size])
+        assert head.begin(text[:size], 99)
         assert np.array_equal(head.logits(text[:size], 1)[0], whole[size - 11])
         size += int(rng.integers(1, 9))
 
@@ -205,7 +206,7 @@ def test_rows_of_a_tree_are_those_of_its_branches(target: OnnxDecoder, recurrent
         num_nodes = int(rng.integers(1, 10))
         parents = tuple(int(rng.integers(-1, node)) for node in range(num_nodes))
         nodes = rng.integers(0, tiny.VOCAB, num_nodes).astype(np.int32)
-        assert head.begin(text)
+        assert head.begin(text, 99)
         whole = append(text, nodes)
         places = [*range(-1, len(text) - 1), *(len(text) + parent for parent in parents)]
         states = tiny_heads.recurrent_states(WEIGHTS, whole, features(text[:-1]), places)
@@ -214,10 +215,10 @@ def test_rows_of_a_tree_are_those_of_its_branches(target: OnnxDecoder, recurrent
         wanted = correct(head.correction, wanted, contexts_of(before_each, append(text[-1:], nodes)))
         for size in range(1, num_nodes + 1):  # it grows, and what lies in the cache is not run again
             before = head.num_fed
-            rows = head.tree_logits(text, nodes[:size], parents[:size], 1 if size > 1 else None)
+            rows = tree_logits(head, text, nodes[:size], parents[:size], 1 if size > 1 else None)
             assert head.num_fed - before == 1 or size == 1
             assert np.allclose(rows, wanted[size : size + 1] if size > 1 else wanted[:2], rtol=0, atol=1e-4)
-        rows = head.tree_logits(text, nodes, parents)
+        rows = tree_logits(head, text, nodes, parents)
         assert np.allclose(rows, wanted, rtol=0, atol=1e-4)
         path = [num_nodes - 1]
         while parents[path[0]] >= 0:
@@ -259,7 +260,7 @@ def test_interrupted_pass_leaves_the_cache_as_it_was(
     monkeypatch.setattr(head._passes, "run", failing)
     for size in range(2, 40):
         try:
-            assert head.begin(text[:size])
+            assert head.begin(text[:size], 99)
             rows = head.logits(text[:size], 1)
         except KeyboardInterrupt:
             continue
@@ -295,10 +296,10 @@ def test_known_rows_are_the_references_whatever_was_drafted_before(
 ) -> None:
     """Also where the head has a correction, which drafts have and known rows have not."""
     head, text = open_for(target, request.getfixturevalue(kind), **options), random_text(10, 40)
-    assert isinstance(head, CorrectableHead)
+    assert head.correctable is head
     target.logits(text[:20], 1)
     assert head.known_rows(text[:22], 3) is None
-    assert head.begin(text[:21])
+    assert head.begin(text[:21], 99)
     for size in range(21, 25):  # behind states of its own
         head.logits(text[:size], 1)
     target.logits(text[:-1], 1)
@@ -315,6 +316,6 @@ def test_known_rows_are_the_references_whatever_was_drafted_before(
             pairs = zip(before, tokens.tolist(), strict=False)
             rows = np.stack([tiny_heads.step_rows(STEPS, [token], state)[0] for state, token in pairs])
         assert np.allclose(found, rows, rtol=0, atol=1e-4)
-        assert head.begin(text[:stop])
+        assert head.begin(text[:stop], 99)
         wanted = head.correction(rows.astype(np.float32), contexts_in(text[:stop], num_last))[-1]
         assert np.allclose(head.logits(text[:stop], 1)[0], wanted, rtol=0, atol=1e-4)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from double import tree_logits
 
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import read_manifest
@@ -67,7 +68,7 @@ def test_states_of_a_tree_follow_the_branch_that_is_adopted(tiny_with_states: Pa
     parents = (-1, -1, 1, 1, 3, 0)
     for branch in ([1, 3, 4], [0, 5], [1, 2], [], [1]):
         nodes = rng.permutation(tiny.VOCAB)[: len(parents)].astype(np.int32)
-        found.tree_logits(text, nodes, parents)
+        tree_logits(found, text, nodes, parents)
         assert require_mirrored(found) == len(text)  # nodes are not held yet
         text = append(text, [*nodes[branch], int(rng.integers(0, tiny.VOCAB))])
         before = found.num_fed

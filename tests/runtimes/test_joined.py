@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from calls import decoder, random_calls
+from double import tree_logits
 from families import FAMILIES, weights_of
 
 from edgespec.decoding.pass_queue import Caller
@@ -227,7 +228,7 @@ def test_trees_take_turns(tiny_model: Path) -> None:
     other = text[::-1].copy()
     root.logits(text, 1)
     wanted = [alone.logits(np.append(other, nodes[:2]).astype(np.int32), 3), alone.logits(text, 1).copy()]
-    assert np.allclose(fork.tree_logits(other, nodes, parents)[:3], wanted[0], rtol=0, atol=2e-4)
+    assert np.allclose(tree_logits(fork, other, nodes, parents)[:3], wanted[0], rtol=0, atol=2e-4)
     assert np.allclose(root.logits(text, 1), wanted[1], rtol=0, atol=2e-4)
     assert root.num_fed == 20 + 1
 

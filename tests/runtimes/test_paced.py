@@ -3,8 +3,9 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+from double import Double, tree_logits
 
-from edgespec.decoders import Decoder, TreeDecoder
+from edgespec.decoders import Decoder
 from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
@@ -26,7 +27,7 @@ class Time:
         self.now += seconds + self.late_s
 
 
-class Chain:
+class Chain(Double):
     """A decoder that runs no trees, and takes a while."""
 
     vocab_size, context_length, num_fed = 4, 100, 0
@@ -55,14 +56,14 @@ def test_passes_take_what_they_run_and_give_the_same_rows() -> None:
 def test_a_tree_takes_what_it_runs() -> None:
     time, table = Time(), TableDecoder(9, seed=1)
     decoder = paced(TableDecoder(9, seed=1), time)
-    assert isinstance(decoder, TreeDecoder)
+    assert decoder.can.trees
     nodes, parents = np.array([6, 7, 8], np.int32), (-1, 0, -1)
-    assert np.array_equal(decoder.tree_logits(TEXT, nodes, parents), table.tree_logits(TEXT, nodes, parents))
+    assert np.array_equal(tree_logits(decoder, TEXT, nodes, parents), tree_logits(table, TEXT, nodes, parents))
     assert time.now == pytest.approx(8.04)
 
 
 def test_it_runs_trees_only_if_its_decoder_does() -> None:
-    assert not isinstance(paced(Chain(Time(), 0.0), Time()), TreeDecoder)
+    assert not paced(Chain(Time(), 0.0), Time()).can.trees
 
 
 @pytest.mark.parametrize("taken_s", [0.0, 0.25, 3.0])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from double import tree_logits
 from draft_runs import draft_greedily
 
 from edgespec.errors import SourceError
@@ -99,7 +100,7 @@ def test_the_last_block_ends_with_the_context(parallel_model: ModelFolder) -> No
 
 def test_other_rows_are_those_of_the_model(parallel_model: ModelFolder) -> None:
     decoder, text = opened(parallel_model), random_text(5, 30)
-    decoder.begin(text)
+    decoder.begin(text, 99)
     decoder.logits(text, 1)
     own = tiny.reference_logits(WEIGHTS, text)
     assert np.abs(decoder.logits(text, 4) - own[-4:]).max() < 1e-4
@@ -111,7 +112,7 @@ def test_other_rows_are_those_of_the_model(parallel_model: ModelFolder) -> None:
 def test_trees_run_without_masks(parallel_model: ModelFolder) -> None:
     decoder, text = opened(parallel_model, has_trees=True), random_text(6, 20)
     draft_greedily(decoder, text, 4)
-    rows = decoder.tree_logits(text, np.array([7, 9], np.int32), (-1, 0))  # type: ignore[attr-defined]
+    rows = tree_logits(decoder, text, np.array([7, 9], np.int32), (-1, 0))  # type: ignore[attr-defined]
     assert np.abs(rows - tiny.reference_logits(WEIGHTS, append(text, [7, 9]))[-3:]).max() < 1e-4
 
 

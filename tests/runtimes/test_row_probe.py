@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from calls import decoder
+from double import Double
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
 from edgespec.errors import Cancelled
@@ -104,7 +105,7 @@ def test_the_probe_ends_when_it_is_cancelled(tiny_model: Path) -> None:
         prove_rows(decoder(tiny_model), read_manifest(tiny_model), cancel=cancel)
 
 
-class _Wrong:
+class _Wrong(Double):
     """A decoder whose row of one position depends on how many are asked for."""
 
     vocab_size, context_length, num_fed = 7, 200, 0

@@ -3,11 +3,10 @@ from time import thread_time
 
 import numpy as np
 import pytest
+from double import branch_logits, tree_logits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoders import TreeDecoder
-from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
@@ -91,10 +90,9 @@ def test_a_row_is_a_function_of_its_tokens_however_it_is_asked_for() -> None:
 def test_rows_of_a_tree_are_those_of_its_branches(num_tokens: int, nodes: list[int], data: st.DataObject) -> None:
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(len(nodes))]
     ids, decoder = np.array(nodes, np.int32), synthetic_drafter(0.5)
-    assert isinstance(decoder, TreeDecoder)
     tokens = text(num_tokens)
-    by_branch = trees.logits_by_branch(synthetic_drafter(0.5), tokens, ids, parents)
-    assert np.array_equal(decoder.tree_logits(tokens, ids, parents), by_branch)
+    by_branch = branch_logits(synthetic_drafter(0.5), tokens, ids, parents)
+    assert np.array_equal(tree_logits(decoder, tokens, ids, parents), by_branch)
 
 
 def test_it_counts_what_a_cache_would_not_hold() -> None:

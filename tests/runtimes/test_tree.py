@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny
+from double import branch_logits, tree_logits, tree_pass
 from families import FAMILIES, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoders import TreeDecoder
+from edgespec.decoders import BEST, Rows
 from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
@@ -19,7 +21,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder, tree_manifest
-from edgespec.types import Logits, TokenIds, append
+from edgespec.types import TokenIds, append
 
 
 def decoder(folder: Path) -> OnnxTreeDecoder:
@@ -55,8 +57,8 @@ def test_rows_of_a_tree_are_those_of_its_branches(
 ) -> None:
     rng = np.random.default_rng(seed)
     tokens, nodes = random_tokens(rng, num_tokens), random_tokens(rng, len(parents))
-    wanted = trees.logits_by_branch(oracle, tokens, nodes, parents)
-    assert np.allclose(trunk.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+    wanted = branch_logits(oracle, tokens, nodes, parents)
+    assert np.allclose(tree_logits(trunk, tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
 
 
 @settings(max_examples=15)
@@ -73,9 +75,9 @@ def test_a_branch_that_is_kept_is_not_run_again(
         parents = data.draw(shapes)
         nodes = rng.choice(tiny.VOCAB, len(parents), replace=False).astype(np.int32)
         fed = trunk.num_fed
-        found = trunk.tree_logits(tokens, nodes, parents).copy()
+        found = tree_logits(trunk, tokens, nodes, parents).copy()
         assert trunk.num_fed - fed == len(nodes) + 1
-        assert np.allclose(found, trees.logits_by_branch(oracle, tokens, nodes, parents), rtol=0, atol=2e-4)
+        assert np.allclose(found, branch_logits(oracle, tokens, nodes, parents), rtol=0, atol=2e-4)
         tokens = append(tokens, nodes[trees.path(parents, data.draw(st.integers(-1, len(parents) - 1)))])
         if data.draw(st.booleans()):
             tokens, fed = append(tokens, random_tokens(rng, 1)), trunk.num_fed
@@ -101,8 +103,8 @@ def test_of_a_tree_that_grows_only_what_is_new_is_run(
             old, fed = len(nodes), trunk.num_fed
             parents += tuple(data.draw(st.integers(-1, old + i - 1)) for i in range(num_new))
             nodes = order[: old + num_new]
-            found = trunk.tree_logits(tokens, nodes, parents, num_new)
-            wanted = trees.logits_by_branch(oracle, tokens, nodes, parents)[-num_new:]
+            found = tree_logits(trunk, tokens, nodes, parents, num_new)
+            wanted = branch_logits(oracle, tokens, nodes, parents)[-num_new:]
             assert np.allclose(found, wanted, rtol=0, atol=2e-4)
             assert trunk.num_fed - fed == num_new + (old == 3), "and the last of the chain"
         tokens = append(tokens, [*nodes[trees.path(parents, len(nodes) - 1)], 1])
@@ -115,8 +117,8 @@ def test_of_a_tree_that_grows_only_what_is_new_is_run(
 def test_last_rows_are_those_of_all(trunk: OnnxTreeDecoder, num_last: int) -> None:
     tokens, nodes, parents = np.arange(5, dtype=np.int32), np.array([8, 9, 10, 11], np.int32), (-1, 0, 0, 1)
     for decoder in (trunk, TableDecoder(30, 1)):
-        wanted = decoder.tree_logits(tokens, nodes, parents).copy()[-num_last:]
-        assert np.allclose(decoder.tree_logits(tokens, nodes, parents, num_last), wanted, rtol=0, atol=2e-4)
+        wanted = tree_logits(decoder, tokens, nodes, parents).copy()[-num_last:]
+        assert np.allclose(tree_logits(decoder, tokens, nodes, parents, num_last), wanted, rtol=0, atol=2e-4)
 
 
 def test_nodes_lie_in_their_places_as_far_as_tree_and_cache_agree() -> None:
@@ -134,7 +136,7 @@ def test_another_text_forgets_the_tree(trunk: OnnxTreeDecoder, oracle: OnnxDecod
     rng = np.random.default_rng(1)
     for _ in range(20):
         tokens = random_tokens(rng, int(rng.integers(2, 30)))
-        trunk.tree_logits(tokens, tokens[:2], (-1, -1))
+        tree_logits(trunk, tokens, tokens[:2], (-1, -1))
         other = append(tokens[: rng.integers(0, len(tokens))], random_tokens(rng, 3))
         assert np.allclose(trunk.logits(other, 2), oracle.logits(other, 2), rtol=0, atol=2e-4)
 
@@ -143,7 +145,7 @@ def test_an_interrupted_move_leaves_no_trace(
     trunk: OnnxTreeDecoder, oracle: OnnxDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, nodes = np.arange(9, dtype=np.int32), np.array([30, 40, 31, 41], np.int32)
-    trunk.tree_logits(tokens, nodes, (-1, -1, 0, 1))
+    tree_logits(trunk, tokens, nodes, (-1, -1, 0, 1))
     cache = trunk._chain._passes.cache
     longer = append(tokens, [40, 41, 50])
 
@@ -170,7 +172,7 @@ def test_deterministic_rows_are_those_of_the_plain_graph_to_the_bit(
     for _ in range(60):
         parents = tuple(int(rng.integers(-1, node)) for node in range(int(rng.integers(0, 12))))
         nodes = random_tokens(rng, len(parents))
-        rows = exact.tree_logits(tokens, nodes, parents).copy()
+        rows = tree_logits(exact, tokens, nodes, parents).copy()
         for node in range(-1, len(nodes)):
             path = trees.path(parents, node)
             assert np.array_equal(rows[node + 1], plain.logits(append(tokens, nodes[path]), 1)[0])
@@ -182,10 +184,10 @@ def test_tree_at_the_end_of_the_context(trunk: OnnxTreeDecoder, oracle: OnnxDeco
     """Where branches have positions left and the cache no slots."""
     tokens = random_tokens(np.random.default_rng(3), tiny.CONTEXT - 2)
     nodes = np.array([5, 6, 7, 8], np.int32)
-    wanted = trees.logits_by_branch(oracle, tokens, nodes, (-1, -1, 0, 1))
-    assert np.allclose(trunk.tree_logits(tokens, nodes, (-1, -1, 0, 1)), wanted, rtol=0, atol=2e-4)
+    wanted = branch_logits(oracle, tokens, nodes, (-1, -1, 0, 1))
+    assert np.allclose(tree_logits(trunk, tokens, nodes, (-1, -1, 0, 1)), wanted, rtol=0, atol=2e-4)
     with pytest.raises(ContextOverflow):
-        trunk.tree_logits(tokens, nodes, (-1, 0, 1, 2))
+        tree_logits(trunk, tokens, nodes, (-1, 0, 1, 2))
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
@@ -197,8 +199,8 @@ def test_windows_of_local_layers_hold_in_trees(tmp_path: Path, family: str) -> N
     for num_tokens in (3, 9, 30):
         tokens, nodes = random_tokens(rng, num_tokens), random_tokens(rng, 9)
         parents = (-1, 0, 1, 2, -1, 4, 5, 0, 7)
-        wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
-        assert np.allclose(windowed.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+        wanted = branch_logits(plain, tokens, nodes, parents)
+        assert np.allclose(tree_logits(windowed, tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
 
 
 def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
@@ -222,10 +224,10 @@ def test_a_tree_yields_the_sum_of_what_is_reached() -> None:
 
 def test_table_runs_trees_and_keeps_what_they_left() -> None:
     table = TableDecoder(tiny.VOCAB, seed=1)
-    assert isinstance(table, TreeDecoder)
+    assert table.can.trees
     tokens, nodes, parents = np.array([1, 2], np.int32), np.array([5, 6, 7, 8], np.int32), (-1, 0, -1, 2)
-    rows = table.tree_logits(tokens, nodes, parents)
-    assert np.array_equal(rows, trees.logits_by_branch(TableDecoder(tiny.VOCAB, seed=1), tokens, nodes, parents))
+    rows = tree_logits(table, tokens, nodes, parents)
+    assert np.array_equal(rows, branch_logits(TableDecoder(tiny.VOCAB, seed=1), tokens, nodes, parents))
     fed = table.num_fed
     table.logits(append(tokens, [7, 8, 9]), 1)
     assert table.num_fed - fed == 1
@@ -254,8 +256,8 @@ def test_trees_of_the_gpu_form_hold_where_the_cache_can_be_moved_and_where_not(
         parents = (-1, 0, -1, 2, -1, 4)
         nodes = rng.choice(tiny.VOCAB, len(parents), replace=False).astype(np.int32)
         before = grown.num_fed
-        wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
-        assert np.allclose(grown.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+        wanted = branch_logits(plain, tokens, nodes, parents)
+        assert np.allclose(tree_logits(grown, tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
         num_again += grown.num_fed - before - len(nodes) - 1
         tokens = append(append(tokens, nodes[list(kept)]), random_tokens(rng, 1))
     assert num_again == (0 if is_on_host else 1 + 2)  # behind (2,) and (4, 5)
@@ -264,17 +266,17 @@ def test_trees_of_the_gpu_form_hold_where_the_cache_can_be_moved_and_where_not(
 def test_device_that_computes_trees_wrongly_runs_each_branch(
     gpu_form: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(self: OnnxDecoder, *arguments: object, **options: object) -> Logits:
-        rows: Logits = tree_rows(self, *arguments, **options)  # type: ignore[arg-type]
-        return np.roll(rows, 1, axis=0)
+    def wrong(self: OnnxDecoder, *arguments: Any) -> Rows:
+        return Rows(np.roll(run_tree(self, *arguments).logits, 1, axis=0))
 
-    found, plain, tree_rows = decoder(gpu_form), chain_decoder(gpu_form), OnnxDecoder.tree_rows
+    found, plain, run_tree = decoder(gpu_form), chain_decoder(gpu_form), OnnxDecoder.run_tree
     assert found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
-    monkeypatch.setattr(OnnxDecoder, "tree_rows", wrong)
+    monkeypatch.setattr(OnnxDecoder, "run_tree", wrong)
     found._runs_trees = found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
     assert "'webgpu' computes trees of drafts wrongly" in caplog.text
     rng = np.random.default_rng(5)
     tokens, nodes, parents = random_tokens(rng, 9), random_tokens(rng, 4), (-1, -1, 0, 2)
-    wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
-    assert np.allclose(found.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
-    assert found.tree_argmax(tokens, nodes, parents).ids.tolist() == wanted.argmax(1).tolist()
+    wanted = branch_logits(plain, tokens, nodes, parents)
+    assert np.allclose(tree_logits(found, tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+    best = found.run(tree_pass(tokens, nodes, parents)._replace(wants=BEST))
+    assert best.logits.argmax(1).tolist() == wanted.argmax(1).tolist()

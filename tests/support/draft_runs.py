@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from edgespec.decoders import DraftDecoder
+from edgespec.decoders import Decoder
 from edgespec.types import Logits, TokenIds, append
 
 
-def draft_greedily(decoder: DraftDecoder, text: TokenIds, num_tokens: int) -> tuple[Logits, TokenIds]:
+def draft_greedily(decoder: Decoder, text: TokenIds, num_tokens: int) -> tuple[Logits, TokenIds]:
     """The rows of a draft behind a text, [num_tokens, vocab_size], and its tokens, the likeliest of each."""
-    assert decoder.begin(text)
+    assert decoder.begin(text, 99)
     rows: list[Logits] = []
     tokens = text
     for _ in range(num_tokens):

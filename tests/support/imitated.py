@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoders import Decoder
+from edgespec.decoders import Decoder, Pass, Rows
 from edgespec.engine import auto_devices, device_candidates
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice, open_model
@@ -18,7 +18,6 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.paced import PacedDecoder
-from edgespec.types import Logits, TokenIds
 
 CPU = find_device("cpu")
 GPU = Device("webgpu", "WebGpuExecutionProvider", kind="gpu", hardware="an imitation")
@@ -33,9 +32,9 @@ class SteadyDecoder(PacedDecoder):
         super().__init__(decoder, lambda num_tokens, num_rows: pace_s)
         self.pace_s = pace_s
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+    def run(self, given: Pass) -> Rows:
         self._late_s = 0.0
-        return super().logits(tokens, num_last)
+        return super().run(given)
 
 
 @dataclass

@@ -33,12 +33,6 @@ def target() -> TableDecoder:
     return TableDecoder(VOCAB, seed=1)
 
 
-class Weights(TableDecoder):
-    """A decoder that a weak reference can watch."""
-
-    __slots__ = ("__weakref__",)
-
-
 class AtOnce(Executor):
     """Has done what it is given when it answers."""
 
@@ -58,7 +52,7 @@ class Machine:
     free_bytes: int = PLENTY
     clock: VirtualClock = field(default_factory=VirtualClock)
     opened: list[str] = field(default_factory=list)
-    watched: list["weakref.ref[Weights]"] = field(default_factory=list)
+    watched: list["weakref.ref[TableDecoder]"] = field(default_factory=list)
     refuses: set[str] = field(default_factory=set)
     errors: dict[str, Exception] = field(default_factory=dict)
     num_closed: int = 0
@@ -75,7 +69,7 @@ class Machine:
                 raise MemoryExhausted(f"no room for {name}")
             if name in self.errors:
                 raise self.errors[name]
-            decoder = Weights(VOCAB, seed=2, near=target())
+            decoder = TableDecoder(VOCAB, seed=2, near=target())
             self.watched.append(weakref.ref(decoder))
             self.opened.append(name)
             made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)

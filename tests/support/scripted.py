@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from double import Double
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine
@@ -29,7 +30,7 @@ TOOL_TEMPLATE = (
 
 
 @dataclass
-class ScriptedDecoder:
+class ScriptedDecoder(Double):
     """Writes what answer makes of the text of the prompt, then the end token."""
 
     tokenizer: Tokenizer

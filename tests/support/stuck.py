@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Event
 
 import tiny
+from double import Double
 
 from edgespec import Engine
 from edgespec.decoders import Decoder
@@ -16,7 +17,7 @@ from edgespec.types import Logits, TokenIds
 
 
 @dataclass
-class StuckDecoder:
+class StuckDecoder(Double):
     """A pass ends when it is interrupted, and not before."""
 
     vocab_size: int = tiny.VOCAB

@@ -13,6 +13,7 @@ from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
 from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculators, zlab
 
+from edgespec.decoders import Pass
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import EdgeSpecError, SourceError
 from edgespec.export.drafting import Drafting
@@ -88,7 +89,7 @@ def test_rows_are_those_of_numpy_over_prefill_drafts_rejection_and_going_on(
     head, stated = opened.head, opened.manifest.head
     assert stated is not None
     assert (stated.target_layers, stated.block_tokens) == (case.target_layers, case.num_tokens)
-    assert head.max_draft_tokens == head.tokens_per_pass == case.num_drafted
+    assert head.can.tokens_per_pass == case.num_drafted
     assert opened.manifest.tokens_per_pass == case.num_tokens - 1
     text = random_text(1, 40)  # three chunks
     for num_accepted in (3, 0, case.num_drafted, 1):
@@ -106,12 +107,12 @@ def test_confidence_is_that_of_numpy(name: str, tmp_path: Path, target: Path) ->
     opened, text = Opened(case, tmp_path, target), random_text(2, 30)
     opened.know(text)
     _, expected = expected_draft(case, TARGET, text, opened.features, case.num_drafted)
-    assert opened.head.begin(text)
+    assert opened.head.begin(text, 99)
     tokens, found = text, []
     for _ in range(case.num_drafted):
-        row = opened.head.logits(tokens, 1)[0]
-        found.append(opened.head.confidence)
-        tokens = append(tokens, [int(row.argmax())])
+        rows = opened.head.run(Pass(tokens))
+        found.append(rows.confidence)
+        tokens = append(tokens, [int(rows.logits[0].argmax())])
     assert np.allclose(found, expected, atol=1e-5)
 
 
@@ -141,7 +142,7 @@ def test_a_row_follows_the_tokens_that_were_really_drafted(name: str, tmp_path: 
     others = append(text, [11, 12])
     row = head.logits(others, 1)[0].copy()
     fresh = opened.reopened(tmp_path)
-    fresh.begin(text)
+    fresh.begin(text, 99)
     for stop in range(len(text), len(others)):
         fresh.logits(others[:stop], 1)
     assert np.abs(fresh.logits(others, 1)[0] - row).max() < 1e-6
@@ -151,12 +152,12 @@ def test_a_row_follows_the_tokens_that_were_really_drafted(name: str, tmp_path: 
 def test_a_draft_needs_the_hidden_states_of_its_text(tmp_path: Path, target: Path) -> None:
     opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(4, 30)
     head = opened.head
-    assert not head.begin(text)
+    assert not head.begin(text, 99)
     opened.know(text[:-3])
-    assert not head.begin(text)
+    assert not head.begin(text, 99)
     opened.know(text)
-    assert head.begin(text)
-    assert not head.begin(text[:1])
+    assert head.begin(text, 99)
+    assert not head.begin(text[:1], 99)
 
 
 def test_a_draft_goes_on_within_its_block_before_hidden_states_are_known(tmp_path: Path, target: Path) -> None:
@@ -165,15 +166,15 @@ def test_a_draft_goes_on_within_its_block_before_hidden_states_are_known(tmp_pat
     opened.know(text)
     rows, drafted = draft_greedily(opened.head, text, 2)
     longer = append(text, drafted)
-    assert opened.head.begin(longer)  # while the target verifies the two
-    assert opened.head.max_draft_tokens == case.num_drafted - 2
+    num_left = opened.head.begin(longer, 99)  # while the target verifies the two
+    assert num_left == case.num_drafted - 2
     more = []
-    for _ in range(opened.head.max_draft_tokens):
+    for _ in range(num_left):
         more.append(opened.head.logits(longer, 1)[0].copy())
         longer = append(longer, [int(more[-1].argmax())])
     assert opened.differences(text, np.concatenate([rows, more])) < 1e-4
-    assert not opened.head.begin(longer)  # the block ends there
-    assert not opened.head.begin(append(text, [int(drafted[0]), 5, 5, 5, 5, 5]))
+    assert not opened.head.begin(longer, 99)  # the block ends there
+    assert not opened.head.begin(append(text, [int(drafted[0]), 5, 5, 5, 5, 5]), 99)
 
 
 def test_logits_are_computed_for_as_many_tokens_as_are_wanted(tmp_path: Path, target: Path) -> None:
@@ -219,7 +220,7 @@ def test_an_interrupted_pass_leaves_the_head_usable(tmp_path: Path, target: Path
         return read(tokens, start, num_rows)
 
     head._features.read = interrupting  # type: ignore[method-assign]
-    assert head.begin(text)
+    assert head.begin(text, 99)
     with pytest.raises(EdgeSpecError):
         head.logits(text, 1)
     rows, _ = draft_greedily(head, text, 4)
@@ -230,7 +231,7 @@ def test_an_interrupted_pass_leaves_the_head_usable(tmp_path: Path, target: Path
 def test_a_draft_ends_with_the_context(tmp_path: Path, target: Path) -> None:
     opened, text = Opened(CASES["DFlash"], tmp_path, target), random_text(8, tiny.CONTEXT)
     opened.know(text)
-    assert opened.head.begin(text)
+    assert opened.head.begin(text, 99)
     assert opened.differences(text, opened.head.logits(text, 1)) < 1e-4
 
 

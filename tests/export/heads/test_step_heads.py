@@ -122,7 +122,7 @@ def test_rounded_weights_give_rows_close_to_those_of_numpy(
     features = random_features((0,), tiny.HIDDEN, 20)
     text = np.arange(20, dtype=np.int32)
     head = open_head(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
-    assert head.begin(text)
+    assert head.begin(text, 99)
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.corrcoef(row, wanted)[0, 1] > (0.9 if precision == "int4" else 0.999)
 
@@ -139,7 +139,7 @@ def test_a_list_of_tokens_trims_medusa_heads(is_whole: bool, tmp_path: Path, tar
     subset = read_subset_of(tmp_path / "out", manifest)
     store = store_of(manifest, text, features)
     head = open_head(tmp_path / "out", manifest, find_device("cpu"), store, subset)
-    assert head.begin(text)
+    assert head.begin(text, 99)
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4
     assert (np.delete(row, tokens) < -1e29).all()
@@ -156,7 +156,7 @@ def test_all_vocabulary_heads_are_trimmed_together(name: str, tmp_path: Path, ta
     assert tokens is not None
     features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
     opened = open_head(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features), tokens)
-    assert opened.begin(text)
+    assert opened.begin(text, 99)
     row, wanted = opened.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4
 
