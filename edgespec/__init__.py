@@ -63,7 +63,13 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.decoding.scheduler import Plain as Plain
     from edgespec.decoding.scheduler import speculative_decode as speculative_decode
     from edgespec.engine.answers import join_chunks as join_chunks
+    from edgespec.loading.open_model import open_with_states as open_with_states
     from edgespec.models.home import ModelHome as ModelHome
+    from edgespec.models.hub import LocalSource as LocalSource
+    from edgespec.policy.expected import best_length as best_length
+    from edgespec.policy.expected import expected_tokens as expected_tokens
+    from edgespec.profiling.measure import profile_target as profile_target
+    from edgespec.profiling.profile import Profile as Profile
 
 __version__ = "0.1.0"
 
@@ -140,11 +146,17 @@ _WING_NAMES = {
     "Decoder": "decoders",
     "DraftPolicy": "decoding.scheduler",
     "GumbelSampler": "decoding.sampling",
+    "LocalSource": "models.hub",
     "ModelHome": "models.home",
     "Plain": "decoding.scheduler",
+    "Profile": "profiling.profile",
+    "best_length": "policy.expected",
     "empty_cache": "decoding.cached_prefix",
+    "expected_tokens": "policy.expected",
     "join_chunks": "engine.answers",
     "mean_nll": "decoding.likelihood",
+    "open_with_states": "loading.open_model",
+    "profile_target": "profiling.measure",
     "speculative_decode": "decoding.scheduler",
 }
 

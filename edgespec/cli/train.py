@@ -22,7 +22,7 @@ from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.models.home import ModelHome
-    from edgespec.training.train import TrainingReport
+    from edgespec.training.report import TrainingReport
     from edgespec.types import TokenIds
 
 _AT_ONCE = 8  # prompts that are answered at once; passes that are shared read the weights once
@@ -106,16 +106,16 @@ def _vocab(count: int) -> int:
     return count
 
 
-def _stored_answers(model: str, home: "ModelHome") -> "list[TokenIds]":
+def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, TokenIds]]":
     """Raises UsageError: No answers of the model are stored."""
-    from edgespec.drafters.answer_cache import AnswerCache, split_answers
+    from edgespec.drafters.answer_cache import AnswerCache
     from edgespec.manifest import read_manifest
 
-    answers: list[TokenIds] = []
+    answers: list[tuple[TokenIds, TokenIds]] = []
     if (folder := home.find(model)) is not None:
         manifest = read_manifest(folder)
         cache = AnswerCache(home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, info)
-        answers = split_answers(cache.read())
+        answers = cache.texts()
     if not answers:
         raise UsageError(f"no answers of {model} are stored; chat with it first, or leave out --from-answers")
     return answers

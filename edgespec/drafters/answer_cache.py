@@ -107,6 +107,11 @@ class AnswerCache:
             return _EMPTY
         return tokens
 
+    def texts(self) -> list[tuple[TokenIds, TokenIds]]:
+        """The end of each prompt and its answer, in the file; where the prompt was short the cut is a guess."""
+        ends = [(min(NUM_PROMPT_TOKENS, len(text) // 2), text) for text in split_answers(self.read())]
+        return [(text[:end], text[end:]) for end, text in ends]
+
     def _parse(self, content: bytes) -> TokenIds | None:
         """The tokens of a file; None if save cannot have written it."""
         checked, payload = content[: len(self._header) + 32], content[len(self._header) + 32 :]

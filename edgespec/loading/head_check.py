@@ -14,12 +14,11 @@ import numpy as np
 from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
+from edgespec.loading.open_model import ModelFolder, open_with_states, read_chat_template, read_tokenizer
 from edgespec.loading.vocab_subset import find_subset
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
-from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.console import show_progress
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.types import Report, TokenIds, append
@@ -111,7 +110,7 @@ def _compare(
 def open_pair(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> tuple[Decoder, Decoder]:
     """The decoders of a target and of a head that reads its hidden states; arguments as of require_agreement."""
     own = read_manifest(head)
-    decoder = OnnxDecoder(target, read_manifest(target), _here(devices[0]), hidden_layers=layers_read([own]))
+    decoder = open_with_states(target, layers_read([own]), _here(devices[0]))
     assert decoder.hidden_states is not None
     subset = find_subset(head, own)
     return decoder, open_head(head, own, _here(devices[1]), decoder.hidden_states, subset)

@@ -238,6 +238,19 @@ def require_runtime() -> None:
     find_device("auto")
 
 
+def open_with_states(
+    folder: Path, layers: Sequence[int], device: Device | None = None, *, deterministic: bool = False
+) -> OnnxDecoder:
+    """Open a target that keeps the hidden states after some of its layers; on the CPU where no device is given."""
+    return OnnxDecoder(
+        folder,
+        read_manifest(folder),
+        device or find_device("cpu"),
+        hidden_layers=tuple(layers),
+        deterministic=deterministic,
+    )
+
+
 def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> AnyDecoder:
     """Open a folder that has no manifest file yet, for the check of an export."""
     return _decoder_class(manifest, deterministic)(

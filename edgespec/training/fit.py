@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgespec import expected_tokens
 from edgespec.errors import ModelError
 from edgespec.memory.free_memory import return_freed
-from edgespec.policy.expected import expected_tokens
 from edgespec.system.console import show_progress
 from edgespec.system.signals import defer_signals
+from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import Network
 from edgespec.training.objective import Agreement, agreement, backward
 from edgespec.training.packing import Batch, Text, pack
 from edgespec.training.shape import HEAD, HeadShape
-from edgespec.training.tensor_file import read_tensors, write_tensors
 from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How far a training is.
 
     num_drafts: That were trained on, in all.
@@ -110,7 +110,7 @@ class Trainer:
 
         self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
         self.device = _find_device(device)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         weights = dict(start)
         if checkpoint.exists():
             weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.held_out))
@@ -127,7 +127,7 @@ class Trainer:
         self.precision = _faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
 
-    def run(self, limit_s: float) -> Progress:
+    def run(self, limit_s: float) -> TrainingProgress:
         """Train for limit_s seconds; ends earlier where held-out texts show no gain.
 
         KeyboardInterrupt goes through, once the checkpoint is written.
@@ -172,7 +172,7 @@ class Trainer:
         found = Agreement(reached, right)
         is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
         before = self.progress
-        self.progress = Progress(
+        self.progress = TrainingProgress(
             before.num_drafts,
             before.used_s,
             found.rates if is_better else before.best,
@@ -245,7 +245,7 @@ class Trainer:
     def _count(self, batch: Batch, taken_s: float) -> None:
         before = self.progress
         num_drafts = before.num_drafts + int((batch.starts >= 0).sum())
-        self.progress = Progress(num_drafts, before.used_s + taken_s, before.best, before.num_since_best)
+        self.progress = TrainingProgress(num_drafts, before.used_s + taken_s, before.best, before.num_since_best)
 
     def _describe(self, left_s: float) -> str:
         best = self.progress.best
@@ -258,14 +258,14 @@ def _key_of(texts: Sequence[Text]) -> str:
     return sha256(b"|".join(np.asarray(text.tokens, np.int32).tobytes() for text in texts)).hexdigest()[:16]
 
 
-def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[str, Floats], Progress]:
+def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[str, Floats], TrainingProgress]:
     """The weights and the progress of a checkpoint; agreement with other held-out texts says nothing here."""
     tensors, stated = read_tensors(path)
     if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
     is_same = stated.get("held_out") == held_out
     best = tuple(map(float, stated["best"].split())) if is_same else ()
-    return tensors, Progress(int(stated["num_drafts"]), float(stated["used_s"]), best)
+    return tensors, TrainingProgress(int(stated["num_drafts"]), float(stated["used_s"]), best)
 
 
 def _find_device(name: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Memory(NamedTuple):
+class KeysAndValues(NamedTuple):
     """Keys and values, [batch, kv_heads, rows, head_dim]."""
 
     keys: "Tensor"
@@ -57,14 +57,19 @@ class Network:
 
         return self._linear(torch.cat([self._norm(self._embedding[tokens], TOKEN_NORM), states], -1), JOIN)
 
-    def remember(self, joined: "Tensor", positions: "Tensor") -> Memory:
+    def remember(self, joined: "Tensor", positions: "Tensor") -> KeysAndValues:
         """Keys and values of rows at positions, [batch, rows]."""
         read = self._norm(joined, INPUT_NORM)
         keys, values = self._heads(self._linear(read, K, K_BIAS)), self._heads(self._linear(read, V, V_BIAS))
-        return Memory(self._rotate(keys, K_NORM, positions), values)
+        return KeysAndValues(self._rotate(keys, K_NORM, positions), values)
 
     def step(
-        self, joined: "Tensor", positions: "Tensor", visible: "Tensor", text: Memory, own: list[Memory]
+        self,
+        joined: "Tensor",
+        positions: "Tensor",
+        visible: "Tensor",
+        text: KeysAndValues,
+        own: list[KeysAndValues],
     ) -> "Tensor":
         """Run a step of each draft, [batch, drafts, hidden_size], and give its states.
 
@@ -114,7 +119,9 @@ class Network:
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    def _attend(self, queries: "Tensor", visible: "Tensor", text: Memory, own: list[Memory]) -> "Tensor":
+    def _attend(
+        self, queries: "Tensor", visible: "Tensor", text: KeysAndValues, own: list[KeysAndValues]
+    ) -> "Tensor":
         import torch
 
         batch, num_heads, num_drafts, head_dim = queries.shape

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.training.network import Memory, Network
+from edgespec.training.network import KeysAndValues, Network
 from edgespec.training.packing import Batch
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def unroll(network: Network, batch: Batch, features: "Tensor", num_steps: int) -
     text = network.remember(rows, tensor(batch.positions))
     line = torch.arange(len(batch.starts), device=features.device)[:, None]
     joined = states = rows[line, tensor(batch.rows(0))]
-    visible, own = tensor(batch.visible), list[Memory]()
+    visible, own = tensor(batch.visible), list[KeysAndValues]()
     for i in range(num_steps):
         positions = tensor(batch.at(batch.positions, 0) + i)
         if i:

@@ -10,14 +10,10 @@ from time import monotonic
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
+from edgespec import Engine, SamplingParams, open_with_states
 from edgespec.errors import ContextOverflow
-from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.console import show_progress
-from edgespec.training.texts_file import TextsFile
+from edgespec.training.stored_texts import TextsFile
 from edgespec.types import TokenIds
 
 _TEMPERATURE, _TOP_P = 0.8, 0.95  # of the second answer to a prompt
@@ -87,20 +83,16 @@ def write_answers(
 class StatesReader:
     """Runs texts through the target and gives the hidden states after some of its layers."""
 
-    def __init__(self, folder: Path, manifest: Manifest, layers: tuple[int, ...]) -> None:
+    def __init__(self, folder: Path, layers: tuple[int, ...]) -> None:
         """folder: Of a target that was exported with the hidden states of these layers."""
         self._layers = layers
         # As chats run it, so that its passes take what theirs do.
-        self._decoder = OnnxDecoder(folder, manifest, find_device("cpu"), hidden_layers=layers, deterministic=True)
+        self.decoder = open_with_states(folder, layers, deterministic=True)
 
     def read(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
         """States of all tokens, [num_tokens, layers · hidden_size]."""
-        self._decoder.forget()
-        self._decoder.logits(tokens, 1)
-        states = self._decoder.hidden_states
+        self.decoder.forget()
+        self.decoder.logits(tokens, 1)
+        states = self.decoder.hidden_states
         assert states is not None
         return states.read(tokens, 0, self._layers)
-
-    @property
-    def decoder(self) -> OnnxDecoder:
-        return self._decoder

@@ -14,30 +14,31 @@ from time import monotonic
 
 import numpy as np
 
+from edgespec import Engine, LocalSource, Profile, profile_target
 from edgespec.config.byte_size import format_bytes
-from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS
-from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
-from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.manifest import FILE_NAME, read_manifest
-from edgespec.models.hub import LocalSource
-from edgespec.profiling.measure import profile_target
-from edgespec.profiling.profile import Profile
 from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, replace_file
 from edgespec.system.file_lock import hold_lock
-from edgespec.training.fit import Data, Floats, Progress, Trainer
-from edgespec.training.gain import INT8_BYTES, ExpectedGain, estimate_draft_cost, expected_gain
+from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
+from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.packing import Text
+from edgespec.training.report import INT8_BYTES, TrainingReport, estimate_draft_cost, expected_gain
 from edgespec.training.shape import HeadShape
-from edgespec.training.speculators import WEIGHTS, write_head
-from edgespec.training.states_file import Halves, StatesFile
+from edgespec.training.stored_texts import Halves, StatesFile, TextsFile
 from edgespec.training.target import StatesReader, write_answers
-from edgespec.training.texts_file import TextsFile
-from edgespec.training.vocabulary import choose_tokens, expected_counts
-from edgespec.training.warm_start import fit_join, head_shape, joined_layer, matrix, start_weights
+from edgespec.training.warm_start import (
+    choose_tokens,
+    expected_counts,
+    fit_join,
+    head_shape,
+    joined_layer,
+    matrix,
+    start_weights,
+)
 from edgespec.types import Report, TokenIds
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
@@ -66,26 +67,6 @@ class TrainingOptions:
     device: str = "auto"  # of torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingReport:
-    """What came of a training.
-
-    agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
-        were not trained on.
-    coverage: Share of the tokens of these texts that can be drafted at all.
-    """
-
-    texts: int
-    answer_tokens: int
-    held_out_texts: int
-    trained_drafts: int
-    training_s: float
-    precision: str
-    agreement: tuple[float, ...]
-    coverage: float
-    gain: ExpectedGain
-
-
 def require_torch() -> None:
     """Raises EdgeSpecError: PyTorch is not installed."""
     try:
@@ -102,7 +83,7 @@ def train(
     options: TrainingOptions,
     *,
     prompts: list[str],
-    stored: list[TokenIds],
+    stored: list[tuple[TokenIds, TokenIds]],
     open_engine: Callable[[], Engine],
     report: Report,
 ) -> TrainingReport:
@@ -111,7 +92,7 @@ def train(
     Args:
         source: Of the target.
         prompts: That the target answers.
-        stored: Texts that it wrote earlier, in their place.
+        stored: Prompts, or their ends, and answers that it wrote earlier, in their place.
         open_engine: Loads the target to answer.
 
     Raises:
@@ -138,11 +119,11 @@ def train(
 
 
 def _describe_run(
-    loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[TokenIds]
+    loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]]
 ) -> dict[str, object]:
     """What must be as it was for a run to go on."""
     corpus = hashlib.sha256(
-        "\0".join(prompts).encode() if prompts else b"".join(each.tobytes() for each in stored)
+        "\0".join(prompts).encode() if prompts else b"".join(each.tobytes() for text in stored for each in text)
     )
     return {
         "source": loaded.source.sha256,
@@ -222,13 +203,12 @@ class _Folder:
         return StatesFile(self.work / _STATES, len(self.layers) * self.loaded.config.hidden_size)
 
     def write_texts(
-        self, prompts: list[str], stored: list[TokenIds], open_engine: Callable[[], Engine]
+        self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
     ) -> list[Text]:
         texts = TextsFile(self.work / _TEXTS, self.loaded.config.vocab_size)
-        for number, tokens in enumerate(stored):
+        for number, (prompt, answer) in enumerate(stored):
             if number not in texts.numbers:
-                half = min(NUM_PROMPT_TOKENS, len(tokens) // 2)
-                texts.add(number, tokens[:half], tuple(tokens[half:].tolist()))
+                texts.add(number, prompt, tuple(answer.tolist()))
         most_tokens = self.options.disk_bytes // self.states.row_bytes
         num_wanted = 2 * len(prompts)
         if len(texts.numbers) < num_wanted and texts.num_tokens < most_tokens:
@@ -315,7 +295,7 @@ class _Folder:
     def _open_target(self, folder: Path) -> StatesReader:
         """Raises ModelError or IntegrityError: The folder is damaged."""
         try:
-            return StatesReader(folder, read_manifest(folder), self.layers)
+            return StatesReader(folder, self.layers)
         except (ModelError, IntegrityError) as error:
             kind = IntegrityError if isinstance(error, IntegrityError) else ModelError
             problem = str(error).removesuffix("; export the model again")
@@ -375,12 +355,11 @@ class _Folder:
         return self.source.repository or self.loaded.source.name
 
     def _describe(
-        self, shape: HeadShape, data: Data, progress: Progress, precision: str, profile: Profile
+        self, shape: HeadShape, data: Data, progress: TrainingProgress, precision: str, profile: Profile
     ) -> TrainingReport:
         answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
         config = self.loaded.config
-        folder = self.work / _TARGET
-        read_bytes = float(weights_bytes(ModelFolder(folder, read_manifest(folder))))
+        read_bytes = float(read_manifest(self.work / _TARGET).weights_bytes)
         if "head" in self.loaded.tensors:  # else the vocabulary head is the embedding
             read_bytes -= INT8_BYTES * config.vocab_size * config.hidden_size
         draft_cost = estimate_draft_cost(shape.num_weights, read_bytes, profile)

@@ -1,12 +1,16 @@
-"""The weights from which training starts: the target's last layer, after a matrix found by regression.
+"""What a head starts with: the tokens that it can draft, and its weights.
 
-The state f_{i-1} after the target's final norm and the token x_i tell much of what the target's last layer reads
-at i. The matrix that joins them is the least squares solution of that, so that the head, which ends as the target
-does, drafts before it is trained. Where the layer is none that a head can have (norms after attention, experts),
-the matrix leads to what the layer gives, and the head's layer starts as one that adds nothing.
+The tokens are those that its target gives the most probability, over its own texts.
+
+The weights are the target's last layer, after a matrix found by regression. The state f_{i-1} after the target's
+final norm and the token x_i tell much of what the target's last layer reads at i. The matrix that joins them is
+the least squares solution of that, so that the head, which ends as the target does, drafts before it is trained.
+Where the layer is none that a head can have (norms after attention, experts), the matrix leads to what the layer
+gives, and the head's layer starts as one that adds nothing.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +41,40 @@ from edgespec.training.shape import (
 from edgespec.types import TokenIds
 
 Floats = npt.NDArray[np.float32]
+_COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
 _DEVIATION = 0.02  # of weights that start at random
 _DAMPING = 0.01  # of the regression, as a share of the mean square of what it reads
-_CHUNK_ROWS = 2048
+_FITTED_AT_ONCE = 2048  # rows
+
+
+def expected_counts(states: Floats, head: Floats, scale: float, cap: float | None) -> npt.NDArray[np.float64]:
+    """How often each token is expected after some rows, [vocab_size]: a sum of probabilities.
+
+    Of the tokens of answers that are not among the texts these counts cover more than counts of tokens do, since
+    every row says what else might have come.
+
+    Args:
+        states: After the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
+        head: The target's vocabulary head, [vocab_size, hidden_size].
+        scale, cap: Of the target's logits.
+    """
+    counts = np.zeros(len(head))
+    states = states[:: max(1, len(states) // _MOST_COUNTED)]
+    for start in range(0, len(states), _COUNTED_AT_ONCE):
+        logits = states[start : start + _COUNTED_AT_ONCE].astype(np.float32) @ head.T * np.float32(scale)
+        if cap is not None:
+            logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        counts += shares.sum(axis=0, dtype=np.float64)
+    return counts
+
+
+def choose_tokens(counts: npt.NDArray[np.float64], size: int, always: Sequence[int]) -> TokenIds:
+    """The most frequent tokens and those that always count, ascending, [size]."""
+    ranked = counts.copy()
+    ranked[list(always)] = np.inf
+    return np.sort(np.argsort(-ranked, kind="stable")[:size]).astype(np.int32)
 
 
 def matrix(tensor: StoredTensor) -> Floats:
@@ -140,8 +175,8 @@ def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> Fl
     """
     width = 2 * wanted.shape[1]
     squares, products = np.zeros((width, width)), np.zeros((width, width // 2))
-    for start in range(0, len(wanted), _CHUNK_ROWS):
-        part = slice(start, start + _CHUNK_ROWS)
+    for start in range(0, len(wanted), _FITTED_AT_ONCE):
+        part = slice(start, start + _FITTED_AT_ONCE)
         normed = embedded[part] / np.sqrt(np.square(embedded[part]).mean(axis=1, keepdims=True) + eps)
         share = 1.0 / np.sqrt(np.square(wanted[part]).mean(axis=1, keepdims=True) + eps)
         read = np.concatenate([normed, states[part]], axis=1) * share

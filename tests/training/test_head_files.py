@@ -13,11 +13,9 @@ from edgespec.errors import ModelError
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
+from edgespec.training.head_file import read_tensors, write_head, write_tensors
 from edgespec.training.shape import FINAL_NORM, INPUT_NORM, JOIN, TOKEN_NORM, HeadShape
-from edgespec.training.speculators import write_head
-from edgespec.training.tensor_file import read_tensors, write_tensors
-from edgespec.training.vocabulary import choose_tokens, expected_counts
-from edgespec.training.warm_start import fit_join, head_shape, start_weights
+from edgespec.training.warm_start import choose_tokens, expected_counts, fit_join, head_shape, start_weights
 
 
 def test_tensors_are_those_that_the_safetensors_package_reads(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import tiny
 
 from edgespec import load
 from edgespec.training import target
-from edgespec.training.texts_file import TextsFile
+from edgespec.training.stored_texts import TextsFile
 
 PROMPTS = ["one", "two two", "three three three", "four"]
 

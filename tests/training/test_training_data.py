@@ -13,8 +13,7 @@ from edgespec.evaluation.prompts import own_prompts as bench_prompts
 from edgespec.system import disk
 from edgespec.training.corpus import own_prompts, read_corpus
 from edgespec.training.packing import Text, pack
-from edgespec.training.states_file import StatesFile
-from edgespec.training.texts_file import TextsFile
+from edgespec.training.stored_texts import StatesFile, TextsFile
 
 
 def made_texts(*lengths: tuple[int, int]) -> list[Text]:

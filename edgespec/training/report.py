@@ -1,10 +1,9 @@
-"""What a head is expected to gain on this machine, from its agreement and the measured times of passes."""
+"""What came of a training: how far the head agrees, and what it is expected to gain on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.policy.expected import best_length, expected_tokens
-from edgespec.profiling.profile import Profile
+from edgespec import Profile, best_length, expected_tokens
 
 INT8_BYTES = 1.125  # of a weight, with the scales of blocks of 32
 _AROUND_DRAFT_S = 1e-3  # of a draft outside the head's products (docs/log/training.md)
@@ -23,6 +22,26 @@ class ExpectedGain:
     draft_cost: float
     tokens_per_pass: float
     times: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """What came of a training.
+
+    agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
+        were not trained on.
+    coverage: Share of the tokens of these texts that can be drafted at all.
+    """
+
+    texts: int
+    answer_tokens: int
+    held_out_texts: int
+    trained_drafts: int
+    training_s: float
+    precision: str
+    agreement: tuple[float, ...]
+    coverage: float
+    gain: ExpectedGain
 
 
 def estimate_draft_cost(num_weights: int, target_bytes: float, profile: Profile) -> float:
