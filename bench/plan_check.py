@@ -22,8 +22,9 @@ from command_line import command_line
 from edgespec import load
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
-from edgespec.engine.draft_models import Chain, open_chain
+from edgespec.engine.draft_models import open_chain
 from edgespec.engine.resolve import resolve
+from edgespec.engine.setup import Chain
 from edgespec.engine.wish import Wish
 from edgespec.evaluation.prompts import own_prompts
 from edgespec.loading.open_model import ModelFolder, open_model

@@ -65,7 +65,7 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     resolved = resolve(wish)
     require_writer(resolved.target.manifest)
     drafters = [each.models[0] for each in resolved.drafters]
-    for line in resolved.devices.downgrades:
+    for line in resolved.downgrades:
         info(line)
     planned = plan_for(
         resolved.target,

@@ -1,29 +1,39 @@
-"""Opens drafter models in their lanes: one, or a cascade in which each drafts for the one before it."""
+"""Opens drafter models in their lanes, and makes the pool of all drafters of a setup.
+
+A lane has one model, or a cascade in which each drafts for the one before it.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
-from edgespec.drafters.drafter_sets import Candidate, OpenModel
+from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
+from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.head_learner import HeadLearner
-from edgespec.engine.wish import Wish
+from edgespec.engine.setup import Chain, Setup
 from edgespec.errors import UsageError
+from edgespec.loading.memory_fit import MemoryReading
 from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
-from edgespec.loading.placement import Placement
-from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
-from edgespec.memory.free_memory import FreeByPlace
-from edgespec.planning.plan_option import Schedule
-from edgespec.policy import draft_trees
+from edgespec.memory.estimate import (
+    bytes_by_place,
+    estimate_memory,
+    growth_bytes,
+    states_bytes,
+    sum_bytes,
+    texts_bytes,
+)
+from edgespec.memory.free_memory import HOST
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
-from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.profiling.pass_timing import measure_passes
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
@@ -31,27 +41,18 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Drafter, Report
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chain:
-    """Models of which each drafts for the one before it, the first for the target."""
-
-    target: ModelFolder
-    models: tuple[ModelFolder, ...]  # at least one
-    text: str | None  # the text drafter of the last model, if any
-    placement: Placement
-    is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
-    schedule: Schedule
-    hidden_states: HiddenStates | None = None  # that the target's decoder keeps, for a drafting head
-    has_trees: bool = False  # the target's rows are so cheap that trees of drafts may pay
-    learner: HeadLearner | None = None  # of the head among the models, if it learns
-
-    def shortened(self, num_models: int) -> "Chain":
-        """The chain without its first num_models."""
-        return replace(self, models=self.models[num_models:])
-
-
-def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
+def open_chain(
+    chain: Chain,
+    cancel: Cancel,
+    report: Report,
+    hidden_states: HiddenStates | None = None,
+    learner: HeadLearner | None = None,
+) -> OpenModel:
     """Open the first model as the target's drafter in a lane, and each next one as that of the one before it.
+
+    Args:
+        hidden_states: Those that the target's decoder keeps, for a drafting head.
+        learner: Of the head among the models, if it learns.
 
     Raises:
         Cancelled: cancel was set.
@@ -75,11 +76,11 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
             placement.drafter_place.num_threads,
             chain.is_reproducible,
             has_trees=is_hedged or (grows_trees and translate is None),
-            hidden_states=chain.hidden_states,
+            hidden_states=hidden_states,
             cancel=cancel,
         )
-        if chain.learner is not None and chain.learner.is_of(model.folder) and decoder.correctable:
-            chain.learner.attach(decoder.correctable)
+        if learner is not None and learner.is_of(model.folder) and decoder.correctable:
+            learner.attach(decoder.correctable)
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,
@@ -97,32 +98,77 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     return OpenModel(inner[0], decoder, lane)
 
 
-def may_draft_trees(target: ModelFolder, placement: Placement, wish: Wish) -> bool:
-    """Whether trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
-
-    In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
-    """
-    if placement.deterministic or placement.exact or wish.length is not None:
-        return False
-    if wish.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
-        return False
-    return draft_trees.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
-
-
-def candidates(chain: Chain, place: str, rooms: FreeByPlace) -> list[Candidate]:
-    """A chain, and what is left of it without its first model, without its first two, and so on.
+def make_pool(
+    setup: Setup, hidden_states: HiddenStates | None, learner: HeadLearner | None, answers: AnswerCache | None
+) -> DrafterPool:
+    """The pool of the drafters of a setup, and of the smaller sets that remain if memory is short.
 
     Args:
-        place: Where their memory lies.
+        hidden_states: Those that the target's decoder keeps.
+        learner: Of a drafting head, if one learns.
+        answers: Stored answers that are drafted from, if the user wants that.
     """
+    window, fit, num_drafted = setup.window, setup.memory, setup.wish.max_draft_tokens
+    reading, manifest = fit.reading, fit.target.manifest
+    cached = [AnswerDrafter(answers)] if answers else []
+    ahead = {"lookahead"} if window else set()
+
+    def bytes_of_texts(names: frozenset[str]) -> int:
+        widest = max(num_drafted, window.width - 1) if window and "lookahead" in names else num_drafted
+        return texts_bytes(manifest, names, widest)
+
+    sets = drafter_sets(
+        [_candidates(chain, reading, hidden_states, learner) for chain in setup.drafters],
+        setup.texts | {each.name for each in cached},
+        frozenset({"suffix"} | ahead),
+        bytes_of_texts,
+    )
+    return DrafterPool(
+        sets,
+        manifest.vocab_size,
+        lambda texts: [
+            *make_text_drafters(texts, window if "lookahead" in texts else None),
+            *(each for each in cached if each.name in texts),
+        ],
+        MemoryWatch(
+            [each.tier for each in sets],
+            partial(_growth_bytes, setup),
+            reading.read,
+            reading.target_place,
+        ),
+        ChangeLog(setup.wish.report),
+    )
+
+
+def _candidates(
+    chain: Chain, reading: MemoryReading, hidden_states: HiddenStates | None, learner: HeadLearner | None
+) -> list[Candidate]:
+    """A chain, and what is left of it without its first model, without its first two, and so on."""
     needed = [
-        bytes_by_place(estimate_memory(model.manifest, weights_size(model)), place, rooms)
+        bytes_by_place(estimate_memory(model.manifest, weights_size(model)), reading.drafter_place, reading.free)
         for model in chain.models
     ]
     return [
-        Candidate(model.manifest.name, sum_bytes(needed[i:]), partial(open_chain, chain.shortened(i)))
+        Candidate(
+            model.manifest.name,
+            sum_bytes(needed[i:]),
+            partial(open_chain, chain.shortened(i), hidden_states=hidden_states, learner=learner),
+        )
         for i, model in enumerate(chain.models)
     ]
+
+
+def _growth_bytes(setup: Setup, num_held: int, num_tokens: int) -> int:
+    """What a text of num_tokens takes more of the target's memory than one of num_held, with what heads read."""
+    manifest, on_device = setup.memory.target.manifest, setup.memory.reading.target_place != HOST
+    grown = growth_bytes(manifest.kv_cache, num_held, num_tokens, manifest.context_length, on_device=on_device)
+    if on_device:
+        return grown
+    before, after = (
+        sum(states_bytes(each.manifest, num) for each in setup.models)
+        for num in (num_held, max(num_held, num_tokens))
+    )
+    return grown + after - before
 
 
 def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:

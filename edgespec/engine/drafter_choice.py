@@ -1,7 +1,6 @@
 """What could draft for a model that a user names, by what is known. Measures, fetches and exports nothing."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from edgespec.engine.resolve import find_known_devices
 from edgespec.loading.head_target import require_whole_model
 from edgespec.loading.open_model import ModelFolder, read_any_manifest
 from edgespec.loading.placement import Placement
-from edgespec.loading.row_proof import expects_rows
+from edgespec.loading.row_proof import settle_placement
 from edgespec.memory.free_memory import free_memory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import FILE_NAME
@@ -33,7 +32,7 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
         require_whole_model(folder.manifest, model)
         require_writer(folder.manifest)
         placement = choice.resolve_auto(placement, folder.manifest, [])
-        placement = replace(placement, deterministic=expects_rows(None, folder, placement))
+        placement = settle_placement(folder, placement)
     return rank_for_placement(
         home, model, folder, placement, devices={"device": device, "drafter-device": drafter_device}
     )

@@ -9,6 +9,7 @@ from edgespec.drafters.quarantine import describe_error
 from edgespec.drafters.verified_rows import AnswerLog
 from edgespec.engine.head_learner import HeadLearner
 from edgespec.engine.resolve import NamedDrafter
+from edgespec.loading.open_model import ModelFolder
 from edgespec.system.cancel import Flag
 from edgespec.system.command_line import quote
 from edgespec.system.threads import lower_priority
@@ -131,16 +132,16 @@ class IdleLearner:
 
 
 def make_learner(
-    domain: str | None, drafters: Sequence[NamedDrafter], unused: NamedDrafter | None, report: Report
+    domain: str | None, models: Sequence[ModelFolder], unused: NamedDrafter | None, report: Report
 ) -> IdleLearner | None:
     """The learner of the first head that can learn; None where no domain is named, or no such head drafts.
 
     Args:
+        models: Those that draft for the target, the first of each cascade.
         unused: The drafter of a pair that does not draft here.
     """
     if domain is None:
         return None
-    models = [drafter.models[0] for drafter in drafters]
     for folder, manifest in models:
         if manifest.head is not None and manifest.head.kind in _KINDS:
             file = LearnedFile(folder, domain)

@@ -2,18 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.open_engine import open_engine
 from edgespec.engine.resolve import Resolved, resolve
+from edgespec.engine.setup import decide, read_tables
 from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
-from edgespec.loading.device_forms import explain_form
-from edgespec.loading.placement import Placement
-from edgespec.loading.row_proof import RowsDiffer, expects_rows
-from edgespec.planning.choice import choose_threads
+from edgespec.loading.row_proof import RowsDiffer
 from edgespec.system.progress import LoadProgress
 
 _LOG = logging.getLogger(__name__)
@@ -104,36 +101,20 @@ def _open_on_a_device_that_runs(wish: Wish) -> Engine:
     """Open the models; where a device that auto chose does not run them, auto chooses again without it."""
     refused: dict[str, EdgeSpecError] = {}
     while True:
-        resolved = resolve(wish, refused)
-        placement, drafters = resolved.placement, resolved.drafters
-        _LOG.debug("%s is %s on %s", wish.model, resolved.target.folder, placement.device.name)
-        if wish.chooses_threads and len(drafters) == 1:
-            placement = choose_threads(resolved.target, drafters[0].models[0], placement)
+        found = resolve(wish, refused)
+        _LOG.debug("%s is %s on %s", wish.model, found.target.folder, found.placement.device.name)
         try:
-            return _open_or_fall_back(resolved, placement, wish)
+            return _open_or_fall_back(wish, found)
         except (DeviceUnavailable, MemoryExhausted) as error:
-            refused[resolved.refused_device(error)] = error
+            refused[found.without(error)] = error
 
 
-def _open_or_fall_back(resolved: Resolved, placement: Placement, wish: Wish) -> Engine:
+def _open_or_fall_back(wish: Wish, found: Resolved) -> Engine:
     """Open the models; on the CPU if a device that the user named fails and allow_fallback is set."""
     while True:
         try:
-            return open_engine(resolved, placement, wish)
+            return open_engine(decide(wish, found, read_tables(wish, found)))
         except RowsDiffer:
-            placement = replace(placement, deterministic=False)
+            found = found.with_differing_rows()
         except DeviceUnavailable as error:
-            if error.device in resolved.auto.values():
-                raise
-            placement = resolved.devices.fall_back(_explain(error, resolved, placement), placement)
-            has_rows = expects_rows(wish.deterministic, resolved.target, placement)
-            placement = replace(placement, deterministic=has_rows)
-
-
-def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement) -> DeviceUnavailable:
-    """The error with advice on the first model that is in the form for another device."""
-    drafters = [(model, placement.drafter_device) for drafter in resolved.drafters for model in drafter.models]
-    for model, device in [(resolved.target, placement.device), *drafters]:
-        if (explained := explain_form(error, model, device)) is not error:
-            return explained
-    return error
+            found = found.on_cpu(error, wish)

@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 from edgespec.decoders import Decoder
+from edgespec.engine.setup import Setup
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.planning.measured_placements import known_stats
 from edgespec.profiling.learned_stats import write_learned_stats
 from edgespec.profiling.width_change import measure_width_change
 from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.types import Report, TokenIds
+from edgespec.types import TokenIds
 
 # Times the largest change that was measured, on some hundred places of a few texts; an answer has more of them.
 _SAFETY = 1.5
@@ -22,16 +21,15 @@ _PROMPTS = (
 )
 
 
-def find_near_tie(
-    target: ModelFolder, decoder: Decoder, encoder: PromptEncoder, placement: Placement, report: Report
-) -> float | None:
+def find_near_tie(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> float | None:
     """The lead below which other passes may choose another token; None without --exact.
 
     It is measured once and saved in the target's folder.
     """
+    target, placement, report = setup.memory.target, setup.placement, setup.wish.report
     if not placement.decides_near_ties:
         return None
-    known = known_stats(target).width_changes.get(placement.machine)
+    known = setup.known.width_changes.get(placement.machine)
     if known is None:
         report(f"measuring how much the width of passes changes: {target.manifest.name}")
         known = measure_width_change(decoder, _texts(encoder, decoder.context_length))

@@ -14,11 +14,11 @@ from edgespec.engine.device_candidates import find_candidates
 from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
-from edgespec.loading.device_forms import require_part, usable_form
+from edgespec.loading.device_forms import explain_form, require_part, usable_form
 from edgespec.loading.head_target import require_own_target, require_whole_model
 from edgespec.loading.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
-from edgespec.loading.row_proof import expects_rows
+from edgespec.loading.row_proof import expects_rows, known_proof
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.models.home import ModelHome
@@ -27,6 +27,7 @@ from edgespec.planning.decision import describe
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device
 from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.runtimes.row_probe import RowProof
 from edgespec.system.command_line import quote
 from edgespec.types import Report
 
@@ -45,19 +46,32 @@ class NamedDrafter:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """Models, devices and memory as a user has named them."""
+    """What a wish stands for on this machine: folders, devices, memory.
+
+    names: Of drafters, with those of a pair and of the catalogue.
+    proof: What is known of deterministic mode for the target in this placement.
+    free: Reads the free memory, within the user's limit.
+    auto: What auto was decided to be, by device and drafter_device.
+    unused: The drafter of a pair, whose check says that it does not pay.
+    """
 
     home: ModelHome
     target: ModelFolder
-    names: DrafterNames  # names of drafters, with those of a pair and of the catalogue
+    names: DrafterNames
     drafters: Sequence[NamedDrafter]
     devices: DeviceChoice
     placement: Placement
-    free: ReadFreeMemory  # reads the free memory, within the user's limit
-    auto: Mapping[str, str]  # what auto was decided to be, by device and drafter_device
-    unused: NamedDrafter | None = None  # of the pair, whose check says that it does not pay
+    proof: RowProof | None
+    free: ReadFreeMemory
+    auto: Mapping[str, str]
+    unused: NamedDrafter | None = None
 
-    def refused_device(self, error: EdgeSpecError) -> str:
+    @property
+    def downgrades(self) -> Sequence[str]:
+        """Lines that say which device another one replaces, and why."""
+        return self.devices.downgrades
+
+    def without(self, error: EdgeSpecError) -> str:
         """The device that does not run its model, where auto may take another one instead.
 
         Raises EdgeSpecError: The error that is given, where it may not.
@@ -66,6 +80,28 @@ class Resolved:
         if device is None or device == "cpu" or device not in self.auto.values():
             raise error
         return device
+
+    def with_differing_rows(self) -> "Resolved":
+        """What is found once deterministic mode does not hold on the device of the target."""
+        placement = replace(self.placement, deterministic=False)
+        return replace(self, placement=placement, proof=known_proof(self.target, placement))
+
+    def on_cpu(self, error: DeviceUnavailable, wish: Wish) -> "Resolved":
+        """What is found once a device that was named does not run its model, where the CPU may do so.
+
+        Raises DeviceUnavailable: The error, with advice on the first model that is in the form for another device.
+        """
+        if error.device in self.auto.values():
+            raise error
+        drafters = [(model, self.placement.drafter_device) for each in self.drafters for model in each.models]
+        for model, device in [(self.target, self.placement.device), *drafters]:
+            if (explained := explain_form(error, model, device)) is not error:
+                error = explained
+                break
+        placement = self.devices.fall_back(error, self.placement)
+        proof = known_proof(self.target, placement)
+        has_rows = expects_rows(wish.deterministic, self.target, placement.device, proof)
+        return replace(self, placement=replace(placement, deterministic=has_rows), proof=proof)
 
 
 def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType({})) -> Resolved:
@@ -105,9 +141,9 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
     target, names, drafters = found.target, found.names, found.drafters
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
-    placement = replace(
-        placement, deterministic=expects_rows(wish.deterministic, target, placement), exact=wish.exact
-    )
+    proof = known_proof(target, placement)
+    has_rows = expects_rows(wish.deterministic, target, placement.device, proof)
+    placement = replace(placement, deterministic=has_rows, exact=wish.exact)
     return Resolved(
         home=models,
         target=target,
@@ -115,6 +151,7 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         drafters=drafters,
         devices=devices,
         placement=placement,
+        proof=proof,
         free=free,
         auto=decided,
         unused=unused,

@@ -5,11 +5,13 @@ that is a matter of the device, the version of ONNX Runtime, the processor and t
 """
 
 import logging
+from dataclasses import replace
 
 from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.row_probe import RowProof, prove_rows
 from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof
 from edgespec.system.console import show_progress
@@ -23,8 +25,8 @@ class RowsDiffer(Exception):
     """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
 
 
-def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) -> bool:
-    """Whether to open a target in deterministic mode: as asked, or unless it is known not to hold on its device.
+def expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof: RowProof | None) -> bool:
+    """True if a target is opened in deterministic mode: as asked, or unless it is known not to hold on its device.
 
     A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
     so that these have the mode only if asked. A vector of a text is read in one way alone.
@@ -32,16 +34,31 @@ def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) 
     if asked is not None:
         return asked
     manifest = target.manifest
-    if manifest.kv_cache.form == "static" or placement.device.is_software or manifest.pooling:
+    if manifest.kv_cache.form == "static" or device.is_software or manifest.pooling:
         return False
-    proof = read_row_proof(target.folder, _key(target, placement))
     return proof is None or proof.holds
 
 
+def settle_placement(target: ModelFolder, placement: Placement) -> Placement:
+    """The placement with the mode in which load() opens a target there unless it is asked for another one."""
+    has_rows = expects_rows(None, target, placement.device, known_proof(target, placement))
+    return replace(placement, deterministic=has_rows)
+
+
+def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
+    """What was found of a target in an earlier session; None where nothing was."""
+    return read_row_proof(target.folder, _key(target, placement))
+
+
 def settle_rows(
-    target: ModelFolder, decoder: Decoder, placement: Placement, asked: bool | None, report: Report
+    target: ModelFolder,
+    decoder: Decoder,
+    placement: Placement,
+    asked: bool | None,
+    known: RowProof | None,
+    report: Report,
 ) -> None:
-    """Prove what an open target of a placement promises, unless its folder says that it was proved.
+    """Prove what an open target of a placement promises, unless that is known.
 
     A line tells where deterministic mode would be the default and does not hold.
 
@@ -52,7 +69,7 @@ def settle_rows(
     """
     if placement.deterministic:
         try:
-            proof = _find_proof(target, decoder, placement, report)
+            proof = known or _prove(target, decoder, placement, report)
         except MemoryExhausted:
             if asked is None:
                 raise RowsDiffer from None
@@ -60,7 +77,6 @@ def settle_rows(
         if not proof.holds:
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
     elif asked is None and not placement.exact and not target.manifest.pooling:
-        known = read_row_proof(target.folder, _key(target, placement))
         because = f" ({known.reason})" if known and not known.num_rows else ""
         report(
             f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
@@ -69,19 +85,15 @@ def settle_rows(
         )
 
 
-def _find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
-    """The proof for a target that is open in deterministic mode: the one that its folder has, or a new one."""
-    key = _key(target, placement)
-    if (known := read_row_proof(target.folder, key)) is not None:
-        return known
-    is_ours = target.manifest.is_ours
+def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
+    """Prove whether deterministic mode holds for an open target, and store what was found in its folder."""
     show_progress("checking whether the text depends on drafts on this machine")
     try:
         proof = prove_rows(decoder, target.manifest)
     finally:
         show_progress("")
-    if is_ours:
-        write_row_proof(target.folder, key, proof, report)
+    if target.manifest.is_ours:
+        write_row_proof(target.folder, _key(target, placement), proof, report)
     if proof.seconds > _QUIET_S:
         verdict = "does not depend" if proof.holds else "can depend"
         _log.info(

@@ -48,7 +48,7 @@ class Places:
         report: Callable[[str], None],
         drivers: Drivers = DRIVERS,
     ) -> None:
-        self._report = report
+        self.report = report
         self._places: dict[str, str] = {}
         self._readers = {HOST: read_host}
         for kind in dict.fromkeys(kinds):
@@ -74,7 +74,7 @@ class Places:
             yield
         except UnknownMemory as error:
             self._readers.pop(place, None)
-            self._report(f"the free memory of {place} is not checked: {error}")
+            self.report(f"the free memory of {place} is not checked: {error}")
 
 
 def _find_reader(kind: str, drivers: Drivers) -> ReadFreeMemory | None:

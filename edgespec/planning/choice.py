@@ -3,20 +3,20 @@
 from dataclasses import replace
 from typing import Literal
 
-from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
+from edgespec.manifest import Manifest
 from edgespec.planning.measured_placements import refined_layout, splits_of
 from edgespec.planning.plan_option import Layout, Schedule
 from edgespec.planning.planner import is_counted, plan_on, schedule_of
 from edgespec.policy.limits import MIN_GAIN_OF_SPLIT
-from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats
+from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.runtimes.tree import can_run_trees
 
 ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
 
 
 def choose_schedule(
-    asked: ScheduleChoice, target: ModelFolder, drafter: ModelFolder, placement: Placement
+    asked: ScheduleChoice, target: Manifest, drafter: Manifest, placement: Placement, known: LearnedStats
 ) -> Schedule:
     """The schedule that a user names; for auto the best by plan.
 
@@ -25,17 +25,16 @@ def choose_schedule(
     """
     if asked != "auto":
         return asked
-    known = read_learned_stats(target.folder)
     layout = known_layout(drafter, placement, known)
     if layout is None:
         return "serial" if placement.shares_processor else "pipelined"
-    best = schedule_of(plan_on([layout], target.manifest, drafter.manifest, known.chances))
-    if best == "hedged" and not can_run_trees(drafter.manifest, placement.drafter_device):
+    best = schedule_of(plan_on([layout], target, drafter, known.chances))
+    if best == "hedged" and not can_run_trees(drafter, placement.drafter_device):
         return "pipelined"
     return best
 
 
-def choose_threads(target: ModelFolder, drafter: ModelFolder, placement: Placement) -> Placement:
+def choose_threads(target: Manifest, drafter: Manifest, placement: Placement, known: LearnedStats) -> Placement:
     """The placement, with separate cores for the two models where these were measured to promise more.
 
     Plain decoding, to which an answer falls back, is slower on fewer threads, so acceptance rates must have been
@@ -43,14 +42,12 @@ def choose_threads(target: ModelFolder, drafter: ModelFolder, placement: Placeme
     """
     if placement.deterministic:
         return placement
-    known = read_learned_stats(target.folder)
     usual, *others = [known_layout(drafter, each, known) for each in splits_of(placement, True)]
     split = [layout for layout in others if layout is not None]
-    if usual is None or not split or not is_counted(known.chances, drafter.manifest.name):
+    if usual is None or not split or not is_counted(known.chances, drafter.name):
         return placement
     shared, best = (
-        plan_on(layouts, target.manifest, drafter.manifest, known.chances).chosen
-        for layouts in ([usual], [usual, *split])
+        plan_on(layouts, target, drafter, known.chances).chosen for layouts in ([usual], [usual, *split])
     )
     if best.drafter_place is None or best.tokens_per_second < MIN_GAIN_OF_SPLIT * shared.tokens_per_second:
         return placement
@@ -58,9 +55,9 @@ def choose_threads(target: ModelFolder, drafter: ModelFolder, placement: Placeme
     return replace(placement, num_threads=threads[0], drafter_threads=threads[1])
 
 
-def known_layout(drafter: ModelFolder, placement: Placement, known: LearnedStats) -> Layout | None:
+def known_layout(drafter: Manifest, placement: Placement, known: LearnedStats) -> Layout | None:
     """What is known of a drafter in a placement; None where nothing was measured."""
     profile = known.profiles.get(placement.machine)
-    if profile is None or placement.drafter_key(drafter.manifest.name) not in profile.drafters:
+    if profile is None or placement.drafter_key(drafter.name) not in profile.drafters:
         return None
     return refined_layout(profile, drafter, placement, known)

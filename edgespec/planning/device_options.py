@@ -7,7 +7,7 @@ from functools import reduce
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
-from edgespec.loading.row_proof import expects_rows
+from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import bytes_by_place, estimate_full_context
@@ -150,7 +150,7 @@ class DeviceOptions:
         target = self.target.find(device)
         if target is None or not placement.deterministic:
             return placement
-        return replace(placement, deterministic=expects_rows(None, target, placement))
+        return settle_placement(target, placement)
 
     def _devices(self, where: Where) -> tuple[Device, Device]:
         return self.devices[where.device], self.devices[where.drafter_device]

@@ -7,6 +7,7 @@ from time import perf_counter
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import ModelFolder, kept_hidden_states, open_drafter, open_model
 from edgespec.loading.placement import Placement
+from edgespec.manifest import Manifest
 from edgespec.planning.plan_option import Layout
 from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.profiling.measure import complete_profile
@@ -28,9 +29,9 @@ def known_stats(target: ModelFolder, report: Report = lambda line: None) -> Lear
     return read_learned_stats(target.folder, report) if target.manifest.is_ours else LearnedStats()
 
 
-def refined_layout(profile: Profile, drafter: ModelFolder, placement: Placement, known: LearnedStats) -> Layout:
+def refined_layout(profile: Profile, drafter: Manifest, placement: Placement, known: LearnedStats) -> Layout:
     """A placement as it was measured, refined by what use has shown since."""
-    name = drafter.manifest.name
+    name = drafter.name
     refined = known.refine(profile, placement.machine, placement.drafter_key(name))
     return Layout(placement.target_place, refined, name, placement.drafter_place)
 
@@ -105,7 +106,7 @@ class MeasuredPlacements:
         measured = [drafter for drafter in self.drafters if drafter not in lacking]
         if not measured:
             return [Layout(placement.target_place, known.refine(profile, placement.machine, None))]
-        return [refined_layout(profile, drafter, placement, known) for drafter in measured]
+        return [refined_layout(profile, drafter.manifest, placement, known) for drafter in measured]
 
     def _save(
         self, profile: Profile, is_new: bool, measured: Sequence[ModelFolder], placement: Placement, report: Report

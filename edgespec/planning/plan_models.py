@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edgespec.drafters.cross_vocabulary import load_translation
 from edgespec.drafters.lookahead import best_window
 from edgespec.loading.head_target import require_own_target
-from edgespec.loading.memory_fit import MemoryFit, fit_memory
+from edgespec.loading.memory_fit import MemoryReading, fit_memory, read_memory
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
@@ -92,7 +92,10 @@ def weigh_models(
         MemoryExhausted: The target does not fit.
     """
     known_stats(target, report)  # damage is reported here, once
-    space = fit_memory(target, placement, free, report)
+    space = read_memory(placement, free, report)
+    for line in space.unknown:
+        report(line)
+    fit_memory(target, weights_size(target), space)
     if "lookahead" in texts:
         tree_manifest(target.manifest, placement.device)
     for drafter in drafters:
@@ -123,32 +126,32 @@ def without_trees(drafter: Manifest, device: Device) -> Manifest:
     return drafter if can_run_trees(drafter, device) else replace(drafter, tree_graph=None)
 
 
-def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryFit) -> MemoryNeeds:
+def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryReading) -> MemoryNeeds:
     sizes = {model.manifest.name: weights_size(model) for model in models}
     places = {placement.drafter_device.name: space.drafter_place, placement.device.name: space.target_place}
 
     def needed(manifest: Manifest, context: int, device: str) -> Bytes:
         estimate = estimate_full_context(manifest, sizes[manifest.name], context)
-        return bytes_by_place(estimate, places[device], space.free_memory)
+        return bytes_by_place(estimate, places[device], space.free)
 
     return MemoryNeeds(needed, _free(space))
 
 
-def _free(space: MemoryFit) -> Bytes:
-    return {place: room.free_bytes - room.reserve.context_bytes for place, room in space.free_memory.items()}
+def _free(space: MemoryReading) -> Bytes:
+    return {place: room.free_bytes - room.reserve.context_bytes for place, room in space.free.items()}
 
 
-def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryFit, num_tokens: int) -> str:
+def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryReading, num_tokens: int) -> str:
     """Which memory is too small to open both models, with num_tokens in the target's cache; empty if all fits."""
     estimate = estimate_memory(target.manifest, weights_size(target), num_tokens)
-    parts = [bytes_by_place(estimate, space.target_place, space.free_memory)]
+    parts = [bytes_by_place(estimate, space.target_place, space.free)]
     if drafter is not None:
         estimate = estimate_memory(drafter.manifest, weights_size(drafter))
-        parts.append(bytes_by_place(estimate, space.drafter_place, space.free_memory))
+        parts.append(bytes_by_place(estimate, space.drafter_place, space.free))
     return shortage(sum_bytes(parts), _free(space), num_tokens)
 
 
-def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryFit) -> int:
+def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryReading) -> int:
     """Length of the longest text after which passes are measured: what fits beside each drafter."""
     lengths = [LONGEST >> i for i in range(4)]
     beside: Sequence[ModelFolder | None] = drafters or [None]
@@ -160,7 +163,8 @@ def _unopened(
     target: ModelFolder, drafters: Sequence[ModelFolder], placement: Placement, report: Report
 ) -> list[ModelFolder]:
     """Drafters that do not fit beside the target now, whatever limit is planned for."""
-    space = fit_memory(target, placement, free_memory, lambda line: None)
+    space = read_memory(placement, free_memory, lambda line: None)
+    fit_memory(target, weights_size(target), space)
     found = []
     for drafter in drafters:
         if lacking := _lacking(target, drafter, space, FORESEEN_TOKENS):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_bytes, weights_size
-from edgespec.loading.row_proof import expects_rows
+from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import read_manifest
 from edgespec.models.model_names import plain_name
 from edgespec.models.pair import DRAFTER, TARGET, Pair, read_pair
@@ -51,7 +51,7 @@ def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
         if target.names.isdisjoint(plain_name(name) for name in (source.name, source.repository) if name):
             return None
         size = ModelSize(manifest=own.manifest, file_bytes=weights_bytes(own))
-        placement = replace(placement, deterministic=expects_rows(None, own, placement))
+        placement = settle_placement(own, placement)
         within = replace(target, model=str(folder), folder=own, size=size, placement=placement)
         return OwnPair(pair=pair, target=within, own=own, drafter=drafter)
     return None
@@ -94,7 +94,7 @@ def _costs_of(target: DraftingTarget, drafter: ModelFolder) -> DraftingCosts | N
     """Costs of a prepared drafter as measured, or by the bytes that it reads."""
     manifest, placement = drafter.manifest, target.placement
     longest = min(MAX_PLANNED_TOKENS, manifest.most_draft_tokens or MAX_PLANNED_TOKENS)
-    layout = known_layout(drafter, placement, known_stats(target.folder)) if target.folder else None
+    layout = known_layout(manifest, placement, known_stats(target.folder)) if target.folder else None
     if layout is None:
         return target.costs_of(weights_bytes(drafter), manifest.tokens_per_pass, longest)
     step = layout.profile.draft_costs(placement.drafter_key(manifest.name)).step
@@ -131,7 +131,7 @@ def _suits(target: DraftingTarget, drafter: ModelFolder) -> bool:
     """Whether to name a model: it was measured here, or is small, in one vocabulary and for the device."""
     if target.folder is None or target.size is None:
         return False
-    if known_layout(drafter, target.placement, known_stats(target.folder)) is not None:
+    if known_layout(drafter.manifest, target.placement, known_stats(target.folder)) is not None:
         return True
     manifest = drafter.manifest
     return (

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from edgespec.errors import DeviceUnavailable, ModelError
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 from edgespec.loading.open_model import ModelFolder, weights_bytes
-from edgespec.loading.row_proof import expects_rows
+from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_memory
@@ -61,7 +60,7 @@ def learn(home: ModelHome, chances: Mapping[tuple[str, int], tuple[float, float]
     """Store costs of the target and of its drafter, and acceptance, as if they had been measured here."""
     target = ModelFolder(home.models / folder, read_manifest(home.models / folder))
     _, placement = find_known_devices(home, "big", "auto", "auto")
-    placement = replace(placement, deterministic=expects_rows(None, target, placement))
+    placement = settle_placement(target, placement)
     drafter = DrafterProfile(step_s=0.2 * STEP_S, row_s=0.0, branches=SERIAL_BRANCHES)
     key = placement.drafter_key("tiny-int4")
     profile = Profile(passes_s=PASSES_S, prefill_s=0.001, drafters={key: drafter})

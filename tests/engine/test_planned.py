@@ -10,11 +10,10 @@ import pytest
 
 from edgespec import load
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.manifest import read_manifest
 from edgespec.planning.choice import choose_schedule, choose_threads
-from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
+from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
 
@@ -60,9 +59,10 @@ def test_auto_is_what_was_measured_to_be_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = known(slowed, branches)
-    target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert choose_schedule("auto", target, drafter, SETTING) == schedule
-    assert choose_schedule("serial", target, drafter, SETTING) == "serial"
+    target, drafter = map(read_manifest, (folder, tiny_drafter))
+    stats = read_learned_stats(folder)
+    assert choose_schedule("auto", target, drafter, SETTING, stats) == schedule
+    assert choose_schedule("serial", target, drafter, SETTING, stats) == "serial"
     opened: list[LaneDrafter] = []
 
     def lane_drafter(*arguments: Any) -> LaneDrafter:
@@ -83,10 +83,11 @@ def test_unknown_models_may_go_ahead_on_cores_of_their_own_and_those_of_another_
 ) -> None:
     monkeypatch.setattr("edgespec.loading.placement.physical_cores", lambda: 2)
     folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
-    target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert choose_schedule("auto", target, drafter, SETTING) == "pipelined"
-    assert choose_schedule("auto", target, drafter, replace(SETTING, drafter_threads=2)) == "serial"
-    assert choose_schedule("auto", target, drafter, replace(SETTING, num_threads=2)) == "serial"
+    target, drafter = map(read_manifest, (folder, tiny_drafter))
+    stats = read_learned_stats(folder)
+    assert choose_schedule("auto", target, drafter, SETTING, stats) == "pipelined"
+    assert choose_schedule("auto", target, drafter, replace(SETTING, drafter_threads=2), stats) == "serial"
+    assert choose_schedule("auto", target, drafter, replace(SETTING, num_threads=2), stats) == "serial"
 
 
 @pytest.mark.parametrize("branches", [ONE_BY_ONE, {1: 1.0, 64: 1.0}])
@@ -125,9 +126,9 @@ def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_mor
             passes_s=passes_s, prefill_s=0.001, drafters={name: drafter}
         )
     write_learned_stats(folder, LearnedStats(chances=KEPT if is_counted else {}, profiles=profiles))
-    target, drafts = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
+    target, drafts = map(read_manifest, (folder, tiny_drafter))
     placement = Placement(device=CPU, drafter_device=CPU, deterministic=deterministic)
-    found = choose_threads(target, drafts, placement)
+    found = choose_threads(target, drafts, placement, read_learned_stats(folder))
     pays = own_step_s == 0.02 and is_counted and not deterministic
     assert found == (replace(placement, num_threads=1, drafter_threads=1) if pays else placement)
     if pays:

@@ -1,0 +1,66 @@
+"""Which window lookahead gets: by whether the device runs trees and by what its rows cost, not by its name."""
+
+import pytest
+
+from edgespec.config.drafter_names import parse
+from edgespec.drafters.lookahead import SMALLEST, Window, window_bucket
+from edgespec.engine import setup
+from edgespec.engine.setup import lookahead_window
+from edgespec.loading.placement import Placement
+from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.profiling.learned_stats import LearnedStats
+from edgespec.runtimes.devices import Device
+
+GPU = Device("a-gpu", "AGpuExecutionProvider")
+PLACEMENT = Placement(device=GPU, drafter_device=GPU, num_threads=2)
+CHEAP = {width: 1 + 0.03 * (width - 1) for width in (1, 2, 4, 8, 16)}
+DEAR = {width: 1 + 0.25 * (width - 1) for width in (1, 2, 4, 8, 16)}
+
+
+MANIFEST = Manifest(
+    name="a model",
+    architecture="llama",
+    precision="int4",
+    context_length=1024,
+    kv_cache=KVCache(num_layers=2, num_kv_heads=2, head_dim=8),
+    vocab_size=100,
+    vocab_sha256="",
+    bos_token_id=None,
+    eos_token_ids=(),
+    add_bos=False,
+    source=Source(name="a model", format="gguf", sha256=""),
+    tree_graph="model_tree.onnx",
+)
+
+
+def window(learned: LearnedStats | None = None, length: int | None = None) -> Window | None:
+    return lookahead_window(parse("auto"), length, MANIFEST, PLACEMENT, learned or LearnedStats())
+
+
+@pytest.fixture
+def with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "can_run_trees", lambda manifest, device: device.name == GPU.name)
+
+
+@pytest.mark.usefixtures("with_trees")
+def test_a_device_that_runs_trees_gets_a_window_where_its_rows_are_cheap() -> None:
+    machine = PLACEMENT.machine
+    assert window() is None, "nothing is measured yet"
+    assert window(LearnedStats({machine: CHEAP})) == SMALLEST
+    assert window(length=4) is None, "drafts of a fixed length are those that were asked for"
+    assert window(LearnedStats({machine: DEAR})) is None
+    assert window(LearnedStats({"another machine": CHEAP})) is None
+
+
+@pytest.mark.usefixtures("with_trees")
+def test_what_a_window_has_yielded_here_is_read_with_what_its_rows_cost() -> None:
+    wide = Window(7, 4, 7)
+    learned = LearnedStats(
+        {PLACEMENT.machine: CHEAP}, chances={("lookahead, run", window_bucket(wide)): (320.0, 500.0)}
+    )
+    assert window(learned) == wide
+
+
+def test_a_device_that_cannot_run_trees_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "can_run_trees", lambda manifest, device: False)
+    assert window(LearnedStats({PLACEMENT.machine: CHEAP})) is None
