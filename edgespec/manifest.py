@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,6 +112,15 @@ class Signature:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a source was fetched from, if that is known, and the licence of that place."""
+
+    repository: str | None = None
+    revision: str | None = None
+    license: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The file or folder that a model was exported from.
 
@@ -125,6 +134,15 @@ class Source:
     repository: str | None = None
     revision: str | None = None
     license: str | None = None
+
+    def fetched_from(self, origin: Origin) -> "Source":
+        """This source with where it was fetched from; a licence that it states itself comes first."""
+        return replace(
+            self,
+            repository=origin.repository,
+            revision=origin.revision,
+            license=self.license or origin.license,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,30 +3,38 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import PrecisionLoss, UsageError
-from edgespec.export.drafting import Drafting, frequent_tokens
+from edgespec.errors import DiskFull, MemoryExhausted, PrecisionLoss, SourceError, UsageError
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
-from edgespec.export.layout import VOCAB_SUBSET, describe_model
-from edgespec.export.output import Progress, atomic_folder, finish, hash_files, require_absent, write_text
-from edgespec.export.passing_precision import find_passing
-from edgespec.export.plan import can_be_checked
-from edgespec.export.planned_model import PlannedModel, plan_model
+from edgespec.export.layout import VOCAB_SUBSET, lay_out, require_ids
+from edgespec.export.options import ExportOptions, Trimming, frequent_tokens
+from edgespec.export.output import (
+    ExportProgress,
+    atomic_folder,
+    finish,
+    hash_files,
+    require_absent,
+    write_text,
+)
+from edgespec.export.plan import PlannedModel, can_be_checked, plan_model
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest
+from edgespec.manifest import Manifest, Origin
 from edgespec.system.console import show_progress
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
+from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Range, Report
 
 MeasureRanges = Callable[[Path, Path, Manifest], dict[str, Range]]
@@ -36,6 +44,8 @@ Takes the graph, a folder with a tokenizer and a chat template but no manifest f
 """
 
 
+# From the precision that loses most to the one that loses least.
+_MORE_EXACT = ("w8a16", "int4", "int8", "source", "fp16", "fp32")
 _OBSERVED = "observed.onnx"  # in the folder while its ranges are measured
 
 
@@ -45,14 +55,12 @@ def export_model(
     *,
     name: str | None = None,
     precision: str = "source",
-    block_size: int = 32,
+    block_size: int = BLOCK_SIZES[0],
     form: str = "cpu",
-    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    trimming: Trimming = Trimming(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     context_length: int | None = None,
-    repository: str | None = None,
-    revision: str | None = None,
-    license: str | None = None,
+    origin: Origin = Origin(),  # noqa: B008  frozen
     open_decoder: OpenDecoder | None = None,
     is_quick: bool = False,
     measure_ranges: MeasureRanges | None = None,
@@ -62,19 +70,12 @@ def export_model(
     """Convert source into a model folder at output.
 
     The folder is written beside its place under a temporary name and moved there complete. One process at a time
-    exports to an output; others wait for it.
+    exports to an output; others wait for it. The arguments that are not named here are those of ExportOptions.
 
     Args:
         source: A .gguf file, or a folder with config.json, tokenizer.json and safetensors weights.
         name: The name of the model in the manifest; that of the folder unless given.
-        precision: One of PRECISIONS; auto picks one and reports why.
-        block_size: The number of rounded weights that share a scale, one of BLOCK_SIZES.
-        form: The kind of device to lay the graph out for, one of FORMS.
-        hidden_layers: Layers whose hidden states the graph outputs too.
-        context_length: The longest text in tokens; the model's own length unless given, and with longrope that of
-            its first training.
-        repository, revision: Where the source was fetched from, and its commit or release, for the manifest.
-        license: The licence of that repository, for a source that states none.
+        origin: Where the source was fetched from, for the manifest.
         open_decoder: Loads a finished folder; given, the export is compared with its source.
         is_quick: Compare fewer tokens, for a first use.
         measure_ranges: Finds the ranges of activations, which w8a16 needs.
@@ -86,32 +87,31 @@ def export_model(
         ExportMismatch: The check failed; PrecisionLoss where another precision passes, which it names.
         DiskFull: There is no room for the folder.
     """
-
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     require_absent(output)
+    options = ExportOptions(
+        precision=precision,
+        block_size=block_size,
+        form=form,
+        trimming=trimming,
+        hidden_layers=hidden_layers,
+        context_length=context_length,
+    )
 
-    def export_as(precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest:
+    def export_as(options: ExportOptions, output: Path, report: Report, *, is_quick: bool) -> Manifest:
         report(f"reading {source}")
         show_progress("reading the file's tokenizer and its list of weights")
-        planned = plan_model(
-            source,
-            precision,
-            form,
-            drafting,
-            hidden_layers,
-            block_size=block_size,
-            context_length=context_length,
-            is_checked=open_decoder is not None,
-        ).with_origin(repository, revision, license)
+        planned = plan_model(source, options, is_checked=open_decoder is not None)
         _require_steps(planned, measure_ranges, open_decoder)
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
             _report_contents(planned, report)
             tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
-            model_name = name or utf8_name(output.name)
-            manifest = _write_model(folder, model_name, planned, tokenizer, measure_ranges, report, progress)
+            manifest = _describe(name or utf8_name(output.name), planned, origin, tokenizer)
+            written = ExportProgress(planned.cost.write_bytes, report, manifest.name, progress)
+            _write_files(folder, planned, manifest, measure_ranges, report, written)
+            written(planned.cost.write_bytes)
+            manifest = hash_files(folder, manifest, report)
             if open_decoder is not None and (not is_quick or can_be_checked(planned.cost, report)):
                 report("checking against the source")
                 check = check_folder(planned.loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
@@ -120,19 +120,20 @@ def export_model(
             return finish(folder, manifest)
 
     try:
-        return export_as(precision, output, report, is_quick=is_quick)
+        return export_as(options, output, report, is_quick=is_quick)
     except PrecisionLoss as loss:
-        raise PrecisionLoss(f"{loss}. {find_passing(export_as, loss.precision, form, output, report)}") from None
+        passing = _find_passing(export_as, replace(options, precision=loss.precision), output, report)
+        raise PrecisionLoss(f"{loss}. {passing}") from None
 
 
 def _require_steps(
     planned: PlannedModel, measure_ranges: MeasureRanges | None, open_decoder: OpenDecoder | None
 ) -> None:
     """Raises UsageError: the ranges of activations are needed and not measured, or no check is possible."""
-    drafting, num_layers = planned.drafting, planned.loaded.config.num_layers
+    trimming, num_layers = planned.options.trimming, planned.loaded.config.num_layers
     if planned.rule.precision == "w8a16" and measure_ranges is None:
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
-    if open_decoder is not None and drafting.num_tokens and not drafting.layers(num_layers):
+    if open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
 
 
@@ -143,30 +144,15 @@ def _report_contents(planned: PlannedModel, report: Report) -> None:
     report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")
 
 
-def _write_model(
-    folder: Path,
-    name: str,
-    planned: PlannedModel,
-    tokenizer: Tokenizer,
-    measure_ranges: MeasureRanges | None,
-    report: Report,
-    progress: ReportProgress,
-) -> Manifest:
-    """Write all files but the card and the manifest, which is returned with their hashes."""
-    manifest = describe_model(
-        name,
-        planned.loaded,
-        tokenizer,
-        planned.rule,
-        planned.form,
-        planned.drafting,
-        planned.hidden_layers,
-    )
-    num_bytes = planned.cost.write_bytes
-    written = Progress(num_bytes, report, name, progress)
-    _write_files(folder, planned, manifest, measure_ranges, report, written)
-    written(num_bytes)
-    return hash_files(folder, manifest, report)
+def _describe(name: str, planned: PlannedModel, origin: Origin, tokenizer: Tokenizer) -> Manifest:
+    """The manifest of the folder, without the hashes of its files.
+
+    Raises SourceError: Tokenizer and weights do not belong together.
+    """
+    loaded = planned.loaded
+    require_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
+    manifest = lay_out(name, loaded, planned.rule, planned.options, vocabulary_sha256(tokenizer))
+    return replace(manifest, source=loaded.source.fetched_from(origin))
 
 
 def _write_files(
@@ -175,11 +161,11 @@ def _write_files(
     manifest: Manifest,
     measure_ranges: MeasureRanges | None,
     report: Report,
-    progress: Progress,
+    progress: ExportProgress,
 ) -> None:
     loaded, rule = planned.loaded, planned.rule
     write_text(folder, loaded.vocabulary, manifest)
-    tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, planned.drafting)}
+    tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, planned.options.trimming)}
     with WeightsFile(folder / manifest.weights, progress) as weights:
         ranges = None
         if measure_ranges is not None and rule.precision == "w8a16":
@@ -195,14 +181,38 @@ def _write_files(
         ir.save(graph, folder / file)
 
 
-def _write_draft_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> dict[str, StoredTensor]:
+def _write_draft_head(folder: Path, loaded: LoadedSource, trimming: Trimming) -> dict[str, StoredTensor]:
     """Select the head's rows of frequent tokens, and write the file that lists these tokens."""
-    if drafting.num_tokens is None:
+    if trimming.num_tokens is None:
         return {}
-    assert drafting.corpus is not None
-    text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
-    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    head = loaded.head
-    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)
+    head, vocabulary = loaded.head, loaded.vocabulary
+    tokens = frequent_tokens(vocabulary.tokenizer_json, trimming, vocabulary.eos_token_ids, head.rows)
     np.save(folder / VOCAB_SUBSET, tokens)
     return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}
+
+
+class _ExportAs(Protocol):
+    """Exports the source to an output with some options."""
+
+    def __call__(self, options: ExportOptions, output: Path, report: Report, *, is_quick: bool) -> Manifest: ...
+
+
+def _find_passing(export: _ExportAs, options: ExportOptions, output: Path, report: Report) -> str:
+    """Try more exact precisions than the one of options on a short text, and say which one passes."""
+    precision = options.precision
+    if options.form == "npu":
+        return "Choose --precision fp16 or fp32, or the cpu form"
+    for other in _MORE_EXACT[_MORE_EXACT.index(precision) + 1 :]:
+        report(f"{precision} loses too much; trying {other}")
+        try:
+            with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+                wanted = replace(options, precision=other)
+                check = export(wanted, Path(folder) / other, lambda line: None, is_quick=True).check
+        except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
+            continue
+        if check is not None:
+            return (
+                f"{other} passes, with a divergence of {check.divergence:.3g}: choose --precision {other}, or "
+                f"NAME:{other}"
+            )
+    return "No other precision was found to pass: report this model"

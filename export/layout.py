@@ -5,13 +5,12 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
-from edgespec.export.drafting import Drafting
 from edgespec.export.families import DecoderConfig
+from edgespec.export.options import ExportOptions
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Parallel, SelfDrafter, Signature
-from edgespec.tokenization.tokenizer import vocabulary_sha256
 
 VOCAB_SUBSET = "vocab_subset.npy"
 # Each position of a static form costs time in every pass.
@@ -26,31 +25,14 @@ def num_weights(loaded: LoadedSource) -> int:
     return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
 
 
-def rule_of(loaded: LoadedSource, precision: str, block_size: int, form: str) -> Rule:
+def rule_of(loaded: LoadedSource, options: ExportOptions) -> Rule:
     """The forms of a source's tensors in a precision, which is not auto, for a kind of device."""
+    precision, form = options.precision, options.form
     is_half = (form == "gpu" and precision != "fp32") or (form == "npu" and precision == "fp16")
-    return Rule(precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
+    return Rule(precision, options.block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
 
 
-def describe_model(
-    name: str,
-    loaded: LoadedSource,
-    tokenizer: Tokenizer,
-    rule: Rule,
-    form: str,
-    drafting: Drafting,
-    hidden_layers: tuple[int, ...],
-) -> Manifest:
-    """The manifest of a folder, without the hashes of its files.
-
-    Raises SourceError: Tokenizer and weights do not belong together.
-    """
-    check_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
-    manifest = lay_out(name, loaded, rule, form, drafting, hidden_layers)
-    return replace(manifest, vocab_sha256=vocabulary_sha256(tokenizer))
-
-
-def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
+def require_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
     """Raises SourceError: an id exceeds the rows of the embedding, so that a look-up would read past its end."""
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     ends = [("eos", token) for token in vocabulary.eos_token_ids]
@@ -63,17 +45,13 @@ def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer
 
 
 def lay_out(
-    name: str,
-    loaded: LoadedSource,
-    rule: Rule,
-    form: str,
-    drafting: Drafting = Drafting(),  # noqa: B008  frozen
-    hidden_layers: tuple[int, ...] = (),
+    name: str, loaded: LoadedSource, rule: Rule, options: ExportOptions, vocab_sha256: str = ""
 ) -> Manifest:
-    """The manifest of a folder, without the hashes of its vocabulary and its files."""
+    """The manifest of a folder, without the hashes of its files."""
+    form, trimming = options.form, options.trimming
     config, vocabulary = loaded.config, loaded.vocabulary
-    kept_layers = drafting.layers(config.num_layers)
-    subset = VOCAB_SUBSET if drafting.num_tokens else None
+    kept_layers = trimming.layers(config.num_layers)
+    subset = VOCAB_SUBSET if trimming.num_tokens else None
     is_drafter = subset is not None and kept_layers is None
     windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
     manifest = Manifest(
@@ -89,7 +67,7 @@ def lay_out(
             dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
         ),
         vocab_size=config.vocab_size,
-        vocab_sha256="",
+        vocab_sha256=vocab_sha256,
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,
@@ -100,7 +78,7 @@ def lay_out(
         sampling=loaded.sampling,
         tree_graph=None if is_drafter or loaded.pooling else "model_tree.onnx",
         sliding_window=min(windows, default=None),
-        hidden_layers=hidden_layers,
+        hidden_layers=options.hidden_layers,
         pooling=loaded.pooling,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers

@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.folder_check import OpenDecoder
-from edgespec.export.layout import check_ids
+from edgespec.export.layout import require_ids
 from edgespec.export.output import atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, Signature, Source
+from edgespec.manifest import KVCache, Manifest, Origin, Signature, Source
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds
@@ -44,9 +44,7 @@ def import_model(
     output: Path,
     *,
     precision: str = "source",
-    repository: str | None = None,
-    revision: str | None = None,
-    license: str | None = None,
+    origin: Origin = Origin(),  # noqa: B008  frozen
     open_decoder: OpenDecoder | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
@@ -66,14 +64,8 @@ def import_model(
     report(f"reading {source}")
     files = weight_files(source)
     vocabulary = read_vocabulary(source)
-    origin = Source(
-        name=utf8_name(source.resolve().name),
-        format="safetensors",
-        sha256=join_hashes(files),
-        repository=repository,
-        revision=revision,
-        license=license,
-    )
+    stated = Source(name=utf8_name(source.resolve().name), format="safetensors", sha256=join_hashes(files))
+    stated = stated.fetched_from(origin)
     # PyTorch's file and the export exist side by side for a while, each with four bytes a weight.
     needed_bytes = 4 * sum(path.stat().st_size for path in files)
     with atomic_folder(output, needed_bytes, report) as folder, _quiet():
@@ -84,8 +76,8 @@ def import_model(
         reference = _logits(model, tokens) if open_decoder else None
         report("tracing it with optimum")
         traced = _read_graph(source, _trace(source, model, folder))
-        check_ids(origin.name, vocabulary, traced["vocab_size"], tokenizer)
-        manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, origin)
+        require_ids(stated.name, vocabulary, traced["vocab_size"], tokenizer)
+        manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, stated)
         manifest = replace(manifest, sampling=read_sampling(source))
         write_text(folder, vocabulary, manifest)
         manifest = hash_files(folder, manifest, report)
@@ -98,7 +90,7 @@ def import_model(
 
 
 def _describe(
-    name: str, config: Any, traced: dict[str, Any], vocabulary: Vocabulary, tokenizer: Tokenizer, origin: Source
+    name: str, config: Any, traced: dict[str, Any], vocabulary: Vocabulary, tokenizer: Tokenizer, source: Source
 ) -> Manifest:
     """The manifest of the new folder, without hashes.
 
@@ -114,7 +106,7 @@ def _describe(
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,
-        source=origin,
+        source=source,
         graph=_GRAPH,
         weights=_WEIGHTS,
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,

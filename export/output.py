@@ -108,7 +108,7 @@ def _lock_output(output: Path, report: Report) -> Iterator[None]:
         yield
 
 
-class Progress:
+class ExportProgress:
     """Called with the bytes done so far, reports a line every three seconds."""
 
     def __init__(

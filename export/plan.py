@@ -1,14 +1,19 @@
-"""The time, memory and disk that an export will take."""
+"""A source as read, all that decides what its model folder will hold, and what its export takes."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from edgespec.export.drafting import Drafting
+from edgespec.errors import DeviceUnavailable, SourceError
+from edgespec.export.families import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
+from edgespec.export.heads.dialects import is_head
 from edgespec.export.layout import lay_out, num_weights, rule_of
-from edgespec.export.precision import BLOCK_SIZES, FEW_WEIGHTS, choose_precision
-from edgespec.export.sources import LoadedSource
+from edgespec.export.options import ExportOptions, require_head_size, require_layers
+from edgespec.export.precision import FEW_WEIGHTS, Rule, choose_precision
+from edgespec.export.sources import LoadedSource, read_source
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
 from edgespec.memory.free_memory import free_memory
+from edgespec.system.command_line import quote
 from edgespec.types import Report
 
 # Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log/export-precision.md).
@@ -19,11 +24,18 @@ _BASE_BYTES, _SHARE = 135e6, 0.1
 # of the passes of one token of the npu form.
 _CHECKED_PER_S, _STEPPED_PER_S = 16e6, 7e6
 _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
+# Families whose residual streams exceed 65504, the largest half float.
+_LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+# What GroupQueryAttention's heads must be a multiple of, with rotary positions in some layer and in none.
+_ROTATED_UNIT, _PLAIN_UNIT = 16, 8
+_THROUGH_PYTORCH = (
+    "a folder with its safetensors may go through PyTorch: edgespec export SOURCE --exporter optimum"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The cost of an export without fetching; write_bytes is the size of the folder; the others are estimates."""
+class ExportCost:
+    """What an export takes without fetching; write_bytes is the size of the folder; the others are estimates."""
 
     source: str
     precision: str
@@ -36,36 +48,116 @@ class Plan:
     problem: str | None = None  # why the export is impossible
 
 
-def plan_export(
-    loaded: LoadedSource,
-    precision: str,
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """A source as read, what to make of it, the rule for its weights, and what that costs."""
+
+    loaded: LoadedSource
+    options: ExportOptions
+    rule: Rule
+    cost: ExportCost
+
+
+def plan_model(
+    source: Path,
+    options: ExportOptions,
     *,
-    form: str = "cpu",
-    block_size: int = BLOCK_SIZES[0],
-    drafting: Drafting = Drafting(),  # noqa: B008  frozen
-    hidden_layers: tuple[int, ...] = (),
     is_checked: bool = False,
-) -> Plan:
-    """The plan for a source on this machine; auto is resolved."""
+) -> PlannedModel:
+    """Read a source and plan its export.
+
+    is_checked: The folder is compared with its source, which takes time and memory.
+
+    Raises:
+        UsageError: An option is unknown, or the form or the model does not support it.
+        SourceError: The source is missing, damaged or unsupported.
+        DeviceUnavailable: Devices of the form cannot run the model.
+    """
+    options = options.resolved()
+    loaded = _read_model(source, options.context_length)
+    options = replace(options, hidden_layers=tuple(sorted({*options.hidden_layers, *loaded.pooled_layers})))
+    _require_supported(loaded, options)
     is_blocks, reason = any(tensor.is_blocks for tensor in loaded.tensors.values()), None
-    if precision == "auto":
+    if options.precision == "auto":
         precision, reason = choose_precision(
             num_weights(loaded), is_blocks=is_blocks, hidden_size=loaded.config.hidden_size
         )
-    rule = rule_of(loaded, precision, block_size, form)
-    manifest = lay_out("", loaded, rule, form, drafting, hidden_layers)
-    plan = estimate(
+        options = replace(options, precision=precision)
+    rule = rule_of(loaded, options)
+    cost = estimate(
         loaded.source.name,
-        precision,
+        options.precision,
         num_weights(loaded),
         sum(tensor.num_bytes for tensor in loaded.tensors.values()),
         is_blocks=is_blocks,
         vocab_size=loaded.config.vocab_size,
-        form=form,
+        form=options.form,
         is_checked=is_checked,
-        write_bytes=folder_bytes(loaded, rule, manifest, drafting.num_tokens),
+        write_bytes=folder_bytes(loaded, rule, lay_out("", loaded, rule, options), options.trimming.num_tokens),
     )
-    return replace(plan, reason=reason)
+    return PlannedModel(loaded=loaded, options=options, rule=rule, cost=replace(cost, reason=reason))
+
+
+def _read_model(source: Path, context_length: int | None) -> LoadedSource:
+    """Raises as read_source does, in other words where the source is a drafting head."""
+    try:
+        return read_source(source, context_length)
+    except SourceError:
+        if source.is_dir() and is_head(source):
+            raise SourceError(
+                f"{source} is a drafting head, which runs beside its target alone; export both, and use the pair: "
+                f"edgespec export TARGET --drafter {quote(source)} --output PAIR"
+            ) from None
+        raise
+
+
+def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
+    """Refuse what a model does not support.
+
+    Raises:
+        DeviceUnavailable: Devices of this form cannot run the model.
+        SourceError: No kernel of the form runs the model's attention.
+        UsageError: It does not support the precision or the options.
+    """
+    config, form, trimming = loaded.config, options.form, options.trimming
+    _require_heads(loaded.source.name, config, form)
+    trimming.layers(config.num_layers)
+    if trimming.num_tokens:
+        require_head_size(trimming.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
+    require_layers(options.hidden_layers, config.num_layers + 1)  # the last is the state after the final norm
+    if loaded.pooling and form == "npu":
+        raise DeviceUnavailable(
+            f"{loaded.source.name} gives vectors of texts, which are made of hidden states, and the npu form "
+            "gives none; use --device cpu or gpu"
+        )
+    if config.routing is not None and form != "cpu":
+        raise DeviceUnavailable(
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
+            "cpu, or --drafter-device cpu for a drafter"
+        )
+    is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
+    if is_half and config.architecture in _LARGE_ACTIVATIONS:
+        raise DeviceUnavailable(
+            f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
+            "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
+            "cuda, which has attention in half floats only"
+        )
+
+
+def _require_heads(name: str, config: DecoderConfig, form: str) -> None:
+    """Raises SourceError: No kernel of the form runs heads of the model's number or size."""
+    if config.num_heads % config.num_kv_heads:
+        raise SourceError(
+            f"{name} has {config.num_heads} attention heads and {config.num_kv_heads} heads of keys and values, "
+            "wanted a number that divides the first; its settings are damaged"
+        )
+    rotates = any(layer.rotary is not None for layer in config.layers)
+    unit = (_ROTATED_UNIT if rotates else _PLAIN_UNIT) if form != "npu" else 2
+    if config.head_dim % unit:
+        raise SourceError(
+            f"{name} has attention heads of {config.head_dim} values, ONNX Runtime's kernels take multiples of "
+            f"{unit}; {_THROUGH_PYTORCH}"
+        )
 
 
 def estimate(
@@ -80,8 +172,8 @@ def estimate(
     form: str = "cpu",
     is_checked: bool = False,
     write_bytes: int | None = None,
-) -> Plan:
-    """The plan for a source, by its number of weights and bytes.
+) -> ExportCost:
+    """The cost of exporting a source, by its number of weights and bytes.
 
     is_blocks: The weights are quantised. write_bytes: The size of the folder, where it is known.
     """
@@ -102,7 +194,7 @@ def estimate(
         seconds += num_weights / _CHECKED_PER_S
         if is_checked and form == "npu":
             seconds += num_weights / _STEPPED_PER_S
-    return Plan(
+    return ExportCost(
         source=source,
         precision=precision,
         reason=reason,
@@ -114,13 +206,13 @@ def estimate(
     )
 
 
-def can_be_checked(plan: Plan, report: Report) -> bool:
-    """Whether there is memory to check a first use; loading says itself where a model does not fit."""
+def can_be_checked(cost: ExportCost, report: Report) -> bool:
+    """True if there is memory to check a first use; loading says itself where a model does not fit."""
     free_bytes = free_memory().free_bytes
-    if plan.peak_bytes <= free_bytes:
+    if cost.peak_bytes <= free_bytes:
         return True
     report(
-        f"not compared with its source: that takes about {plan.peak_bytes / 2**30:.1f} GiB, and "
+        f"not compared with its source: that takes about {cost.peak_bytes / 2**30:.1f} GiB, and "
         f"{free_bytes / 2**30:.1f} GiB are free"
     )
     return False

@@ -17,11 +17,11 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.export_parts import (
     DRAFTER,
-    drafting_options,
     export_parts,
     named_devices,
     pair_half,
     require_compatible,
+    trimming,
 )
 from edgespec.cli.export_plan import print_plan
 from edgespec.cli.pair import format_pair
@@ -124,7 +124,7 @@ def _add_advanced(parser: argparse.ArgumentParser) -> None:
 
 def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> None:
     def parse(text: str) -> frozenset[int]:
-        from edgespec.export.drafting import parse_layers
+        from edgespec.export.options import parse_layers
 
         return parse_layers(text, flag)
 
@@ -217,9 +217,7 @@ def _export_model(options: argparse.Namespace) -> None:
     (part,) = export_parts(options)
     settings: dict[str, Any] = {
         "precision": part.precision,
-        "repository": source.repository,
-        "revision": source.revision,
-        "license": source.license,
+        "origin": source.origin,
         "open_decoder": _decoder_for_check(options),
         "report": info,
     }
@@ -233,7 +231,7 @@ def _export_model(options: argparse.Namespace) -> None:
             options.output,
             block_size=options.block_size,
             form=part.form,
-            drafting=drafting_options(options),
+            trimming=trimming(options),
             hidden_layers=tuple(sorted(options.hidden_states or ())),
             context_length=options.context_length,
             measure_ranges=_range_measurement(options),

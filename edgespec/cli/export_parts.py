@@ -10,7 +10,7 @@ from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.engine.pair_export import PairHalf
-    from edgespec.export.drafting import Drafting
+    from edgespec.export.options import Trimming
     from edgespec.models.home import ModelHome
 
 TARGET, DRAFTER = "target", "drafter"
@@ -38,7 +38,7 @@ def require_compatible(options: argparse.Namespace) -> None:
     if options.drafter == "none" and not Path("none").exists():
         what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
         raise UsageError(f"--drafter none is no pair; {what}")
-    drafting_options(options).require_valid()  # before anything is downloaded
+    trimming(options).require_valid()  # before anything is downloaded
     if options.context_length is not None and options.context_length < _LEAST_CONTEXT:
         raise UsageError(
             f"--context-length is {options.context_length}, wanted {_LEAST_CONTEXT} or more tokens: a prompt in a "
@@ -184,11 +184,11 @@ def named_devices(options: argparse.Namespace) -> str:
     return "".join(f" --{prefix}device {name}" for prefix, name in names.items() if name != "auto")
 
 
-def drafting_options(options: argparse.Namespace) -> "Drafting":
+def trimming(options: argparse.Namespace) -> "Trimming":
     """What is to be made of the model's own layers and head as a drafter."""
-    from edgespec.export.drafting import Drafting
+    from edgespec.export.options import Trimming
 
-    return Drafting(
+    return Trimming(
         keep=options.keep_layers,
         skip=options.skip_layers,
         num_tokens=options.vocab_subset,
@@ -199,7 +199,7 @@ def drafting_options(options: argparse.Namespace) -> "Drafting":
 def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
     """The half of a pair that a part is, from its source, which is fetched if it is on the hub."""
     from edgespec.engine.pair_export import PairHalf
-    from edgespec.export.drafting import Drafting
+    from edgespec.export.options import Trimming
 
     return PairHalf(
         part=part.name,
@@ -208,5 +208,5 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
         device=part.device,
         precision=part.precision if part.is_named else None,
         is_mtp=part.is_mtp,
-        trimming=drafting_options(options) if part.name == DRAFTER else Drafting(),
+        trimming=trimming(options) if part.name == DRAFTER else Trimming(),
     )

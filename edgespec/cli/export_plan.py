@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.arguments import model_home, print_result
-from edgespec.cli.export_parts import ExportPart, drafting_options, export_parts, pair_half
+from edgespec.cli.export_parts import ExportPart, export_parts, pair_half, trimming
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError
 from edgespec.system.console import warn
 
 if TYPE_CHECKING:
-    from edgespec.export.plan import Plan
+    from edgespec.export.plan import ExportCost
 
 
 def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
@@ -44,7 +44,7 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
     return code
 
 
-def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["Plan"]:
+def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["ExportCost"]:
     """The plans of both halves of a pair, whose sources are on this machine."""
     from edgespec.engine.pair_export import plan_pair
 
@@ -55,13 +55,13 @@ def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_che
 
 def _plan_alone(
     options: argparse.Namespace, part: ExportPart, sizes: tuple[int, int] | None, *, is_checked: bool
-) -> "Plan":
+) -> "ExportCost":
     """The plan of a model, or of half of a pair where the other one is not at hand.
 
     sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
     """
-    from edgespec.export.plan import estimate
-    from edgespec.export.planned_model import plan_model
+    from edgespec.export.options import ExportOptions
+    from edgespec.export.plan import estimate, plan_model
     from edgespec.export.sources import read_source
 
     if sizes is not None:
@@ -86,19 +86,18 @@ def _plan_alone(
                 part.source, half.precision or "int8", size // 2, size, is_blocks=False, form=part.form
             )
         return half.plan_model(is_checked=is_checked).cost
-    return plan_model(
-        Path(part.source),
-        part.precision,
-        part.form,
-        drafting_options(options),
-        tuple(sorted(options.hidden_states or ())),
+    wanted = ExportOptions(
+        precision=part.precision,
+        form=part.form,
         block_size=options.block_size,
+        trimming=trimming(options),
+        hidden_layers=tuple(sorted(options.hidden_states or ())),
         context_length=options.context_length,
-        is_checked=is_checked,
-    ).cost
+    )
+    return plan_model(Path(part.source), wanted, is_checked=is_checked).cost
 
 
-def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
+def _describe_plan(plan: "ExportCost", form: str, is_checked: bool) -> str:
     reason = f" ({plan.reason})" if plan.reason else ""
     most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
     return (

@@ -9,14 +9,13 @@ from edgespec.drafters.cross_vocabulary import find_translation
 from edgespec.engine.pair_check import check_if_here
 from edgespec.errors import ModelError, UsageError
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
-from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
 from edgespec.export.heads.dialects import is_head
 from edgespec.export.heads.head_source import HeadSource, read_head
 from edgespec.export.heads.mtp import read_mtp
+from edgespec.export.options import ExportOptions, Trimming
 from edgespec.export.output import atomic_folder
-from edgespec.export.plan import Plan
-from edgespec.export.planned_model import PlannedModel, plan_model
+from edgespec.export.plan import ExportCost, PlannedModel, plan_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.loading.device_forms import source_of
@@ -45,7 +44,7 @@ class PairHalf:
     device: str = "cpu"
     precision: str | None = None
     is_mtp: bool = False
-    trimming: Drafting = field(default_factory=Drafting)
+    trimming: Trimming = field(default_factory=Trimming)
 
     @property
     def is_head(self) -> bool:
@@ -57,7 +56,7 @@ class PairHalf:
     def plan_head(self, target: LoadedSource) -> PlannedHead:
         """Plan the export of the drafting head for its target; raises as export/heads/convert.py does."""
         return plan_head(
-            target, self.read_head(), self.precision or "auto", form=self.form, drafting=self.trimming
+            target, self.read_head(), self.precision or "auto", form=self.form, trimming=self.trimming
         )
 
     def plan_model(self, *, is_checked: bool) -> PlannedModel:
@@ -65,19 +64,20 @@ class PairHalf:
 
         Raises UsageError: A model is to be trimmed as only heads are.
         """
-        if self.trimming != Drafting():
+        if self.trimming != Trimming():
             raise UsageError(
                 f"--vocab-subset trims the logits of a drafting head in a pair, and {self.source.path} is a model "
                 "that runs by itself; leave it out, or export the drafter alone first"
             )
-        return plan_model(self.source.path, self.precision or "source", self.form, is_checked=is_checked)
+        options = ExportOptions(precision=self.precision or "source", form=self.form)
+        return plan_model(self.source.path, options, is_checked=is_checked)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairPlan:
     """What both halves take, and the drafting head if the drafter is one."""
 
-    plans: tuple[Plan, Plan]
+    plans: tuple[ExportCost, ExportCost]
     head: PlannedHead | None
 
     @property
@@ -242,9 +242,7 @@ def _export_model(
         precision=half.precision or "source",
         form=half.form,
         hidden_layers=hidden_layers,
-        repository=half.source.repository,
-        revision=half.source.revision,
-        license=half.source.license,
+        origin=half.source.origin,
         open_decoder=open_decoder,
         measure_ranges=measure_ranges if half.precision == "w8a16" else None,
         report=report,
@@ -257,9 +255,7 @@ def _export_head(half: PairHalf, planned: PlannedHead, output: Path, name: str, 
         planned,
         output,
         name,
-        repository=half.source.repository,
-        revision=half.source.revision,
-        license=half.source.license,
+        origin=half.source.origin,
         report=report,
     )
     return output
@@ -290,6 +286,6 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
 
 def _name(half: PairHalf) -> str:
     """The name of a source's file without its ending, of its folder, or of its repository."""
-    place = half.source.repository or half.source.path.resolve().name
+    place = half.source.origin.repository or half.source.path.resolve().name
     name = utf8_name(whole_name(place.rpartition("/")[2]).removesuffix(".gguf").removesuffix(".safetensors"))
     return f"MTP of {name}" if half.is_mtp else name

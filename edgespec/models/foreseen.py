@@ -36,11 +36,12 @@ def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> 
 
 
 def _from_source(home: ModelHome, name: str, precision: str, form: str) -> tuple[Manifest, int]:
-    from edgespec.export.planned_model import plan_model  # 0.3 s, and only a first use needs it
+    from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
+    from edgespec.export.plan import plan_model
 
     path = Path(name).expanduser()
     source = path if path.exists() else home.locate(name).path
-    planned = plan_model(source, precision, form)
+    planned = plan_model(source, ExportOptions(precision=precision, form=form))
     config, cost = planned.loaded.config, planned.cost
     kv_cache = KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     manifest = _describe(path.name, cost.precision, form, kv_cache, config.vocab_size, config.context_length)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import DeviceUnavailable, ModelError, UsageError
-from edgespec.manifest import FILE_NAME, read_manifest
+from edgespec.manifest import FILE_NAME, Origin, read_manifest
 from edgespec.models import genai
 from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.models.fetch import fetch
@@ -197,12 +197,14 @@ class ModelHome:
         source = entry.source
         if isinstance(source, HubRepository):
             found = self._fetch_snapshot(HubId(source.repository), source.revision)
-            return replace(found, license=found.license or entry.license)
+            origin = replace(found.origin, license=found.origin.license or entry.license)
+            return replace(found, origin=origin)
         downloads = self.path / "downloads"
         path = fetch(source, downloads, self.report, offline=self.offline, progress=self.progress)
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
-        origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
-        return LocalSource(path=path, license=entry.license, **origin)
+        repository, revision = (hub.repository, hub.revision) if hub else (None, None)
+        origin = Origin(repository=repository, revision=revision, license=entry.license)
+        return LocalSource(path=path, origin=origin)
 
     def drafter_of(self, model: str, form: str = "cpu") -> str | None:
         """The drafter that the catalogue has for a model, once it is prepared in this home in a form."""
@@ -286,9 +288,7 @@ class ModelHome:
                 folder,
                 precision=precision,
                 form=form,
-                repository=source.repository,
-                revision=source.revision,
-                license=source.license,
+                origin=source.origin,
                 open_decoder=None if self.is_quick and form == "npu" else self.open_decoder,
                 is_quick=self.is_quick,
                 measure_ranges=self.measure_ranges,

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.manifest import Origin
 from edgespec.models.download import download
 from edgespec.models.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
 from edgespec.system.disk import explain_write_errors, require_disk_space
@@ -34,9 +35,7 @@ class LocalSource:
     """A file or folder on this machine to export, and where it came from if that is known."""
 
     path: Path
-    repository: str | None = None
-    revision: str | None = None
-    license: str | None = None
+    origin: Origin = Origin()  # noqa: RUF009  frozen
 
 
 def fetch_snapshot(
@@ -73,9 +72,7 @@ def fetch_snapshot(
     first = chosen[0].name
     return LocalSource(
         path=here / first if first.endswith(".gguf") else here,
-        repository=commit.repository,
-        revision=commit.sha,
-        license=commit.license,
+        origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
     )
 
 

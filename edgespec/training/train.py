@@ -268,14 +268,7 @@ class _Folder:
         folder, states = self.work / _TARGET, self.states
         if not (folder / FILE_NAME).exists():
             self.report("exporting the target with its hidden states")
-            export_model(
-                self.source.path,
-                folder,
-                hidden_layers=self.layers,
-                repository=self.source.repository,
-                revision=self.source.revision,
-                license=self.source.license,
-            )
+            export_model(self.source.path, folder, hidden_layers=self.layers, origin=self.source.origin)
         reader = self._open_target(folder)
         states.trust(texts)
         if num_foreign := states.num_foreign(texts):
@@ -352,7 +345,7 @@ class _Folder:
 
     @property
     def _target_name(self) -> str:
-        return self.source.repository or self.loaded.source.name
+        return self.source.origin.repository or self.loaded.source.name
 
     def _describe(
         self, shape: HeadShape, data: Data, progress: TrainingProgress, precision: str, profile: Profile

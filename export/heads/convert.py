@@ -9,20 +9,20 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError, UsageError, VocabularyMismatch
-from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size
 from edgespec.export.folder_size import written_bytes
 from edgespec.export.heads.dialects import find_dialect
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.layout import VOCAB_SUBSET
-from edgespec.export.output import Progress, atomic_folder, finish, hash_files, require_absent, write_text
-from edgespec.export.plan import Plan, estimate
+from edgespec.export.options import Trimming, frequent_tokens, require_head_size
+from edgespec.export.output import ExportProgress, atomic_folder, finish, hash_files, require_absent, write_text
+from edgespec.export.plan import ExportCost, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.settings import translate_unusual
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest, Signature
+from edgespec.manifest import Manifest, Origin, Signature
 from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
 from edgespec.types import Report
@@ -41,7 +41,7 @@ class PlannedHead:
     plan: HeadPlan
     rule: Rule
     form: str
-    cost: Plan
+    cost: ExportCost
 
 
 def plan_head(
@@ -51,14 +51,14 @@ def plan_head(
     *,
     form: str = "cpu",
     block_size: int = BLOCK_SIZES[0],
-    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    trimming: Trimming = Trimming(),  # noqa: B008  frozen
 ) -> PlannedHead:
     """Recognise a head and plan its export.
 
     Args:
         target: The model that it drafts for, whose embedding and vocabulary head it may use.
         precision: One of PRECISIONS but w8a16; auto is int8, but for quantised weights of the target.
-        drafting: The number of tokens to trim a vocabulary head to, and the text in which they are counted.
+        trimming: The number of tokens to trim a vocabulary head to, and the text in which they are counted.
 
     Raises:
         UsageError: The precision or the form does not exist for heads, or the vocabulary head is trimmed already.
@@ -76,7 +76,7 @@ def plan_head(
     _require_tokenizer(head, target)
     with translate_unusual(head.path):
         recognized = find_dialect(head).plan(head, target)
-    plan = _trim(recognized, target, drafting)
+    plan = _trim(recognized, target, trimming)
     num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
     chosen = "int8" if precision == "auto" else precision
     rule = Rule(
@@ -127,16 +127,14 @@ def export_head(
     output: Path,
     name: str,
     *,
-    repository: str | None = None,
-    revision: str | None = None,
-    license: str | None = None,
+    origin: Origin = Origin(),  # noqa: B008  frozen
     report: Report = lambda line: None,
 ) -> Manifest:
     """Convert a head into a model folder at output, which appears complete or not at all.
 
     Args:
         name: The name of the head in the manifest.
-        repository, revision, license: Where it was fetched from, for the manifest.
+        origin: Where it was fetched from, for the manifest.
 
     Raises:
         UsageError: output exists already.
@@ -150,13 +148,13 @@ def export_head(
         if plan.borrowed:
             report(f"it has no {' and no '.join(plan.borrowed)} of its own; it gets the target's")
         manifest = _describe(name, target, plan, rule, planned.form)
-        origin = replace(planned.source.source(), repository=repository, revision=revision, license=license)
         tokenizer = Tokenizer.from_str(target.vocabulary.tokenizer_json)
-        manifest = replace(manifest, source=origin, vocab_sha256=vocabulary_sha256(tokenizer))
+        source = planned.source.source().fetched_from(origin)
+        manifest = replace(manifest, source=source, vocab_sha256=vocabulary_sha256(tokenizer))
         write_text(folder, target.vocabulary, manifest)
         if plan.tokens is not None:
             np.save(folder / VOCAB_SUBSET, plan.tokens)
-        with WeightsFile(folder / manifest.weights, Progress(cost.write_bytes, report)) as weights:
+        with WeightsFile(folder / manifest.weights, ExportProgress(cost.write_bytes, report)) as weights:
             graphs = plan.write_graphs(manifest, plan.tensors, weights, rule)
         _save(folder, graphs)
         manifest = hash_files(folder, manifest, report)
@@ -169,25 +167,23 @@ def _save(folder: Path, graphs: Mapping[str, ir.Model]) -> None:
         ir.save(graph, folder / file)
 
 
-def _trim(plan: HeadPlan, target: LoadedSource, drafting: Drafting) -> HeadPlan:
+def _trim(plan: HeadPlan, target: LoadedSource, trimming: Trimming) -> HeadPlan:
     """The plan with its vocabulary head trimmed to the most frequent tokens of a text, if that is asked for."""
-    if drafting.num_tokens is None:
+    if trimming.num_tokens is None:
         return plan
     if plan.tokens is not None:
         raise UsageError(
             f"this head's logits are trimmed already, to {len(plan.tokens)} tokens; leave out --vocab-subset"
         )
-    drafting.require_valid()
-    assert drafting.corpus is not None
+    trimming.require_valid()
+    assert trimming.corpus is not None
     heads = {role: plan.tensors[role] for role in plan.vocabulary_heads if role in plan.tensors}
     if "head" in plan.vocabulary_heads:  # the embedding, where it has no other
         heads.setdefault("head", plan.tensors["embedding"])
     num_rows = min(head.rows for head in heads.values())
     always = target.vocabulary.eos_token_ids
-    require_head_size(drafting.num_tokens, always, num_rows)
-    text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
-    tokenizer = Tokenizer.from_str(target.vocabulary.tokenizer_json)
-    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, always, num_rows)
+    require_head_size(trimming.num_tokens, always, num_rows)
+    tokens = frequent_tokens(target.vocabulary.tokenizer_json, trimming, always, num_rows)
     trimmed = {role: _select_rows(head, tokens.astype(np.intp)) for role, head in heads.items()}
     return replace(plan, tensors={**plan.tensors, **trimmed}, tokens=tokens)
 

@@ -11,7 +11,8 @@ from imitated import CPU, EMULATOR, Machine
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.export.convert import export_model
-from edgespec.export.planned_model import plan_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
@@ -70,7 +71,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
 ) -> None:
     """A fast GPU, which is imitated; that a CPU is slower is foreseen, and nothing is exported for it."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    num_bytes = plan_model(tiny_gguf, "fp32").cost.write_bytes
+    num_bytes = plan_model(tiny_gguf, ExportOptions(precision="fp32")).cost.write_bytes
     rates = {"cpu": num_bytes / 0.06, "webgpu": num_bytes / 0.024}
     probes = {name: DeviceProbe(bytes_per_s=rate, node_s=0.0, start_s=0.0) for name, rate in rates.items()}
     pace_s = {("fp32", "webgpu"): 0.024, ("fp32", "cpu"): 0.06, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}

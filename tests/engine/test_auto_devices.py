@@ -14,7 +14,8 @@ from edgespec.engine import device_candidates
 from edgespec.engine.device_candidates import find_candidates
 from edgespec.engine.resolve import compare_devices
 from edgespec.engine.wish import Wish
-from edgespec.export.planned_model import plan_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
 from edgespec.planning.decision import FOLDER
 from edgespec.planning.device_options import DeviceOptions
 from edgespec.planning.plan_option import MemoryNeeds
@@ -36,7 +37,7 @@ def machine(
     The parameter says whether passes are really timed.
     """
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    num_bytes = plan_model(tiny_gguf, "fp32").cost.write_bytes
+    num_bytes = plan_model(tiny_gguf, ExportOptions(precision="fp32")).cost.write_bytes
     probes = {
         name: DeviceProbe(bytes_per_s=num_bytes / step_s, node_s=0.0, start_s=0.0, rows={1: 1.0, 8: 1.0})
         for name, step_s in (("cpu", CPU_S), ("webgpu", GPU_S))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from edgespec.cli.main import main
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting, frequent_tokens, parse_layers
+from edgespec.export.options import Trimming, frequent_tokens, parse_layers
 from edgespec.loading.open_model import ModelFolder, open_drafter, self_drafter
 from edgespec.loading.vocab_subset import read_subset
 from edgespec.manifest import read_manifest
@@ -36,8 +37,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(tiny_gguf: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("targets") / "tiny"
-    drafting = Drafting(skip=frozenset([1]), num_tokens=40, corpus=corpus)
-    export_model(tiny_gguf, folder, precision="int8", drafting=drafting)
+    trimming = Trimming(skip=frozenset([1]), num_tokens=40, corpus=corpus)
+    export_model(tiny_gguf, folder, precision="int8", trimming=trimming)
     return folder
 
 
@@ -59,7 +60,7 @@ def test_drafter_shares_the_weights_file(tiny_gguf: Path, target: Path, tmp_path
 
 
 def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Path, tmp_path: Path) -> None:
-    export_model(tiny_gguf, tmp_path / "whole", precision="int8", drafting=Drafting(keep=frozenset([0])))
+    export_model(tiny_gguf, tmp_path / "whole", precision="int8", trimming=Trimming(keep=frozenset([0])))
     tokens = np.arange(7, dtype=np.int32)
     whole, trimmed = (
         open_drafter(ModelFolder(folder, self_drafter(read_manifest(folder))), find_device("cpu"), None).logits(
@@ -84,36 +85,37 @@ def test_model_with_a_trimmed_head_drafts_and_is_no_target(
         load(tmp_path / "d")
 
 
-def test_frequent_tokens_are_those_of_the_text_then_low_ids(target: Path) -> None:
-    tokenizer = open_tokenizer(target / "tokenizer.json", ModelError, "")
-    ids = tokenizer.encode(TEXT).ids
-    found = frequent_tokens(tokenizer, TEXT, len(set(ids)) + 3, [2], tiny.VOCAB)
+def test_frequent_tokens_are_those_of_the_text_then_low_ids(target: Path, corpus: Path) -> None:
+    text = (target / "tokenizer.json").read_text(encoding="utf-8")
+    ids = open_tokenizer(target / "tokenizer.json", ModelError, "").encode(TEXT).ids
+    wanted = Trimming(num_tokens=len(set(ids)) + 3, corpus=corpus)
+    found = frequent_tokens(text, wanted, [2], tiny.VOCAB)
     rest = sorted(set(found) - set(ids))
     assert set(ids) < set(found)
     assert rest == [0, 1, 2]
     with pytest.raises(UsageError, match="wanted 2 to"):
-        frequent_tokens(tokenizer, TEXT, 1, [2], tiny.VOCAB)
+        frequent_tokens(text, replace(wanted, num_tokens=1), [2], tiny.VOCAB)
 
 
 def test_layers_are_numbers_and_ranges() -> None:
     assert parse_layers("0-2, 5", "") == {0, 1, 2, 5}
-    assert Drafting(skip=frozenset([1, 2])).layers(4) == (0, 3)
-    assert Drafting().layers(4) is None
+    assert Trimming(skip=frozenset([1, 2])).layers(4) == (0, 3)
+    assert Trimming().layers(4) is None
     for text in ("", "a", "3-1", "1--2", "-1", "1,,2"):
         with pytest.raises(UsageError, match="--keep-layers"):
             parse_layers(text, "--keep-layers")
-    for drafting in (
-        Drafting(keep=frozenset([4])),
-        Drafting(skip=frozenset(range(4))),
-        Drafting(skip=frozenset([9])),
+    for trimming in (
+        Trimming(keep=frozenset([4])),
+        Trimming(skip=frozenset(range(4))),
+        Trimming(skip=frozenset([9])),
     ):
         with pytest.raises(UsageError, match="0 to 3"):
-            drafting.layers(4)
+            trimming.layers(4)
 
 
 def test_what_cannot_be_made_is_told(tiny_gguf: Path, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="vocab-corpus"):
-        export_model(tiny_gguf, tmp_path / "a", drafting=Drafting(num_tokens=50))
+        export_model(tiny_gguf, tmp_path / "a", trimming=Trimming(num_tokens=50))
     with pytest.raises(UsageError, match="no layer 7 in a model"):
         export_model(tiny_gguf, tmp_path / "a", hidden_layers=(7,))
     with pytest.raises(UsageError, match="--keep-layers"):
@@ -145,9 +147,9 @@ def test_corpus_that_is_no_file_is_refused_before_any_work(
 def test_head_of_too_few_tokens_is_refused_before_any_work(tiny_gguf: Path, corpus: Path, tmp_path: Path) -> None:
     for number in (1, tiny.VOCAB):
         said: list[str] = []
-        drafting = Drafting(num_tokens=number, corpus=corpus)
+        trimming = Trimming(num_tokens=number, corpus=corpus)
         with pytest.raises(UsageError, match=f"the head would keep {number} tokens; wanted"):
-            export_model(tiny_gguf, tmp_path / "new" / "out", drafting=drafting, report=said.append)
+            export_model(tiny_gguf, tmp_path / "new" / "out", trimming=trimming, report=said.append)
         assert said == [f"reading {tiny_gguf}"]
     assert not (tmp_path / "new").exists()
 
@@ -156,12 +158,12 @@ def test_layers_are_written_in_ascii_digits_and_must_exist() -> None:
     with pytest.raises(UsageError, match="wanted numbers"):
         parse_layers("\N{ARABIC-INDIC DIGIT THREE}", "--hidden-states")
     with pytest.raises(UsageError, match="no layer 30 in a model that has 0 to 29"):
-        Drafting(keep=frozenset([30])).layers(30)
+        Trimming(keep=frozenset([30])).layers(30)
 
 
 def test_hidden_states_are_in_the_tree_graph_too_and_in_no_drafter(tiny_gguf: Path, tmp_path: Path) -> None:
     export_model(
-        tiny_gguf, tmp_path / "m", precision="fp32", hidden_layers=(1,), drafting=Drafting(keep=frozenset([0]))
+        tiny_gguf, tmp_path / "m", precision="fp32", hidden_layers=(1,), trimming=Trimming(keep=frozenset([0]))
     )
     outputs = {
         name: {value.name for value in onnx.load(tmp_path / "m" / name, load_external_data=False).graph.output}

@@ -15,7 +15,7 @@ from edgespec.engine.drafter_choice import rank_for_model
 from edgespec.engine.resolve import find_known_devices
 from edgespec.errors import DeviceUnavailable, ModelError
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting
+from edgespec.export.options import Trimming
 from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
@@ -257,7 +257,7 @@ def test_text_has_the_share_that_was_accepted_here(home: ModelHome) -> None:
 
 
 def test_layers_of_the_target_are_ready_where_it_was_exported_with_them(home: ModelHome, tiny_gguf: Path) -> None:
-    export_model(tiny_gguf, home.models / "layered", precision="fp32", drafting=Drafting(keep=frozenset({0})))
+    export_model(tiny_gguf, home.models / "layered", precision="fp32", trimming=Trimming(keep=frozenset({0})))
     own = found(ranking(home, "layered"), "1 layers of layered")
     assert (own.kind, own.get, own.use) == ("self", "", "edgespec chat layered --drafter auto+self")
     listed = found(ranking(home, "llama-3.1-8b"), "21 of its 32 layers")

@@ -21,7 +21,7 @@ KILLED_EXPORTS = """
 import os, signal, sys
 from pathlib import Path
 import edgespec.system.disk, edgespec.system.file_lock
-from edgespec.export import convert, output as output_module, graph, planned_model, weights
+from edgespec.export import convert, output as output_module, plan, weights
 
 source, parent = Path(sys.argv[1]), Path(sys.argv[2])
 output = parent / "out"
@@ -52,7 +52,7 @@ def exporting(prepare):
     return os.waitpid(pid, 0)[1]
 
 STAGES = {
-    "reading": (lambda: after(planned_model, "read_source"), False),
+    "reading": (lambda: after(plan, "read_source"), False),
     "locked": (lambda: before(output_module, "require_disk_space"), False),
     "weights": (in_the_fifth_write, False),
     "graph": (lambda: before(convert.ir, "save"), False),

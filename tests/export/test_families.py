@@ -25,7 +25,8 @@ from edgespec.export.convert import export_model
 from edgespec.export.families import DecoderConfig, config_from_gguf
 from edgespec.export.folder_size import OTHER_BYTES
 from edgespec.export.gguf import read_gguf
-from edgespec.export.planned_model import plan_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
 from edgespec.export.tensors import StoredTensor
@@ -47,7 +48,8 @@ def largest_difference(source: Path, output: Path, family: str) -> float:
 def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, form: str) -> None:
     source = write_source(tmp_path, family, form)
     assert largest_difference(source, tmp_path / "out", family) < 1e-4
-    plan = plan_model(source, "fp32", context_length=CONTEXT_LENGTHS.get(family)).cost
+    options = ExportOptions(precision="fp32", context_length=CONTEXT_LENGTHS.get(family))
+    plan = plan_model(source, options).cost
     written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     texts = written.pop("edgespec.json") + written.pop("README.md")
     assert texts < OTHER_BYTES

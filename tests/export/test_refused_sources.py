@@ -17,7 +17,8 @@ from refusals import assert_refused
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
-from edgespec.export.planned_model import plan_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import open_decoder
 
@@ -210,7 +211,7 @@ def test_attention_that_no_kernel_runs_is_refused_before_anything_is_written(
 ) -> None:
     write_sized(tmp_path / "hf", heads, kv_heads, head_dim)
     with pytest.raises(SourceError, match=words):
-        plan_model(tmp_path / "hf", "fp32", form)
+        plan_model(tmp_path / "hf", ExportOptions(precision="fp32", form=form))
     with pytest.raises(SourceError, match=words):
         export_model(tmp_path / "hf", tmp_path / "out", precision="fp32", form=form)
     assert not (tmp_path / "out").exists()

@@ -326,7 +326,7 @@ def test_a_name_of_the_catalogue_is_a_source_and_a_folder_of_that_name_comes_fir
 ) -> None:
     monkeypatch.setattr(edgespec.models.home, "fetch", lambda *arguments, **options: tiny_gguf)
     found = home.locate("tiny")
-    assert (found.path, found.repository, found.revision) == (tiny_gguf, "nobody/tiny", "abc")
+    assert (found.path, found.origin.repository, found.origin.revision) == (tiny_gguf, "nobody/tiny", "abc")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
     assert home.locate("tiny").path == Path("tiny")

@@ -20,7 +20,7 @@ import edgespec.models.hub
 from edgespec.cli.main import main
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
-from edgespec.manifest import read_manifest
+from edgespec.manifest import Origin, read_manifest
 from edgespec.models.catalog import CatalogFile, HubSource
 from edgespec.models.fetch import fetch
 from edgespec.models.home import ModelHome
@@ -83,7 +83,7 @@ def test_only_what_a_model_needs_is_fetched_from_one_commit(
 ) -> None:
     seen: list[LoadProgress] = []
     snapshot = get(tmp_path, progress=seen.append)
-    assert (snapshot.repository, snapshot.revision, snapshot.license) == ("org/tiny", repository, "apache-2.0")
+    assert snapshot.origin == Origin(repository="org/tiny", revision=repository, license="apache-2.0")
     needed = {
         "config.json",
         "tokenizer.json",
@@ -114,11 +114,11 @@ def test_branch_that_moves_between_listing_and_fetching_changes_nothing(
 ) -> None:
     hub.after_listing = lambda: hub.commit("org/tiny", folder_files | {"config.json": b"{}"}) and None
     snapshot = get(tmp_path)
-    assert snapshot.revision == repository
+    assert snapshot.origin.revision == repository
     assert (snapshot.path / "config.json").read_bytes() == folder_files["config.json"]
     hub.after_listing = lambda: None
     moved = get(tmp_path)
-    assert moved.revision != repository
+    assert moved.origin.revision != repository
     assert (moved.path / "config.json").read_bytes() == b"{}"
 
 
@@ -126,8 +126,8 @@ def test_revision_can_be_a_branch_a_tag_with_a_slash_or_a_commit(
     hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     other = hub.commit("org/tiny", folder_files | {"config.json": b"{}"}, branch="refs/pr/1")
-    assert get(tmp_path, revision="refs/pr/1").revision == other
-    assert get(tmp_path, revision=other).revision == other
+    assert get(tmp_path, revision="refs/pr/1").origin.revision == other
+    assert get(tmp_path, revision=other).origin.revision == other
     assert get(tmp_path).revision == repository
 
 

@@ -15,13 +15,12 @@ from edgespec.engine.load import load
 from edgespec.engine.pair_export import PairHalf, export_pair
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting
 from edgespec.export.folder_size import OTHER_BYTES
-from edgespec.export.output import Progress, model_card
-from edgespec.export.plan import plan_export
-from edgespec.export.sources import read_source
+from edgespec.export.options import ExportOptions, Trimming
+from edgespec.export.output import ExportProgress, model_card
+from edgespec.export.plan import plan_model
 from edgespec.loading.open_model import open_decoder
-from edgespec.manifest import read_manifest
+from edgespec.manifest import Origin, read_manifest
 from edgespec.models.catalog import CATALOG, HubRepository
 from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource
@@ -33,7 +32,7 @@ from edgespec.models.repository import HubId
 def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     home = ModelHome(tmp_path / "home", offline=True)
-    export_model(tiny_gguf, home.models / "tiny", precision="int8", license="mit")
+    export_model(tiny_gguf, home.models / "tiny", precision="int8", origin=Origin(license="mit"))
     return home
 
 
@@ -137,7 +136,7 @@ def test_pull_fetches_a_pair_at_its_commits(
 
     def fetched(hub_id: HubId, *_: object, revision: str, **__: object) -> LocalSource:
         asked.append((hub_id.repository, revision))
-        return LocalSource(path=tiny_gguf, repository=hub_id.repository, revision=revision)
+        return LocalSource(path=tiny_gguf, origin=Origin(repository=hub_id.repository, revision=revision))
 
     monkeypatch.setattr("edgespec.models.home.fetch_snapshot", fetched)
     assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
@@ -183,14 +182,14 @@ def test_control_characters_of_a_model_are_shown_not_obeyed(
         ("auto", {}),
         ("int4", {"form": "gpu"}),
         ("fp16", {"form": "npu"}),
-        ("source", {"drafting": Drafting(keep=frozenset({0}))}),
+        ("source", {"trimming": Trimming(keep=frozenset({0}))}),
         ("int8", {"hidden_layers": (0,)}),
     ],
 )
 def test_plan_has_the_bytes_that_are_written(
     tiny_gguf: Path, tmp_path: Path, precision: str, options: dict[str, Any]
 ) -> None:
-    plan = plan_export(read_source(tiny_gguf), precision, **options)
+    plan = plan_model(tiny_gguf, ExportOptions(precision=precision, **options)).cost
     manifest = export_model(tiny_gguf, tmp_path / "out", precision=precision, **options)
     written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     others = written.pop("edgespec.json") + written.pop("README.md")
@@ -211,7 +210,9 @@ def test_dry_run_writes_nothing(tiny_gguf: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_card_says_what_the_model_is_and_how_it_was_checked(tiny_gguf: Path, tmp_path: Path) -> None:
-    manifest = export_model(tiny_gguf, tmp_path / "out", license="apache-2.0", open_decoder=open_decoder)
+    manifest = export_model(
+        tiny_gguf, tmp_path / "out", origin=Origin(license="apache-2.0"), open_decoder=open_decoder
+    )
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert card == model_card(replace(manifest, files={}))
     assert all(word in card for word in ("tiny.gguf", "apache-2.0", manifest.source.sha256, "Compared with"))
@@ -222,7 +223,7 @@ def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 4.0, 5.0, 8.0])
     monkeypatch.setattr("edgespec.export.output.monotonic", lambda: next(clock))
     lines: list[str] = []
-    progress = Progress(10_000_000, lines.append)
+    progress = ExportProgress(10_000_000, lines.append)
     for done in (1, 4_000_000, 5_000_000, 8_000_000):
         progress(done)
     assert lines == ["4 MB of at most 10 MB, 1 MB/s", "8 MB of at most 10 MB, 1 MB/s"]
@@ -283,8 +284,8 @@ def test_dry_run_says_what_cannot_work(
 
 def test_plan_counts_the_check(tiny_gguf: Path) -> None:
     plain, checked = (
-        plan_export(read_source(tiny_gguf), "source", is_checked=is_checked) for is_checked in (False, True)
+        plan_model(tiny_gguf, ExportOptions(), is_checked=is_checked).cost for is_checked in (False, True)
     )
-    npu = plan_export(read_source(tiny_gguf), "fp16", form="npu", is_checked=True)
+    npu = plan_model(tiny_gguf, ExportOptions(precision="fp16", form="npu"), is_checked=True).cost
     assert plain.peak_bytes + plain.write_bytes < checked.peak_bytes
     assert plain.seconds < checked.seconds < npu.seconds

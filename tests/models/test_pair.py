@@ -16,8 +16,9 @@ from edgespec.engine.pair_check import best_gain, check_pair
 from edgespec.engine.pair_export import PairHalf, export_pair, usual_added_precision
 from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
 from edgespec.export.convert import export_model
+from edgespec.export.options import ExportOptions
 from edgespec.export.output import RESERVE_BYTES
-from edgespec.export.planned_model import plan_model
+from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import free_memory
 from edgespec.memory.reserve import machine_reserve
@@ -229,7 +230,7 @@ def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.Ca
 def test_room_for_both_models_is_checked_before_either_is_written(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = plan_model(tiny_gguf, "fp32").cost.write_bytes
+    one = plan_model(tiny_gguf, ExportOptions(precision="fp32")).cost.write_bytes
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=RESERVE_BYTES + 3 * one // 2))
     said: list[str] = []

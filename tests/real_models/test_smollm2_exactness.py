@@ -7,7 +7,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams, load
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting
+from edgespec.export.options import Trimming
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
 
@@ -39,7 +39,7 @@ def texts_of(engine: Engine) -> Texts:
 def model(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a drafter of 20 of its 30 layers."""
     folder = tmp_path_factory.mktemp("real") / "smollm2-with-self"
-    export_model(smollm2_gguf, folder, drafting=Drafting(skip=frozenset(range(10, 20))))
+    export_model(smollm2_gguf, folder, trimming=Trimming(skip=frozenset(range(10, 20))))
     return folder
 
 

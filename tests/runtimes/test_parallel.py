@@ -11,8 +11,8 @@ from draft_runs import draft_greedily
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting
 from edgespec.export.layout import lay_out, rule_of
+from edgespec.export.options import ExportOptions, Trimming
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import ModelFolder, open_drafter
 from edgespec.manifest import read_manifest
@@ -118,8 +118,8 @@ def test_trees_run_without_masks(parallel_model: ModelFolder) -> None:
 
 def test_a_trimmed_head_is_drafted_with_in_parallel(parallel_source: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").write_text("the theatre in the other town")
-    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
-    manifest = export_model(parallel_source, tmp_path / "out", precision="fp32", drafting=drafting)
+    trimming = Trimming(num_tokens=100, corpus=tmp_path / "corpus")
+    manifest = export_model(parallel_source, tmp_path / "out", precision="fp32", trimming=trimming)
     decoder, text = opened(ModelFolder(tmp_path / "out", manifest)), random_text(7, 20)
     rows, _ = draft_greedily(decoder, text, NUM_TOKENS)
     tokens = np.load(tmp_path / "out" / "vocab_subset.npy")
@@ -130,9 +130,10 @@ def test_a_trimmed_head_is_drafted_with_in_parallel(parallel_source: Path, tmp_p
 
 def test_a_static_form_drafts_token_by_token(parallel_source: Path) -> None:
     loaded = read_source(parallel_source)
-    rule = rule_of(loaded, "fp16", 32, "npu")
-    assert lay_out("name", loaded, rule, "npu").parallel is None
-    assert lay_out("name", loaded, rule, "cpu").parallel is not None
+    for form, drafts in (("npu", False), ("cpu", True)):
+        options = ExportOptions(precision="fp16", form=form)
+        manifest = lay_out("name", loaded, rule_of(loaded, options), options)
+        assert (manifest.parallel is not None) == drafts
 
 
 @pytest.mark.parametrize("token", [-1, tiny.VOCAB, "41", True, 1.5])

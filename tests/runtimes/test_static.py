@@ -14,7 +14,7 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.errors import Cancelled, ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.export.drafting import Drafting
+from edgespec.export.options import Trimming
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
@@ -102,7 +102,7 @@ def test_half_floats_halve_the_weights(tiny_gguf: Path, static_model: Path, tmp_
 
 
 def test_what_the_static_form_does_not_have_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
-    for wanted in ({"precision": "int4"}, {"drafting": Drafting(keep=frozenset([0]))}, {"hidden_layers": (0,)}):
+    for wanted in ({"precision": "int4"}, {"trimming": Trimming(keep=frozenset([0]))}, {"hidden_layers": (0,)}):
         with pytest.raises(UsageError, match="npu form"):
             export_model(tiny_gguf, tmp_path / "out", form="npu", **wanted)  # type: ignore[arg-type]
     assert main(["export", str(tiny_gguf), "--output", str(tmp_path / "out"), "--form", "npu", "--no-check"]) == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
+from edgespec.export.options import Trimming
 from edgespec.export.sources import read_source
 from edgespec.manifest import Manifest
 from edgespec.types import TokenIds
@@ -19,12 +19,12 @@ def write_head_folder(
     target: Path,
     precision: str = "fp32",
     *,
-    drafting: Drafting | None = None,
+    trimming: Trimming | None = None,
     block_size: int = 32,
     form: str = "cpu",
 ) -> Manifest:
-    source, drafting = read_source(target), drafting or Drafting()
-    planned = plan_head(source, read_head(head), precision, form=form, drafting=drafting, block_size=block_size)
+    source, trimming = read_source(target), trimming or Trimming()
+    planned = plan_head(source, read_head(head), precision, form=form, trimming=trimming, block_size=block_size)
     return export_head(planned, folder, "head")
 
 

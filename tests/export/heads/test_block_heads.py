@@ -16,7 +16,7 @@ from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculat
 from edgespec.decoders import Pass
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import EdgeSpecError, SourceError
-from edgespec.export.drafting import Drafting
+from edgespec.export.options import Trimming
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import HeadDecoder, open_head
@@ -251,8 +251,8 @@ def test_rounded_weights_give_rows_close_to_those_of_numpy(
 @pytest.mark.parametrize("name", ["DFlash", "DSpark"])
 def test_vocabulary_and_markov_heads_are_trimmed_together(name: str, tmp_path: Path, target: Path) -> None:
     (tmp_path / "corpus").write_text("the theatre in the other town")
-    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
-    opened, text = Opened(CASES[name], tmp_path, target, drafting=drafting), random_text(11, 20)
+    trimming = Trimming(num_tokens=100, corpus=tmp_path / "corpus")
+    opened, text = Opened(CASES[name], tmp_path, target, trimming=trimming), random_text(11, 20)
     opened.know(text)
     tokens = read_subset_of(tmp_path / "out", opened.manifest)
     assert tokens is not None

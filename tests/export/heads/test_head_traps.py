@@ -14,12 +14,12 @@ from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 from safetensors.numpy import save_file
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError, VocabularyMismatch
-from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.dialects import DIALECTS, is_head
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.heads.mtp import read_mtp
+from edgespec.export.options import Trimming
 from edgespec.export.sources import LoadedSource, read_source
 
 WEIGHTS = made_heads.target_weights()
@@ -436,16 +436,16 @@ def test_a_model_without_layers_for_multi_token_prediction_says_so(tmp_path: Pat
 
 def test_a_vocabulary_head_is_trimmed_to_frequent_tokens(target: LoadedSource, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the thin tin hat the then in an inn " * 20)
-    trimming = Drafting(num_tokens=60, corpus=tmp_path / "text.txt")
+    trimming = Trimming(num_tokens=60, corpus=tmp_path / "text.txt")
     source = read_head(made_heads.eagle().write(tmp_path / "head"))
-    plan = plan_head(target, source, drafting=trimming).plan
+    plan = plan_head(target, source, trimming=trimming).plan
     whole = np.concatenate(list(target.head.floats()))
     assert plan.tokens is not None
     assert len(plan.tokens) == 60
     assert np.array_equal(np.concatenate(list(plan.tensors["head"].floats())), whole[plan.tokens])
     trimmed = read_head(made_heads.eagle3("specforge").write(tmp_path / "trimmed"))
     with pytest.raises(UsageError, match="trimmed already, to 100 tokens"):
-        plan_head(target, trimmed, drafting=trimming)
+        plan_head(target, trimmed, trimming=trimming)
 
 
 @pytest.mark.parametrize(("precision", "form"), [("w8a16", "cpu"), ("int2", "cpu"), ("fp16", "npu")])

@@ -13,9 +13,9 @@ from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
 
 from edgespec.errors import SourceError, VocabularyMismatch
-from edgespec.export.drafting import Drafting
 from edgespec.export.heads.dialects import is_head
 from edgespec.export.heads.head_source import read_head
+from edgespec.export.options import Trimming
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head
@@ -150,8 +150,8 @@ def test_all_vocabulary_heads_are_trimmed_together(name: str, tmp_path: Path, ta
     case = CASES[name]
     (tmp_path / "corpus").write_text("the theatre in the other town")
     head = tiny_steps.write_head(tmp_path / "head", case.config, case.tensors)
-    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
-    manifest = write_head_folder(tmp_path / "out", head, target, drafting=drafting)
+    trimming = Trimming(num_tokens=100, corpus=tmp_path / "corpus")
+    manifest = write_head_folder(tmp_path / "out", head, target, trimming=trimming)
     tokens = read_subset_of(tmp_path / "out", manifest)
     assert tokens is not None
     features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)

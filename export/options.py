@@ -1,23 +1,24 @@
-"""Drafters made from a target: the layers to keep, and the tokens of a smaller head."""
+"""What an export is asked for: precision, form and length, and what a drafter keeps of a model."""
 
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from edgespec.errors import UsageError
+from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS
 from edgespec.types import TokenIds
 
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """The drafter to make beside the model, or of it.
+class Trimming:
+    """The drafter to make beside a model, or of it: the layers and the tokens that it keeps.
 
     keep, skip: The layers to keep in, or leave out of, a second graph over the model's weights file; with neither
         there is no second graph.
@@ -68,6 +69,54 @@ class Drafting:
         return tuple(sorted(layers))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What the folder of a model is to be.
+
+    precision: One of PRECISIONS; auto picks one and says why.
+    form: The kind of device to lay the graphs out for, one of FORMS.
+    block_size: The number of rounded weights that share a scale, one of BLOCK_SIZES.
+    hidden_layers: Layers whose hidden states the graph outputs too.
+    context_length: The longest text in tokens; the model's own length unless given, and with longrope that of
+        its first training.
+    """
+
+    precision: str = "source"
+    form: str = "cpu"
+    block_size: int = BLOCK_SIZES[0]
+    trimming: Trimming = Trimming()
+    hidden_layers: tuple[int, ...] = ()
+    context_length: int | None = None
+
+    def resolved(self) -> "ExportOptions":
+        """These options with the precision that is written, where the form has one of its own.
+
+        Raises UsageError: A value is unknown, or the form does not support the precision or the options.
+        """
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise UsageError(f"block size is {self.block_size}; choose one of {sizes}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"unknown precision '{self.precision}'; choose one of {', '.join(PRECISIONS)}")
+        self.trimming.require_valid()
+        if self.form not in FORMS:
+            raise UsageError(f"unknown form '{self.form}'; choose one of {', '.join(FORMS)}")
+        if self.form != "npu":
+            if self.precision == "w8a16":
+                raise UsageError(
+                    "w8a16 is a precision of the npu form; name an NPU (--device npu, or --drafter-device npu for "
+                    "a drafter), or choose --precision int8"
+                )
+            return self
+        if self.trimming != Trimming() or self.hidden_layers:
+            raise UsageError("the npu form has no drafters and no hidden states; leave these options out")
+        if self.precision not in ("auto", "source", "fp16", "fp32", "w8a16"):
+            raise UsageError(
+                f"the npu form supports fp16, fp32 or w8a16, not {self.precision}; choose one of these"
+            )
+        return self if self.precision in ("fp32", "w8a16") else replace(self, precision="fp16")
+
+
 def require_layers(layers: Iterable[int], num_layers: int) -> None:
     """Raises UsageError: the model has no such layer."""
     if (last := max(layers, default=0)) >= num_layers:
@@ -94,17 +143,20 @@ def require_head_size(num_tokens: int, always: Sequence[int], size: int) -> None
         )
 
 
-def frequent_tokens(
-    tokenizer: Tokenizer, text: str, num_tokens: int, always: Sequence[int], size: int
-) -> TokenIds:
-    """The most frequent tokens of a text and those that are always kept, in ascending order, [num_tokens].
+def frequent_tokens(tokenizer: str, trimming: Trimming, always: Sequence[int], size: int) -> TokenIds:
+    """The most frequent tokens of a corpus and those that are always kept, in ascending order, [num_tokens].
+
+    tokenizer: The content of a tokenizer.json.
 
     Frequency-ranked drafting (Zhao et al., FR-Spec, arXiv:2502.14856). Tokens that the text lacks are ranked by
     id, since byte-pair vocabularies number frequent pieces first. Raises UsageError as require_head_size does.
     """
-    require_head_size(num_tokens, always, size)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert trimming.num_tokens is not None
+    assert trimming.corpus is not None
+    require_head_size(trimming.num_tokens, always, size)
+    text = trimming.corpus.read_text(encoding="utf-8", errors="replace")
+    ids = Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=False).ids
     counts = np.bincount(np.asarray(ids, np.int64), minlength=size)
     counts[list(always)] = len(ids) + 1
     ranked = np.argsort(-counts, kind="stable")
-    return np.sort(ranked[:num_tokens]).astype(np.int32)
+    return np.sort(ranked[: trimming.num_tokens]).astype(np.int32)
