@@ -2,8 +2,8 @@
 
     python bench/handover.py MODEL [--rounds N]
 
-A stream runs its passes in one thread, detokenises in another and hands chunks to a third. Decoding is plain, so
-each token is a chunk. Both ways run in turn. Printed are the median of the ratios within a round, and the
+A stream runs its passes in a thread of their own, and detokenises in the thread that reads it. Decoding is plain,
+so each token is a chunk. Both ways run in turn. Printed are the median of the ratios within a round, and the
 quartiles around it.
 """
 

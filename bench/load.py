@@ -112,7 +112,7 @@ def passes_to_first_token(engine: Engine, requests: Sequence[Request], way: str)
 
 
 def waited_passes(stream: AnswerStream) -> int:
-    return stream._maker._ticket.caller.waited_passes
+    return stream._reading.ticket.caller.waited_passes
 
 
 def report(

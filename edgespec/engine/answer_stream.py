@@ -1,13 +1,114 @@
-"""An answer as a stream of chunks, which its reader can end at any moment. Knows nothing of models."""
+"""An answer as a stream of chunks, which its reader can end at any moment. Knows nothing of models.
+
+Passes run in a thread of their own; the reader's thread, which waits for them, makes chunks of them.
+"""
 
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from _thread import start_new_thread
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from math import inf
+from threading import RLock
+from typing import Any, Protocol, TypeVar
 
 from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk
-from edgespec.engine.chunk_maker import END_S, ChunkMaker, Made
-from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.request_queue import Ticket
+from edgespec.engine.run_ahead import Made, RunAhead
 from edgespec.system.owner_process import Owner
+
+_END_S = 1.0  # the longest wait for the thread of the passes to end
+
+Pass = TypeVar("Pass", contravariant=True)
+
+
+class Writer(Protocol[Pass]):
+    """Makes chunks of the passes of an answer."""
+
+    def add(self, new: Pass) -> Chunk:
+        """What the reader gets of a pass, with a finish reason if the answer ends with it."""
+
+    def finish(self, last: Chunk) -> Chunk:
+        """The last chunk, once no pass runs any more."""
+
+    def close(self) -> None:
+        """Take what was added for the answer."""
+
+
+class _Reading:
+    """The chunks of an answer, made where they are read, and its end, which any thread may bring about.
+
+    last: The last chunk, once it is made.
+    """
+
+    def __init__(self, passes: RunAhead[Any], writer: Writer[Any], ticket: Ticket) -> None:
+        self._passes, self._writer, self.ticket = passes, writer, ticket
+        self._lock = RLock()  # of the writer; a signal handler may end the answer within a step of it
+        self._is_torn = False  # within a step, or one was left half done
+        self._last_read: Chunk | None = None  # with a finish reason
+        self._owner = Owner()
+        self.is_over = False
+        self.last: Chunk | None = None
+
+    def require_here(self) -> None:
+        """Raises EdgeSpecError: This process is a fork of the one that the answer is made in."""
+        self._owner.require_here()
+
+    def take(self, made: Made[Any]) -> Chunk | None:
+        """The chunk of a pass; None where the end of the passes is to be waited for. Raises what ended them."""
+        if made.result is None:
+            try:
+                self._finish(made.error)
+            finally:
+                del made  # its error's traceback holds this frame
+            return self.last
+        with self._lock:
+            if self.is_over:
+                return None
+            self._is_torn = True
+            chunk = self._writer.add(made.result)
+            self._is_torn = False
+        if chunk.finish_reason is None:
+            return chunk
+        self._last_read = chunk
+        self._passes.stop()
+        return None
+
+    def end(self, wait_s: float = _END_S) -> None:
+        """End the answer, and wait until its thread is gone, unless that takes longer; then it ends later."""
+        if self.is_over or not self._owner.is_here:
+            return
+        if self._passes.end(wait_s):
+            self._finish()
+        else:
+            self._end_later()
+
+    def abandon(self) -> None:
+        """End an answer that nobody holds; the garbage collector calls this at any moment, within any lock."""
+        if not self.is_over and self._owner.is_here and self._passes.is_begun:
+            self._passes.end(_END_S)
+            self._end_later()
+
+    def _end_later(self) -> None:
+        with suppress(RuntimeError):  # no thread can be started
+            start_new_thread(self.end, (inf,))
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        with self._lock:
+            if self.is_over:
+                return
+            self.is_over = True
+            is_cancelled = self.ticket.is_cancelled
+            try:
+                if error is not None and self._last_read is None and not is_cancelled:
+                    raise error
+                if not self._is_torn and self._passes.is_begun:
+                    reason = self.ticket.finish_reason if is_cancelled else "context"
+                    ended = self._last_read or Chunk(text="", token_ids=(), finish_reason=reason)
+                    self.last = self._writer.finish(ended)
+            finally:
+                del error  # its traceback holds this frame
+                self._writer.close()
 
 
 class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
@@ -28,8 +129,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 
     def __init__(
         self,
-        chunks: Generator[Chunk, None, None],
-        queue: RequestQueue,
+        passes: RunAhead[Any],
+        writer: Writer[Any],
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
         prompt_tokens: int = 0,
@@ -40,19 +141,19 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         """Nothing is made before a chunk is asked for.
 
         Args:
-            ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
+            ticket: The answer's place in the queue.
             on_end: Is called once, by the reader that finds the answer over.
             prompt_tokens: How many tokens the model reads before it writes.
             num_read: How many of them it has read by now.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
         """
         self.prompt_tokens, self._num_read = prompt_tokens, num_read
-        self._maker = ChunkMaker(chunks, queue, ticket)
+        self._passes = passes
+        self._reading = _Reading(passes, writer, ticket)
         self._on_end = on_end
         self._loops = LoopWatch() if ends_loops else None
-        self._is_closed = self._is_interrupted = False
-        self._owner = Owner()
-        self._collected = weakref.finalize(self, self._maker.end)
+        self._is_closed = False
+        self._collected = weakref.finalize(self, self._reading.abandon)
 
     @property
     def num_read(self) -> int:
@@ -62,7 +163,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once it is made; also if the stream was closed before it was read."""
-        return self._maker.last
+        return self._reading.last
 
     def __enter__(self) -> "AnswerStream":
         return self
@@ -71,14 +172,15 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self.close()
 
     def __next__(self) -> Chunk:
-        self._owner.require_here()
+        self._reading.require_here()
+        chunk = None
         try:
-            chunk = self._unpack(self._maker.next_chunk())
+            while chunk is None and not self._reading.is_over:
+                chunk = self._reading.take(self._passes.wait())
         except BaseException:  # Ctrl-C, while waiting, or the answer's own error
-            self._is_interrupted = True
             self.close()
             raise
-        if chunk is None:
+        if (chunk := self._give(chunk)) is None:
             raise StopIteration
         return chunk
 
@@ -89,14 +191,15 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._close(0.0)  # the event loop must not wait
 
     async def __anext__(self) -> Chunk:
-        self._owner.require_here()
+        self._reading.require_here()
+        chunk = None
         try:
-            chunk = self._unpack(await self._maker.next_chunk_for_task())
+            while chunk is None and not self._reading.is_over:
+                chunk = self._reading.take(await self._passes.wait_in_task())
         except BaseException:  # the task was cancelled, or the answer's own error
-            self._is_interrupted = True
             self._close(0.0)
             raise
-        if chunk is None:
+        if (chunk := self._give(chunk)) is None:
             raise StopAsyncIteration
         return chunk
 
@@ -105,35 +208,28 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 
         May be called from any thread, from a signal handler, and more than once; a finished answer stays as it is.
         """
-        self._maker.cancel()
+        if not self._reading.is_over:
+            self._passes.cancel()
 
     def close(self) -> None:
         """End the answer without a last chunk."""
-        self._close(END_S)
+        self._close(_END_S)
 
     def _close(self, wait_s: float) -> None:
         self._is_closed = True
-        self._maker.cancel()
-        self._maker.end(wait_s)
+        self.cancel()
+        self._reading.end(wait_s)
         self._finish()
 
-    def _unpack(self, made: Made) -> Chunk | None:
-        """The chunk; None if the answer is over."""
-        is_over = made.chunk is None or made.chunk.finish_reason is not None
-        if is_over or self._is_closed:
-            self._maker.end()
-            self._finish()
+    def _give(self, chunk: Chunk | None) -> Chunk | None:
+        """The chunk as the reader gets it; None for none, if the answer is over."""
         # Where another thread has closed it, a chunk before the last still belongs to the answer: a reader waited.
-        if self._is_closed and (is_over or self._is_interrupted):
-            return None
-        if made.error is not None:
-            try:
-                raise made.error
-            finally:
-                del made  # its traceback holds this frame
-        if made.chunk and self._loops and self._loops.push(made.chunk.token_ids):
-            self._maker.cancel_for("loop")
-        return made.chunk
+        if chunk is None or chunk.finish_reason is not None:
+            self._finish()
+            return None if self._is_closed else chunk
+        if self._loops and self._loops.push(chunk.token_ids):
+            self._passes.cancel("loop")
+        return chunk
 
     def _finish(self) -> None:
         if self._collected.detach():

@@ -591,15 +591,8 @@ class Engine:
         caches = self._shared.caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
-        chunks = self._generation().chunks(target, request, self._queue, ticket)
-        stream = AnswerStream(
-            chunks,
-            self._queue,
-            ticket,
-            self._pool.report_changes,
-            len(request.tokens),
-            lambda: caches.num_read(ticket.cache, request.tokens),
-            ends_loops=request.ends_loops,
+        stream = self._generation().stream(
+            target, request, self._queue, ticket, lambda: caches.num_read(ticket.cache, request.tokens)
         )
         with self._streams_lock:
             self._streams.add(stream)

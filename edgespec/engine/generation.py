@@ -1,7 +1,7 @@
 """From blocks of tokens to the chunks of an answer: its text, its end, its figures.
 
-Passes run in one thread, with what must be known before the next pass: what was accepted, an end token, the count.
-Their text, and all that is made of it, is made in another.
+Passes run in a thread of their own, with what must be known before the next pass: what was accepted, an end token,
+the count. Their text, and all that is made of it, is made where it is read.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +21,7 @@ from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
+from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import Request
@@ -30,7 +31,6 @@ from edgespec.engine.stats import Stats, was_alone
 from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.engine.writing import AnswerPass, Writing, text_after
 from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Acceptance
@@ -68,56 +68,36 @@ class Generation:
     near_tie: float | None = None  # tokens that are nearer are decided as in plain decoding, if they are
     learner: IdleLearner | None = None  # learns from answers, if one does
 
-    def chunks(
-        self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket
-    ) -> Generator[Chunk, None, None]:
+    def stream(
+        self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket, num_read: Callable[[], int]
+    ) -> AnswerStream:
         """A chunk for each pass, and a last one that says why the answer ended and what it cost.
 
         The answer is what was taken: a pass that ran ahead of its reader counts nowhere if the answer ends before.
 
-        Raises:
+        Args:
+            num_read: How much of the prompt was read, in tokens.
+
+        Raises, as it is read:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        calls = request.calls
-        shown = self.tokenizer.special_within(calls.format.marks()) if calls else frozenset()
-        stop = TextStop(request.stop)
-        writing = Writing(
-            text_after(request.prefill, self.tokenizer, shown),
-            stop,
-            calls.reader(stop) if calls else None,
-            calls.reasoning() if calls and not len(request.prefill) else None,
-        )
-        drafting: list[Interval] = []
-        acceptance: dict[str, AcceptanceChange] = {}
+        writer = _Writer(self, request, ticket)
         passes = RunAhead(
-            self._passes(target, request, ticket, drafting, acceptance, lambda: passes.hand_over()),
+            self._passes(target, request, ticket, writer.drafting, writer.acceptance, lambda: passes.hand_over()),
             queue,
             ticket,
             is_prompt=any(each.can.run_ahead for each in self.speculation.drafters()),  # may be waited for
         )
-        try:
-            for each in passes:
-                chunk = writing.add(each)
-                each.learn()
-                if chunk.finish_reason:
-                    break
-                yield chunk
-            else:
-                chunk = Chunk(text="", token_ids=(), finish_reason="context")
-        except Exception:
-            if not ticket.is_cancelled:  # otherwise the error is what ended the pass
-                raise
-            chunk = Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason)
-        finally:
-            passes.close()
-            if self.answers:
-                self.answers.add(request.tokens, writing.tokens)
-        chunk = writing.finish(chunk)
-        ended = writing.timeline[-1].end_s if writing.timeline else 0.0
-        timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        stats = self._stats(writing, timeline, acceptance, request.drafters, ticket.caller)
-        yield replace(chunk, stats=stats, timeline=tuple(timeline))
+        return AnswerStream(
+            passes,
+            writer,
+            ticket,
+            self.pool.report_changes,
+            len(request.tokens),
+            num_read,
+            ends_loops=request.ends_loops,
+        )
 
     def _passes(
         self,
@@ -196,33 +176,65 @@ class Generation:
         with self.learner.answering() as log:
             yield log.noting(self.speculation.accept)
 
-    def _stats(
-        self,
-        writing: Writing,
-        timeline: Sequence[Interval],
-        acceptance: dict[str, AcceptanceChange],
-        choice: DraftChoice,
-        caller: Caller,
-    ) -> Stats:
+
+class _Writer:
+    """Makes chunks of the passes of an answer, and its figures.
+
+    drafting: Takes at the end when drafter models have worked for the answer.
+    acceptance: Takes at the end how much of what each source guessed was accepted.
+    """
+
+    def __init__(self, generation: Generation, request: Request, ticket: Ticket) -> None:
+        self._generation, self._request, self._caller = generation, request, ticket.caller
+        calls, tokenizer = request.calls, generation.tokenizer
+        shown = tokenizer.special_within(calls.format.marks()) if calls else frozenset()
+        stop = TextStop(request.stop)
+        self._writing = Writing(
+            text_after(request.prefill, tokenizer, shown),
+            stop,
+            calls.reader(stop) if calls else None,
+            calls.reasoning() if calls and not len(request.prefill) else None,
+        )
+        self.drafting: list[Interval] = []
+        self.acceptance: dict[str, AcceptanceChange] = {}
+
+    def add(self, new: AnswerPass) -> Chunk:
+        chunk = self._writing.add(new)
+        new.learn()
+        return chunk
+
+    def finish(self, last: Chunk) -> Chunk:
+        writing = self._writing
+        chunk = writing.finish(last)
+        ended = writing.timeline[-1].end_s if writing.timeline else 0.0
+        timeline = [*writing.timeline, *(each for each in self.drafting if each.start_s <= ended)]
+        return replace(chunk, stats=self._stats(timeline), timeline=tuple(timeline))
+
+    def close(self) -> None:
+        if self._generation.answers:
+            self._generation.answers.add(self._request.tokens, self._writing.tokens)
+
+    def _stats(self, timeline: Sequence[Interval]) -> Stats:
         """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
-        length = choice.draft_length or self.speculation.draft_length
-        tally, drafters = writing.tally, choice.select(self.speculation.drafters())
-        is_alone = was_alone(caller.num_joined, caller.waited_s, tally.taken_s)
-        costs = self.speculation.costs()
-        costs.context_length = len(writing.tokens)
+        generation, choice, tally = self._generation, self._request.drafters, self._writing.tally
+        length = choice.draft_length or generation.speculation.draft_length
+        drafters = choice.select(generation.speculation.drafters())
+        is_alone = was_alone(self._caller.num_joined, self._caller.waited_s, tally.taken_s)
+        costs = generation.speculation.costs()
+        costs.context_length = len(self._writing.tokens)
         return tally.stats(
-            num_redecided=writing.reruns.num_tokens,
-            num_reruns=writing.reruns.num_passes,
+            num_redecided=self._writing.reruns.num_tokens,
+            num_reruns=self._writing.reruns.num_passes,
             drafter="+".join(drafter.name for drafter in drafters) or "none",
             draft_length="auto" if length is None else str(length),
-            target_device=self.device_names[0],
-            drafter_device=self.device_names[1] if self.pool.has_models else None,
-            downgrades=self.pool.take_changes(),
+            target_device=generation.device_names[0],
+            drafter_device=generation.device_names[1] if generation.pool.has_models else None,
+            downgrades=generation.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
             gain=tally.gain(costs) if is_alone else None,
-            acceptance=acceptance,
-            waited_passes=caller.waited_passes,
+            acceptance=self.acceptance,
+            waited_passes=self._caller.waited_passes,
         )
 
 

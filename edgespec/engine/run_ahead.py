@@ -1,23 +1,29 @@
-"""Passes of an answer in a thread of their own, so that the next one begins before its reader has taken the last.
+"""The passes of an answer in a thread of their own, and the queue in which its reader waits for them.
 
 Knows nothing of models: a generator makes the passes.
 """
 
 from _thread import start_new_thread
-from collections.abc import Generator, Hashable, Iterator
-from queue import SimpleQueue
-from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Hashable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.errors import Cancelled, MemoryExhausted
-from edgespec.system.owner_process import Owner
+from edgespec.errors import MemoryExhausted
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
 
 # Passes that may wait for a reader. One that takes 5 ms a chunk delays a target of 3 ms a pass after 640 of them;
 # one that asks for no more for a second (IDLE_S) is waited for sooner.
 MAX_AHEAD = 256
-# How often an interrupt is repeated, which may have come just before its pass.
-_REPEAT_S = 0.05
+# How often Ctrl-C is noticed where the system does not wake a waiting thread for it, as on Windows, and how
+# often an interrupt is repeated, which may have come just before its pass.
+_WAKE_S = 0.05
 
 Pass = TypeVar("Pass")
 
@@ -28,19 +34,22 @@ class _Asked(NamedTuple):
     asker: Hashable
 
 
-class _Made(NamedTuple, Generic[Pass]):
-    """A pass; without one the answer is over, with an error if there was one."""
+class Made(NamedTuple, Generic[Pass]):
+    """A pass; without one no further pass runs, because of an error if there is one."""
 
     result: Pass | None = None
     error: BaseException | None = None
 
 
-class RunAhead(Iterator[Pass]):
+class RunAhead(Generic[Pass]):
     """The passes of a generator, which runs in a thread of its own and goes on while they wait for the reader.
 
     It begins with the first pass that is asked for, goes at most MAX_AHEAD passes ahead, and does not go ahead
-    where that would keep another answer in the queue from the target. Once the answer is cancelled the passes
-    that wait are dropped. It leaves the queue when the generator has ended.
+    where that would keep another answer in the queue from the target. Once the answer is cancelled or stopped, the
+    passes that wait are dropped. It leaves the queue when the generator has ended.
+
+    The main thread waits here, where Ctrl-C may come between any two steps: so only queues and locks written in
+    C are used, which a signal handler or the garbage collector may use at any moment too.
     """
 
     def __init__(
@@ -63,73 +72,131 @@ class RunAhead(Iterator[Pass]):
         self._queue, self._ticket = queue, ticket
         self._max_ahead = MAX_AHEAD if max_ahead is None else max_ahead
         self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
-        self._made: SimpleQueue[_Made[Pass]] = SimpleQueue()
+        self._made: SimpleQueue[Made[Pass]] = SimpleQueue()
         self._is_prompt = is_prompt
-        self._held: list[_Made[Pass]] = []  # not handed over yet
-        self._is_begun = self._is_over = False
+        self._held: list[Made[Pass]] = []  # not handed over yet
+        # Released when there may be a pass. SimpleQueue.get(timeout=...) would do, but a signal that comes as the
+        # timeout ends makes it wait for ever (CPython 3.11: the time left is negative, which means no timeout).
+        self._has_made = Lock()
+        self._has_made.acquire()
+        self._wake: Callable[[], None] = self._wake_thread
+        self._begun = Lock()  # held from then on
         self._working = Lock()  # held until the thread ends
-        self._owner = Owner()
+        self._working.acquire()
+        self._is_stopped = False
+        self.is_begun = False
+        self._thread: int | None = None
 
-    def __next__(self) -> Pass:
-        """Raises what a pass raised; Cancelled: the answer was cancelled."""
-        if self._ticket.is_cancelled:
-            raise Cancelled("the answer was cancelled")
-        if self._is_over:
-            raise StopIteration
-        self._begin()
-        self._requests.put(_Asked(self._ticket.asker))
-        made = self._made.get()
-        if made.result is not None:
-            return made.result
-        self._is_over = True
-        if made.error is None:
-            raise StopIteration
-        try:
-            raise made.error
-        finally:
-            del made  # its traceback holds this frame
+    def wait(self) -> Made[Pass]:
+        """Wait for the next pass; raises MemoryExhausted: no thread can be started."""
+        self._wake = self._wake_thread
+        self._ask(get_ident())
+        while (made := self._next_made()) is None:
+            if not self._has_made.acquire(timeout=_WAKE_S):
+                self._repeat_cancel()
+        return made
+
+    async def wait_in_task(self) -> Made[Pass]:
+        """Wait for the next pass while other tasks of the event loop run."""
+        import asyncio  # takes 50 ms
+
+        loop = asyncio.get_running_loop()
+        self._ask(asyncio.current_task())
+        while True:
+            has_made: Future[None] = loop.create_future()
+            self._wake = partial(_wake_task, loop, has_made)
+            if (made := self._next_made()) is not None:
+                return made
+            if not (await asyncio.wait([has_made], timeout=_WAKE_S))[0]:
+                self._repeat_cancel()
+
+    def stop(self) -> None:
+        """End the running pass and begin no further one; whoever waits gets no pass any more."""
+        self._is_stopped = True
+        self._requests.put(None)
+        if self._working.locked():
+            self._queue.cancel(self._ticket)
+
+    def cancel_if_late(self) -> None:
+        if self._ticket.is_late:
+            self.cancel("timeout")
+
+    def cancel(self, finish_reason: str | None = None) -> None:
+        """Cancel the answer; for another reason than the ticket's only if it is not cancelled already."""
+        if finish_reason is not None:
+            if self._ticket.is_cancelled:
+                return
+            self._ticket.finish_reason = finish_reason
+        self._queue.cancel(self._ticket)
+        self._requests.put(None)
+
+    def end(self, wait_s: float) -> bool:
+        """End the running pass and the thread; True if it is gone before wait_s have passed."""
+        self._requests.put(None)
+        if self._begun.acquire(blocking=False):  # nothing was started, so there is nothing to end
+            self._passes.close()
+            return True
+        if self._thread == get_ident():  # the garbage collector runs here
+            return False
+        ends_s, pause_s = monotonic() + wait_s, 0.0
+        while not self._working.acquire(timeout=pause_s):
+            self._queue.cancel(self._ticket)
+            if (pause_s := min(_WAKE_S, ends_s - monotonic())) <= 0:
+                return self._thread is None  # it has yet to begin, and will find nothing to do
+        self._working.release()
+        return True
 
     def hand_over(self) -> None:
         """Let the reader have what was made; the generator's thread calls this."""
         for made in self._held:
             self._made.put(made)
         self._held.clear()
+        self._wake()
 
-    def close(self) -> None:
-        """End the running pass, whose result nobody takes, and the thread; wait until it is gone."""
-        if not self._is_begun:
-            self._passes.close()
+    def _ask(self, asker: Hashable) -> None:
+        self.cancel_if_late()
+        is_over = self._is_stopped or self._ticket.is_cancelled
+        self._requests.put(None if is_over else _Asked(asker))
+        if not self._begun.acquire(blocking=False):
             return
-        self._requests.put(None)
-        if self._is_over or not self._owner.is_here:  # a forked process has no such thread
-            return
-        self._is_over = True
-        wait_s = 0.0
-        while not self._working.acquire(timeout=wait_s):
-            self._queue.cancel(self._ticket)
-            wait_s = _REPEAT_S
-
-    def _begin(self) -> None:
-        if self._is_begun:
-            return
-        self._working.acquire()
         try:
+            # Thread.start() waits for its thread in Python, where Ctrl-C can leave that stuck.
             start_new_thread(self._work, ())
         except RuntimeError as error:
-            self._working.release()
+            self._begun.release()
             raise MemoryExhausted(f"no thread can be started ({error}); close other programs") from error
-        self._is_begun = True
+        self.is_begun = True
+
+    def _next_made(self) -> Made[Pass] | None:
+        """What was made and not taken; None for nothing so far."""
+        is_over = not self._working.locked()  # before looking: what is last is put before that is released
+        with suppress(Empty):
+            while True:
+                made = self._made.get_nowait()
+                if made.result is None or not (self._is_stopped or self._ticket.is_cancelled):
+                    return made
+        return Made() if is_over else None
+
+    def _repeat_cancel(self) -> None:
+        self.cancel_if_late()
+        if self._is_stopped or self._ticket.is_cancelled:
+            self.cancel()
+
+    def _wake_thread(self) -> None:
+        with suppress(RuntimeError):  # it is released already
+            self._has_made.release()
 
     def _work(self) -> None:
-        end: _Made[Pass] = _Made()
+        self._thread = get_ident()
+        end: Made[Pass] = Made()
         try:
             self._make_passes()
         except BaseException as error:  # passed on to the reader
-            end = _Made(error=error)
+            end = Made(error=error)
         try:
             self._passes.close()
         except BaseException as error:
-            end = _Made(error=end.error or error)
+            end = Made(error=end.error or error)
         self._queue.leave(self._ticket)
         self._held.append(end)
         self.hand_over()
@@ -166,7 +233,17 @@ class RunAhead(Iterator[Pass]):
             self._queue.release(self._ticket, is_ahead=is_ahead and self._requests.empty())
         if result is None:
             return False
-        self._held.append(_Made(result))
+        self._held.append(Made(result))
         if self._is_prompt:
             self.hand_over()
         return True
+
+
+def _wake_task(loop: "AbstractEventLoop", has_made: "Future[None]") -> None:
+    with suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(_settle, has_made)
+
+
+def _settle(has_made: "Future[None]") -> None:
+    if not has_made.done():  # a task that was cancelled waits no more
+        has_made.set_result(None)

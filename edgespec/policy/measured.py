@@ -139,11 +139,9 @@ class MeasuredPolicy:
 
     def learn(self) -> None:
         """Learn from rounds that were only noted so far, unless this policy is at work; any thread may call it."""
-        if self._lock.acquire(blocking=False):
-            try:
+        if not self._lock.locked():
+            with self._lock:  # and not acquire, behind which Ctrl-C could strike with the lock taken
                 self._learn()
-            finally:
-                self._lock.release()
 
     def _learn(self) -> None:
         while self._unlearned:

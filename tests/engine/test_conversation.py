@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from chunk_stream import stream_of
 
 from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.request_queue import RequestQueue, Ticket
 
 
 class WordEngine:
@@ -36,8 +36,7 @@ class WordEngine:
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         self.asked.append(tuple(messages))
         self.begun = limits.get("prefill")
-        queue = RequestQueue()
-        return AnswerStream(self._chunks(messages, sampling), queue, Ticket(lambda: None))
+        return stream_of(self._chunks(messages, sampling))
 
     def _chunks(self, messages: Sequence[Message], sampling: SamplingParams) -> Generator[Chunk, None, None]:
         words = [f"{sampling.seed}:", *messages[-1].content.split()]
@@ -312,15 +311,12 @@ class LoopEngine(WordEngine):
     model_sampling = SamplingParams(temperature=0.2, top_p=0.9)
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
-        ticket = Ticket(lambda: None)
-        return AnswerStream(self._endless(ticket), RequestQueue(), ticket, ends_loops=limits["ends_loops"])
+        return stream_of(self._endless(), ends_loops=limits["ends_loops"])
 
-    def _endless(self, ticket: Ticket) -> Generator[Chunk, None, None]:
+    def _endless(self) -> Generator[Chunk, None, None]:
         for i in range(5000):
-            if ticket.is_cancelled:
-                break
             yield Chunk(text=f"w{i % 20} ", token_ids=(i % 20,))
-        yield Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason if ticket.is_cancelled else "length")
+        yield Chunk(text="", token_ids=(), finish_reason="length")
 
 
 def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:

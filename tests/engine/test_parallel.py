@@ -140,7 +140,7 @@ def test_an_answer_that_fails_harms_no_other(
 
 
 def callers_of(engine: Engine) -> list[Caller]:
-    return [stream._maker._ticket.caller for stream in engine._streams]
+    return [stream._reading.ticket.caller for stream in engine._streams]
 
 
 def test_a_short_request_beside_three_long_ones_has_its_first_token_within_three_passes(tiny_model: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_short_request_beside_three_long_ones_has_its_first_token_within_three
                 next(stream)
             short = engine.stream("re on", sampling=HOT, max_tokens=1)
             assert list(short)[-1].finish_reason is not None
-            assert 1 <= short._maker._ticket.caller.waited_passes <= 3
+            assert 1 <= short._reading.ticket.caller.waited_passes <= 3
             for stream in streams:
                 stream.close()
 
@@ -162,7 +162,7 @@ def test_a_request_of_lower_priority_waits_for_a_person(tiny_model: Path) -> Non
     with open_joined(tiny_model, drafter="none", max_parallel=2) as engine:
         person = engine.stream("an on", sampling=HOT, max_tokens=200)
         next(person)
-        caller, rows_by_then = person._maker._ticket.caller, list[int]()
+        caller, rows_by_then = person._reading.ticket.caller, list[int]()
 
         def write_title() -> None:
             engine.generate("the in the", sampling=HOT, max_tokens=1, priority=-1)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from chunk_stream import stream_of
+
 from edgespec import Message, SamplingParams
 from edgespec.chat.loop import answer_once, converse
 from edgespec.chat.permission import ask_at_terminal
@@ -25,11 +27,13 @@ from edgespec.chat.tool_box import open_tools
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.request_queue import Ticket
 from edgespec.engine.stats import Tally
 from edgespec.engine.transcript import AutosaveFile
 from edgespec.models.home import default_home
 from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
+
+STATS = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
 
 
 class _Tokenizer:
@@ -72,7 +76,7 @@ class RuleEngine:
         begun += "|off" if limits.get("thinking") is False else ""
         begun += f"|at most {budget}" if (budget := limits.get("thinking_budget")) else ""
         chunks = self._chunks(messages[-1].content + begun, ticket)
-        return AnswerStream(chunks, RequestQueue(), ticket, ends_loops=limits["ends_loops"])
+        return stream_of(chunks, ticket, STATS, ends_loops=limits["ends_loops"])
 
     def opens_reasoning(self, messages: Sequence[Message], *, thinking: bool | None = None) -> bool:
         return False
@@ -87,8 +91,6 @@ class RuleEngine:
             self.target.num_fed += 1
             while time.monotonic() < ends and not ticket.is_cancelled:
                 time.sleep(0.005)
-            if ticket.is_cancelled:
-                break
             if isinstance(piece, dict):
                 yield _call_chunk(num_calls, piece)
                 num_calls += 1
@@ -96,9 +98,7 @@ class RuleEngine:
             if piece not in self.tokenizer.pieces:
                 self.tokenizer.pieces.append(piece)
             yield Chunk(text=piece, token_ids=(self.tokenizer.pieces.index(piece),), origins=("suffix",))
-        stats = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
-        reason = ticket.finish_reason if ticket.is_cancelled else "tool_calls" if num_calls else "stop"
-        yield Chunk(text="", token_ids=(), finish_reason=reason, stats=stats)
+        yield Chunk(text="", token_ids=(), finish_reason="tool_calls" if num_calls else "stop", stats=STATS)
 
 
 def _call_chunk(index: int, call: dict[str, Any]) -> Chunk:
