@@ -38,9 +38,14 @@ class Answered(NamedTuple):
 
 
 @contextmanager
-def served(model: str, options: Sequence[str] = ()) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of `edgespec serve MODEL OPTIONS` on a free port, and its process, until the block ends."""
-    command = [sys.executable, "-m", "edgespec", "serve", model, "--port", "0", "--json", *options]
+def served(
+    model: str, options: Sequence[str] = (), python: str = sys.executable
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of `edgespec serve MODEL OPTIONS` on a free port, and its process, until the block ends.
+
+    python: The interpreter whose edgespec serves.
+    """
+    command = [python, "-P", "-m", "edgespec", "serve", model, "--port", "0", "--json", *options]
     with TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ})
         try:

@@ -1,31 +1,41 @@
-"""This installation of edgespec beside another one: decoding, first token and start-up.
+"""This installation of edgespec beside another one: decoding, first token, start-up, and a server at four.
 
     python bench/versions.py OTHER_PYTHON MODEL [--other-model FOLDER] [--rounds N] [--tokens N] [--drafter D]
 
 OTHER_PYTHON is the interpreter of an environment that holds the other version. Each version has a process of its
-own with the model loaded, once plain and once with the drafter; the two answer each prompt in turn, and the
-order changes with every round. Printed are ratios of this version's speed to the other's (of the other's time to
-this one's): the median over rounds, and the 95 % interval of that median.
+own with the model loaded: plain, then with the drafter, then `edgespec serve`, which four clients ask at once. The
+two answer the very same requests in turn, and the order changes with every round. Last are starts, in turn too: of
+--help, and of an engine up to its first token. Printed are ratios of this version's speed to the other's (of the
+other's time to this one's): the median over pairs, and the 95 % interval of that median. Only the public names and
+commands are used, so that any version can be measured.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
+import httpx2
 from command_line import command_line
 from interleaved import measure_in_turn
+from serve_load import open_client
+from server_process import Asked, ask, served
 
 PROMPTS = (
     "Write a Python function that counts the words of a text, then write it again with type hints.",
     "Tell a long story about a lighthouse, a storm and a letter that came too late.",
     "Repeat these names in capital letters, one on each line: Anna, Ben, Clara, David, Emma, Felix, Greta, Hugo.",
 )
-# Public names of edgespec alone, so that it runs in any version.
+# Long enough that their reading and their text overlap; a number before each keeps it out of all caches.
+REQUESTS = (*PROMPTS, "Explain how a bicycle stays upright, and why it falls over when it stands still.")
+WARM_UP, STARTS = 2, 20  # rounds
 WORKER = """
 import json, sys
 from time import perf_counter
@@ -43,22 +53,34 @@ with load(sys.argv[1], drafter=sys.argv[2]) as engine:
         print(json.dumps([speed, 1 / (first - started)]), flush=True)
 """
 
+Speeds = list[float]  # of one measurement, in the order of its figures
+Measure = Callable[[int], list[Speeds]]  # the number of the round → several measurements
 
-class Version:
+
+class Installation(NamedTuple):
+    """A version of edgespec: its interpreter, and the model that it runs."""
+
+    python: str
+    model: str
+
+
+class Worker:
     """A process with one version and a loaded model."""
 
-    def __init__(self, python: str, model: str, drafter: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-P", "-c", WORKER, model, drafter], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, version: Installation, drafter: str) -> None:
+        command = [version.python, "-P", "-c", WORKER, version.model, drafter]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
-    def answer(self, prompt: str, num_tokens: int) -> list[float]:
+    def answer(self, prompt: str, num_tokens: int) -> Speeds:
         """Tokens a second behind the first pass, and first tokens a second."""
         assert self._process.stdin
         print(json.dumps([prompt, num_tokens]), file=self._process.stdin, flush=True)
-        speeds: list[float] = json.loads(self._read())
+        speeds: Speeds = json.loads(self._read())
         return speeds
+
+    def answer_all(self, num_tokens: int, number: int) -> list[Speeds]:
+        return [self.answer(prompt, num_tokens) for prompt in PROMPTS]
 
     def close(self) -> None:
         self._process.communicate()
@@ -71,24 +93,73 @@ class Version:
         return line
 
 
-def answer_all(version: Version, num_tokens: int, _: int) -> list[list[float]]:
-    return [version.answer(prompt, num_tokens) for prompt in PROMPTS]
+def ask_at_once(client: httpx2.Client, num_tokens: int, number: int) -> list[Speeds]:
+    """Tokens a second of all requests together, and first texts a second, by the median of the requests."""
+    requests = [Asked(f"{number}.{i} {prompt}", num_tokens) for i, prompt in enumerate(REQUESTS)]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        started = perf_counter()
+        answers = list(pool.map(partial(ask, client), requests))
+        seconds = perf_counter() - started
+    num_made = sum(each.num_tokens for each in answers)
+    return [[num_made / seconds, 1 / median(each.first_s for each in answers)]]
 
 
-def start(python: str, _: int) -> float:
-    """Starts a second."""
+def start(version: Installation, number: int) -> list[Speeds]:
+    """Starts of --help a second, and starts up to a first token a second."""
     started = perf_counter()
-    subprocess.run([python, "-P", "-m", "edgespec", "--help"], check=True, stdout=subprocess.DEVNULL)
-    return 1 / (perf_counter() - started)
+    subprocess.run([version.python, "-P", "-m", "edgespec", "--help"], check=True, stdout=subprocess.DEVNULL)
+    helped = perf_counter()
+    worker = Worker(version, "none")
+    worker.answer(PROMPTS[0], 2)
+    opened = perf_counter()
+    worker.close()
+    return [[1 / (helped - started), 1 / (opened - helped)]]
 
 
-def print_ratios(name: str, ours: Sequence[float], others: Sequence[float]) -> None:
-    ratios = sorted(our / other for our, other in zip(ours, others, strict=True))
-    # Order statistics: the median lies between these two with a probability of 95 %.
-    margin = int(0.98 * len(ratios) ** 0.5) + 1
-    low, high = len(ratios) // 2 - margin, (len(ratios) - 1) // 2 + margin
-    interval = f"{ratios[max(low, 0)]:.3f} to {ratios[min(high, len(ratios) - 1)]:.3f}"
-    print(f"{name:>24} {median(ratios):.3f}  ({interval}; {len(ratios)} pairs)", flush=True)
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and two order statistics between which that of all lies with a probability of 95 %."""
+    ranked = sorted(values)
+    margin = int(0.98 * len(ranked) ** 0.5) + 1
+    low, high = len(ranked) // 2 - margin, (len(ranked) - 1) // 2 + margin
+    return median(ranked), ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
+
+
+def compare(measures: Mapping[str, Measure], num_rounds: int, figures: Sequence[str]) -> None:
+    """Measure both versions in turn, and print the ratio of each figure; the first rounds warm up."""
+    measure_in_turn(measures, WARM_UP)
+    found = measure_in_turn({name: shift(measure) for name, measure in measures.items()}, num_rounds)
+    ours, others = ([speeds for one_round in found[name] for speeds in one_round] for name in measures)
+    for i, figure in enumerate(figures):
+        ratios = [our[i] / other[i] for our, other in zip(ours, others, strict=True)]
+        middle, low, high = median_interval(ratios)
+        print(f"{figure:>40} {middle:.3f}  ({low:.3f} to {high:.3f}; {len(ratios)} pairs)", flush=True)
+
+
+def shift(measure: Measure) -> Measure:
+    """The measurement with numbers that the rounds before have not had."""
+    return lambda number: measure(WARM_UP + number)
+
+
+def compare_answers(versions: Mapping[str, Installation], drafter: str, num_tokens: int, num_rounds: int) -> None:
+    workers = {name: Worker(version, drafter) for name, version in versions.items()}
+    measures = {name: partial(worker.answer_all, num_tokens) for name, worker in workers.items()}
+    compare(measures, num_rounds, [f"--drafter {drafter}: decoding", f"--drafter {drafter}: first token"])
+    for worker in workers.values():
+        worker.close()
+
+
+def compare_servers(versions: Mapping[str, Installation], num_tokens: int, num_rounds: int) -> None:
+    at_once = len(REQUESTS)
+    with ExitStack() as stack:
+        measures: dict[str, Measure] = {}
+        for name, version in versions.items():
+            options = ["--max-parallel", str(at_once)]
+            url, _ = stack.enter_context(served(version.model, options, python=version.python))
+            client = stack.enter_context(open_client(url))
+            measures[name] = partial(ask_at_once, client, num_tokens)
+        compare(
+            measures, num_rounds, [f"server, {at_once} at once: tokens", f"server, {at_once} at once: first text"]
+        )
 
 
 def main() -> None:
@@ -97,23 +168,20 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder")
     parser.add_argument("--other-model", metavar="FOLDER", help="a copy of it for the other version")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--starts", type=int, default=STARTS, help=f"rounds of starts (default: {STARTS})")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafter", default="suffix")
     options = parser.parse_args()
-    pythons = {"this": sys.executable, "other": options.python}
-    models = {"this": options.model, "other": options.other_model or options.model}
+    versions = {
+        "this": Installation(sys.executable, options.model),
+        "other": Installation(options.python, options.other_model or options.model),
+    }
+    print(f"{Path(options.model).name}: speed of this version over that of the other, medians")
     for drafter in ("none", options.drafter):
-        versions = {name: Version(pythons[name], models[name], drafter) for name in pythons}
-        measures = {name: partial(answer_all, version, options.tokens) for name, version in versions.items()}
-        measure_in_turn(measures, 2)  # warm up
-        found = measure_in_turn(measures, options.rounds)
-        for i, figure in enumerate(("decoding", "first token")):
-            ours, others = ([speeds[i] for each in found[name] for speeds in each] for name in pythons)
-            print_ratios(f"{Path(options.model).name} {drafter} {figure}", ours, others)
-        for version in versions.values():
-            version.close()
-    starts = measure_in_turn({name: partial(start, python) for name, python in pythons.items()}, 20)
-    print_ratios("start of --help", starts["this"], starts["other"])
+        compare_answers(versions, drafter, options.tokens, options.rounds)
+    compare_servers(versions, options.tokens, options.rounds)
+    starts = {name: partial(start, version) for name, version in versions.items()}
+    compare(starts, options.starts, ["start of --help", "start to a first token"])
 
 
 if __name__ == "__main__":

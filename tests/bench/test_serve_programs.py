@@ -12,6 +12,7 @@ import serve_load
 from serve_endurance import Call, Endurance, Use, calls, endure, growth
 from served import Served, home_with, serving
 from server_process import Asked
+from versions import ask_at_once
 
 from edgespec import load
 from edgespec.server.model_names import ModelNames
@@ -46,6 +47,11 @@ def test_load_is_compared_and_texts_are_equal(
     passes = [int(found[1]) for line in lines if (found := re.search(r"first token in (\d+) passes", line))]
     assert len(passes) == 2
     assert all(1 <= each <= 3 for each in passes)
+
+
+def test_requests_at_once_have_one_speed_and_one_time_to_the_first_text(client: httpx2.Client) -> None:
+    [[tokens_per_s, texts_per_s]] = ask_at_once(client, 4, 7)
+    assert tokens_per_s > texts_per_s > 0.0
 
 
 def test_texts_that_differ_are_told(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,38 @@
+"""Two installations beside each other: the interval of a median, the ratios, and a worker of one version."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from versions import PROMPTS, Installation, Worker, compare, median_interval
+
+
+def test_the_interval_of_a_median_lies_around_it_and_within_the_values() -> None:
+    assert median_interval([0.9, 1.1]) == (1.0, 0.9, 1.1)
+    middle, low, high = median_interval([float(value) for value in range(20)])
+    assert (middle, low, high) == (9.5, 5.0, 14.0)  # at least 95 % by the binomial distribution
+
+
+def test_ratios_are_of_neighbours_in_time_and_rounds_have_numbers_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[int] = []
+
+    def measure(number: int) -> list[list[float]]:
+        asked.append(number)
+        return [[2.0 * number + 2, 5.0]]
+
+    compare({"this": measure, "other": lambda number: [[number + 1.0, 10.0]]}, 3, ["decoding", "first token"])
+    assert asked == [0, 1, 2, 3, 4]
+    assert [line.split()[-6:-5] for line in capsys.readouterr().out.splitlines()] == [["2.000"], ["0.500"]]
+
+
+def test_a_worker_answers_with_both_of_its_speeds(tiny_model: Path) -> None:
+    worker = Worker(Installation(sys.executable, str(tiny_model)), "suffix")
+    try:
+        [first, *more] = worker.answer_all(4, 0)
+        assert len(more) == len(PROMPTS) - 1
+        assert len(first) == 2
+        assert min(first) > 0.0
+    finally:
+        worker.close()
