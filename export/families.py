@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
@@ -156,7 +156,7 @@ def config_from_gguf(
     Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks.
     """
     stored_name = str(metadata.get("general.architecture"))
-    stated = Settings(path, metadata, f"{stored_name}.")
+    stated = SourceSettings(path, metadata, f"{stored_name}.")
     architecture = _GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "llama" and stated.get("expert_count"):
         architecture = "mixtral"
@@ -213,7 +213,7 @@ def config_from_huggingface(
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
-    family, stated = _family(path, architecture, advice), Settings(path, settings)
+    family, stated = _family(path, architecture, advice), SourceSettings(path, settings)
     _require_supported(path, stated, architecture, family.activation)
     num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
@@ -255,7 +255,7 @@ def config_from_huggingface(
     )
 
 
-def _require_supported(path: object, stated: Settings, architecture: str, activation: str) -> None:
+def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:
     """Raises SourceError: The settings of a config.json ask for what no layer here computes."""
     found = stated.get("hidden_activation", stated.get("hidden_act", activation))
     if found != activation:
@@ -300,7 +300,7 @@ def _embedding_scale(family: Family, hidden_size: int) -> float:
     return math.sqrt(hidden_size) if family.scales_embedding else 1.0
 
 
-def _routing(stated: Settings, family: Family, num_experts: str, num_used: str) -> Routing | None:
+def _routing(stated: SourceSettings, family: Family, num_experts: str, num_used: str) -> Routing | None:
     """The routing by the keys of its numbers; None for a family without experts."""
     if not family.is_mixture:
         return None
@@ -343,7 +343,7 @@ def _layers(
     return tuple(replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers))
 
 
-def _local_layers(stated: Settings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
     """True for each layer that sees only a window; pattern lists the layers, or states a period."""
     every = family.full_attention_every
     if isinstance(pattern, list):
@@ -358,7 +358,9 @@ def _local_layers(stated: Settings, family: Family, pattern: Any, num_layers: in
     return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
 
 
-def _window_from_gguf(stated: Settings, family: Family, architecture: str, context_length: int) -> int | None:
+def _window_from_gguf(
+    stated: SourceSettings, family: Family, architecture: str, context_length: int
+) -> int | None:
     key = "attention.sliding_window"
     if family.full_attention_every is None:
         if stated.get(key):
@@ -370,7 +372,7 @@ def _window_from_gguf(stated: Settings, family: Family, architecture: str, conte
     return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
 
 
-def _layers_without_rotary(stated: Settings, architecture: str, num_layers: int) -> frozenset[int]:
+def _layers_without_rotary(stated: SourceSettings, architecture: str, num_layers: int) -> frozenset[int]:
     """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
     uses = stated.get("no_rope_layers")
     if uses is None:

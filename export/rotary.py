@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
 
 
@@ -43,7 +43,7 @@ def plain_rotary(theta: float, rotated: int) -> Rotary:
 
 
 def rotary_from_gguf(
-    stated: Settings,
+    stated: SourceSettings,
     tensors: Mapping[str, StoredTensor],
     head_dim: int,
     context_length: int,
@@ -72,7 +72,7 @@ def rotary_from_gguf(
         names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
         given = {name: stated.get(f"rope.scaling.{key}") for name, key in names.items()}
-        found = _yarn(Settings(stated.path, given), theta, inv_freq)
+        found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)
         return replace(found, scale=found.scale * (scale or 1.0))
     raise SourceError(
         f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, llama3, yarn and longrope"
@@ -80,7 +80,7 @@ def rotary_from_gguf(
 
 
 def rotaries_from_huggingface(
-    stated: Settings, head_dim: int, context_length: int, wanted_length: int | None
+    stated: SourceSettings, head_dim: int, context_length: int, wanted_length: int | None
 ) -> tuple[Rotary, Rotary]:
     """The rotaries of layers that see all tokens and of those that see a window, which differ in gemma3."""
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
@@ -92,15 +92,15 @@ def rotaries_from_huggingface(
         "partial_rotary_factor": stated.get("partial_rotary_factor"),
     }
     within = {key: value for key, value in rope.get("full_attention", rope).items() if value is not None}
-    full = Settings(stated.path, above | within)
+    full = SourceSettings(stated.path, above | within)
     rotary = _read_rotary(full, head_dim, context_length, wanted_length)
     if (theta := stated.get("rope_local_base_freq")) is None:
         return rotary, rotary
-    local = Settings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
+    local = SourceSettings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
     return rotary, _read_rotary(local, head_dim, context_length, wanted_length)
 
 
-def _read_rotary(rope: Settings, head_dim: int, context_length: int, wanted_length: int | None) -> Rotary:
+def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wanted_length: int | None) -> Rotary:
     """rope has rope_theta, rope_type and what the type needs, under the names of a config.json."""
     rotated = int(head_dim * rope.number("partial_rotary_factor", 1.0))
     theta = rope.number("rope_theta")
@@ -163,7 +163,7 @@ def _longrope_scale(factor: float, trained: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
 
 
-def _yarn(rope: Settings, theta: float, inv_freq: Floats) -> Rotary:
+def _yarn(rope: SourceSettings, theta: float, inv_freq: Floats) -> Rotary:
     """Frequencies that turn often within the first training's length stay, the others are divided.
 
     YaRN (Peng et al., arXiv:2309.00071), with the rounded borders of transformers and llama.cpp.
@@ -185,7 +185,7 @@ def _yarn(rope: Settings, theta: float, inv_freq: Floats) -> Rotary:
     return Rotary(scaled, _yarn_scale(rope, factor), round(trained * factor))
 
 
-def _yarn_scale(rope: Settings, factor: float) -> float:
+def _yarn_scale(rope: SourceSettings, factor: float) -> float:
     if (stated := rope.optional("attention_factor")) is not None:
         return stated
 
@@ -197,7 +197,7 @@ def _yarn_scale(rope: Settings, factor: float) -> float:
     return scale_of(1.0)
 
 
-def _llama3(rope: Settings, inv_freq: Floats) -> Floats:
+def _llama3(rope: SourceSettings, inv_freq: Floats) -> Floats:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, trained = (rope.number(name) for name in names)
     if not 0 < low < high:

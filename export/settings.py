@@ -20,7 +20,7 @@ UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 
 
 @dataclass(frozen=True)
-class Settings:
+class SourceSettings:
     """Values by key, each key after the prefix; None counts as missing."""
 
     path: object

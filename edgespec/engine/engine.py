@@ -52,8 +52,7 @@ from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
-from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
-from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder, parse_ids
 from edgespec.tools.tool import ToolUse, parse_tools
 from edgespec.types import TokenIds, TokenMask, append
 

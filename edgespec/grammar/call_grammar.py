@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.errors import FormatError, UsageError
+from edgespec.grammar.opening import largest_opening
 from edgespec.grammar.response_format import ResponseFormat
-from edgespec.grammar.schema import is_note, largest_opening, prepare_schema
+from edgespec.grammar.schema import is_note, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
 from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 

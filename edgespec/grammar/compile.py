@@ -13,10 +13,10 @@ import llguidance
 from edgespec.errors import FormatError
 from edgespec.grammar.closing import Closer, ClosingTokens
 from edgespec.grammar.endings import endings_of, schemas_in
-from edgespec.grammar.mask import first_words
+from edgespec.grammar.opening import largest_opening
 from edgespec.grammar.response_format import ResponseFormat
-from edgespec.grammar.schema import largest_opening, subschemas
-from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.grammar.schema import subschemas
+from edgespec.grammar.vocabulary import GrammarVocabulary, first_words
 from edgespec.grammar.work_bounds import require_bounded
 from edgespec.system.stack import run_with_stack
 

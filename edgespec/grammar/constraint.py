@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgespec.errors import FormatError
 from edgespec.grammar.compile import CompiledGrammar
-from edgespec.grammar.mask import Matcher, bias_of, forced_by, may_follow, require_sound
+from edgespec.grammar.vocabulary import Matcher, bias_of, forced_by, may_follow, require_sound
 from edgespec.types import TokenConstraint, TokenIds, append
 
 _NONE: TokenIds = np.zeros(0, np.int32)

@@ -1,15 +1,12 @@
 """What is checked of a JSON schema before it is compiled, and what is worked out from it."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
 from edgespec.errors import FormatError
-from edgespec.grammar.pattern_length import UNKNOWN, longest_way
 
 MAX_DEPTH = 64
 _MAX_COMPARED = 8  # levels to which two schemas are compared
@@ -115,7 +112,7 @@ def _require_ensured(schema: Schema, pointer: str) -> None:
         )
     # Names that a schema leaves free may come twice, and are then one property.
     has_free_names = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
-    least, ensured = _number(schema, "minProperties"), max(1, len(schema.get("required", ())))
+    least, ensured = number_of(schema, "minProperties"), max(1, len(schema.get("required", ())))
     if has_free_names and least > ensured and "object" in _types_of(schema):
         raise FormatError(
             f"the schema has minProperties {least} at {pointer[:200]}, which cannot be ensured of names that it "
@@ -205,7 +202,7 @@ class _Comparison:
 
     def _values_of(self, schema: Schema) -> frozenset[Any] | None:
         if id(schema) not in self.values:
-            values = _values_of(schema)
+            values = values_of(schema)
             self.values[id(schema)] = None if values is None else frozenset(map(_comparable, values))
         return self.values[id(schema)]
 
@@ -295,7 +292,7 @@ _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean",
 
 def _types_of(schema: Schema) -> frozenset[str]:
     """The types that a value may have; every integer is a number too."""
-    if (values := _values_of(schema)) is not None:
+    if (values := values_of(schema)) is not None:
         found = {_type_of(value) for value in values}
     else:
         stated = schema.get("type", _TYPES)
@@ -310,7 +307,8 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-def _values_of(schema: Schema) -> Sequence[Any] | None:
+def values_of(schema: Schema) -> Sequence[Any] | None:
+    """The values that a schema lists; None where it lists none."""
     if "const" in schema:
         return (schema["const"],)
     values = schema.get("enum")
@@ -328,100 +326,7 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-def largest_opening(schema: Any, *, is_part: bool = False) -> int:
-    """A bound of the bytes that the shortest value of any schema within a schema has.
-
-    As much more may be wanted to end an answer once a single token has begun such a value.
-
-    Args:
-        is_part: The whole schema may come in the middle of an answer, too.
-    """
-    root, known = schema, dict[int, int]()
-    # The shortest answer is known, and one of several values or matches may be longer.
-    has_whole = is_part or _holds_itself(schema) or _may_branch(schema)
-    parts = [part for _, part in subschemas(schema)]
-    try:
-        least = [_least_bytes(part, root, known) for part in parts[0 if has_whole else 1 :]]
-        return max([2, *least, *(_least_pair(part, root, known) for part in parts)])
-    except RecursionError:  # references through hundreds of levels
-        return _ENDLESS
-
-
-def _holds_itself(schema: Any) -> bool:
-    return any(isinstance(part, Mapping) and part.get("$ref") == "#" for _, part in subschemas(schema))
-
-
-def _may_branch(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and not _BRANCHING.isdisjoint(schema)
-
-
-_ENDLESS = 1 << 16  # of values that cannot end
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
-
-
-def _least_bytes(schema: Any, root: Any, known: dict[int, int]) -> int:
-    """Bytes of the longest of the shortest values of a schema's branches."""
-    if not isinstance(schema, Mapping):
-        return 2
-    key = id(schema)
-    if key not in known:
-        known[key] = 2  # where a schema holds itself, it need not
-        known[key] = _count_least(schema, root, known)
-    return known[key]
-
-
-def _count_least(schema: Schema, root: Any, known: dict[int, int]) -> int:
-    if (values := _values_of(schema)) is not None:
-        return max((_bytes_of(value) for value in values), default=2)
-    total = 2
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        total = max(total, _least_bytes(resolve(reference, root), root, known))
-    for key in ("anyOf", "oneOf"):
-        if isinstance(branches := schema.get(key), list):
-            total = max([total, *(_least_bytes(each, root, known) for each in branches)])
-    if isinstance(branches := schema.get("allOf"), list):
-        total += sum(_least_bytes(each, root, known) for each in branches)
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        inner = properties.get(name, True) if isinstance(properties, Mapping) else True
-        total += _bytes_of(name) + 2 + _least_bytes(inner, root, known)
-    total += _number(schema, "minLength") + (UNKNOWN if "format" in schema else 0)
-    total += max((_bytes_of(schema[name]) for name in _BOUNDS if name in schema), default=0)
-    if isinstance(pattern := schema.get("pattern"), str):
-        total += longest_way(pattern)
-    if (least := _number(schema, "minProperties")) > (num := len(schema.get("required", ()))):
-        total += (least - num) * (UNKNOWN + _least_bytes(schema.get("additionalProperties", True), root, known))
-    if least := _number(schema, "minItems"):
-        items = schema.get("prefixItems", ())
-        parts = [_least_bytes(each, root, known) + 1 for each in items[:least]]
-        rest = _least_bytes(schema.get("items", True), root, known) + 1
-        total += sum(parts) + rest * max(0, least - len(parts))
-    return min(total, _ENDLESS)
-
-
-def _least_pair(schema: Any, root: Any, known: dict[int, int]) -> int:
-    """Bytes of the longest name of a property with its shortest value."""
-    if not isinstance(schema, Mapping):
-        return 0
-    found = [0]
-    for key, length_of in (("properties", _bytes_of), ("patternProperties", longest_way)):
-        if isinstance(inner := schema.get(key), Mapping):
-            found += (length_of(name) + 4 + _least_bytes(each, root, known) for name, each in inner.items())
-    return max(found)
-
-
-def _bytes_of(value: Any) -> int:
-    """Bytes of a value as a grammar has it: numbers have no exponent."""
-    if isinstance(value, Mapping):
-        return 2 + sum(_bytes_of(name) + 2 + _bytes_of(each) for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return 2 + sum(_bytes_of(each) + 1 for each in value)
-    if isinstance(value, float):
-        return len(format(Decimal(repr(value)), "f"))
-    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-def _number(schema: Schema, name: str) -> int:
+def number_of(schema: Schema, name: str) -> int:
+    """A positive whole number that a schema states; 0 where it states none."""
     value = schema.get(name, 0)
     return value if type(value) is int and value > 0 else 0

@@ -20,7 +20,7 @@ from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.system.cancel import Cancel
-from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tokenization.prompt_encoder import parse_ids
 from edgespec.types import TokenIds
 
 

@@ -1,5 +1,6 @@
 """A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -11,7 +12,6 @@ from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.chat_template import ROLES, Message, Turn, encode_chat
 from edgespec.tokenization.template_process import TemplateProcess
-from edgespec.tokenization.token_ids import is_ids, parse_ids
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.tokenization.tool_template import ToolTemplate, probe_template
 from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
@@ -219,3 +219,37 @@ def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
     if role != "assistant":
         raise UsageError(f"a message of the role {role!r} has tool_calls; only those of the assistant have them")
     return CallMessage(content, parse_calls(stated["tool_calls"]))
+
+
+def is_ids(found: Any) -> bool:
+    """Whether something is meant as token ids: an array, or a sequence that begins with a whole number."""
+    if isinstance(found, np.ndarray):
+        return True
+    if not isinstance(found, Sequence) or isinstance(found, (str, bytes)) or not found:
+        return False
+    return isinstance(found[0], (int, np.integer)) and not isinstance(found[0], bool)
+
+
+def parse_ids(found: Any, vocab_size: int, what: str) -> TokenIds:
+    """Token ids of a vocabulary, [num_tokens].
+
+    Args:
+        what: What they are to the caller, for the message, such as "the prompt".
+
+    Raises UsageError: They are no row of whole numbers, or one of them is no token of the vocabulary.
+    """
+    wanted = f"wanted token ids, whole numbers from 0 to {vocab_size - 1}"
+    if isinstance(found, (list, tuple)) and not found:
+        return np.zeros(0, np.int32)
+    try:
+        ids = np.asarray(found if is_ids(found) else None)
+    except ValueError:  # it holds lists of several lengths
+        ids = np.asarray(None)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UsageError(f"{what} is {reprlib.repr(found)}; {wanted}")
+    if not len(ids):
+        return np.zeros(0, np.int32)
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < vocab_size:
+            raise UsageError(f"{what} has the token {extreme}, which the model lacks; {wanted}")
+    return ids.astype(np.int32)

@@ -41,7 +41,7 @@ MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class BlockShape:
     """How a head drafts a block.
 
     config: Its layers; its context_length is that of the text, after which a block begins.
@@ -113,7 +113,7 @@ class Block:
 class _BlockWriter:
     """Writes the main graph."""
 
-    def __init__(self, block: Block, write: LayerWriter) -> None:
+    def __init__(self, block: BlockShape, write: LayerWriter) -> None:
         self.block, self.write, self.config = block, write, block.config
         self.op, self.constant = write.op, write.constant
         self.groups = self.config.num_heads // self.config.num_kv_heads

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import SourceError, UsageError, VocabularyMismatch
 from edgespec.export.folder_size import written_bytes
 from edgespec.export.heads.dialects import find_dialect
-from edgespec.export.heads.head_plan import HeadPlan
-from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.layout import VOCAB_SUBSET
 from edgespec.export.options import Trimming, frequent_tokens, require_head_size
 from edgespec.export.output import ExportProgress, atomic_folder, finish, hash_files, require_absent, write_text

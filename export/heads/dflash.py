@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
-from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
-from edgespec.export.heads.head_plan import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan
-from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.block_graphs import MARKOV_KINDS, BlockShape
+from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import LAYER_NAMES, Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import (
     layer_settings,
@@ -26,7 +25,7 @@ from edgespec.export.heads.layer_settings import (
     require_layers,
 )
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import Head, KVCache
@@ -109,8 +108,8 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     )
 
 
-def _dflash_settings(source: HeadSource) -> Settings:
-    return Settings(source.settings.path, nested(source.settings, "dflash_config"))
+def _dflash_settings(source: HeadSource) -> SourceSettings:
+    return SourceSettings(source.settings.path, nested(source.settings, "dflash_config"))
 
 
 def _own_setting(source: HeadSource, key: str, default: Any = None) -> Any:
@@ -171,7 +170,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     tensors |= (confidence := _read_confidence(source, reader, config, markov))
     reader.require_all_taken(name)
     _require_shapes(source, tensors, config, columns)
-    block = Block(
+    block = BlockShape(
         config=replace(config, context_length=config.context_length + stated.num_tokens),
         num_tokens=stated.num_tokens,
         skips_known=stated.skips_known,

@@ -5,12 +5,11 @@ from pathlib import Path
 from edgespec.errors import SourceError
 from edgespec.export.heads.dflash import BLOCK_DIALECTS
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
-from edgespec.export.heads.head_plan import Dialect
-from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
+from edgespec.export.heads.head_source import Dialect, HeadSource, is_pickle, read_head
 from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
 from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
 from edgespec.export.heads.mtp import MTP_DIALECT
-from edgespec.export.settings import Settings, read_json
+from edgespec.export.settings import SourceSettings, read_json
 
 # In the order in which they are tried.
 DIALECTS: tuple[Dialect, ...] = (
@@ -51,7 +50,7 @@ def is_head(path: Path) -> bool:
     if path.is_file():
         return path.suffix == ".safetensors" or is_pickle(path)
     try:
-        settings = Settings(path, read_json(path / "config.json"))
+        settings = SourceSettings(path, read_json(path / "config.json"))
         if any(settings.get(key) is not None for key in _SETTINGS_OF_HEADS):
             return True
         source = read_head(path)

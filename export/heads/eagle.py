@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import FUSE_GRAPH, Dialect, HeadPlan
-from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import (
     layer_settings,
@@ -28,7 +27,7 @@ from edgespec.export.heads.layer_settings import (
 )
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import Head
@@ -107,7 +106,7 @@ def _plan_joined(
     name: str,
     source: HeadSource,
     target: LoadedSource,
-    settings: Settings,
+    settings: SourceSettings,
     reader: Reader,
     tensors: Mapping[str, StoredTensor],
     num_layers: int,

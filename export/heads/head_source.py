@@ -1,17 +1,22 @@
-"""Read a drafting head but its weights: config.json and safetensors files. Knows nothing of what heads compute."""
+"""A drafting head as read, without its weights, and the plan of its folder. Knows nothing of graphs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from edgespec.errors import SourceError
+from edgespec.export.precision import Rule
 from edgespec.export.safetensors import StoredIntegers, read_tensors, weight_files
-from edgespec.export.settings import Settings, read_json, translate_unusual
-from edgespec.export.sources import join_hashes
+from edgespec.export.settings import SourceSettings, read_json, translate_unusual
+from edgespec.export.sources import LoadedSource, join_hashes
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Source
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Head, KVCache, Manifest, Source
 from edgespec.system.split_files import utf8_name
+from edgespec.types import TokenIds
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CONVERT = (
@@ -29,7 +34,7 @@ class HeadSource:
     """
 
     path: Path
-    settings: Settings
+    settings: SourceSettings
     tensors: Mapping[str, StoredTensor]
     integers: Mapping[str, StoredIntegers]
 
@@ -62,7 +67,7 @@ def read_head(source: Path) -> HeadSource:
         settings = read_json(folder / "config.json")
         tensors, integers = read_tensors(files)
     return HeadSource(
-        path=source, settings=Settings(folder / "config.json", settings), tensors=tensors, integers=integers
+        path=source, settings=SourceSettings(folder / "config.json", settings), tensors=tensors, integers=integers
     )
 
 
@@ -100,7 +105,7 @@ def _pickled(path: Path) -> SourceError:
     )
 
 
-def nested(settings: Settings, key: str) -> Mapping[str, Any]:
+def nested(settings: SourceSettings, key: str) -> Mapping[str, Any]:
     """An object within a configuration; empty where there is none.
 
     Raises SourceError: The value is something else.
@@ -109,3 +114,48 @@ def nested(settings: Settings, key: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise SourceError(f"{settings.path}: {key} is {found!r}, wanted an object")
     return found
+
+
+FUSE_GRAPH, STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
+
+WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule], dict[str, ir.Model]]
+"""Writes the weights and gives the graphs by file name: those that the manifest names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPlan:
+    """What the folder of a head will hold, in whatever precision and form.
+
+    dialect: The name of the format that it was read from, for messages.
+    graph: The file of its main graph.
+    has_trees: Another graph runs trees.
+    tensors: All weights by role, those of the target among them.
+    borrowed: What the head has no weights of and takes from its target, for messages.
+    tokens: The target's token of each row of the vocabulary head, ascending, [num_rows]; None where each token has
+        a row.
+    vocabulary_heads: Roles of all tensors that have a row for each token which can be drafted.
+    """
+
+    dialect: str
+    head: Head
+    kv_cache: KVCache
+    tensors: Mapping[str, StoredTensor]
+    write_graphs: WriteGraphs
+    borrowed: tuple[str, ...] = ()
+    tokens: TokenIds | None = None
+    vocabulary_heads: tuple[str, ...] = ("head",)
+    graph: str = "model.onnx"
+    has_trees: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """A format in which heads are published.
+
+    recognizes: Whether a head is in this format, by its settings and the names of its tensors.
+    plan: What the folder of such a head for a target will hold; raises SourceError, or VocabularyMismatch.
+    """
+
+    name: str
+    recognizes: Callable[[HeadSource], bool]
+    plan: Callable[[HeadSource, LoadedSource], HeadPlan]

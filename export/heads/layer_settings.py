@@ -10,7 +10,7 @@ from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig, Layer
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.rotary import rotaries_from_huggingface
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
@@ -29,7 +29,7 @@ _ASSUMED: dict[str, dict[str, Any]] = {
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
-def layer_settings(source: HeadSource, inner: str | None = None) -> Settings:
+def layer_settings(source: HeadSource, inner: str | None = None) -> SourceSettings:
     """The settings of the layers, with those that transformers assumes; inner is the object that holds them.
 
     Raises SourceError: They are those of another kind of model, or state what has no place in the graph.
@@ -38,7 +38,7 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> Settings:
     kind = str(stated.get("model_type", "llama"))
     assumed = _ASSUMED.get(kind, _ASSUMED["llama"])
     given = {key: value for key, value in stated.items() if value is not None}
-    settings = Settings(source.settings.path, {**assumed, **given})
+    settings = SourceSettings(source.settings.path, {**assumed, **given})
     if (activation := settings.get("hidden_act", "silu")) not in _ACTIVATIONS:
         raise SourceError(f"{settings.path}: hidden_act is {activation}; known are {', '.join(_ACTIVATIONS)}")
     if "sliding_attention" in (settings.get("layer_types") or ()):
@@ -49,7 +49,7 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> Settings:
 
 
 def layers_config(
-    settings: Settings, tensors: Mapping[str, StoredTensor], target: LoadedSource, num_layers: int
+    settings: SourceSettings, tensors: Mapping[str, StoredTensor], target: LoadedSource, num_layers: int
 ) -> DecoderConfig:
     """The description of the layers whose tensors are given, for texts as long as the target's.
 

@@ -11,11 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import Dialect, HeadPlan
-from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
 from edgespec.export.heads.head_tensors import count_names, require_hidden_size, take_tensor
 from edgespec.export.heads.step_graphs import (
-    Step,
+    StepGraph,
     hydra_step,
     medusa_step,
     plan_steps,
@@ -59,7 +58,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     require_all_used(source, tensors, r"\d+\..*|blocks\..*|lm_heads\..*")
     steps = [
-        Step(
+        StepGraph(
             file=step_graph(i),
             width=hidden,
             next_width=hidden,
@@ -125,7 +124,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     require_all_used(source, tensors, r"hydra_mlp\..*|hydra_lm_head\..*")
     steps = [
-        Step(
+        StepGraph(
             file=step_graph(i),
             width=hidden * (i + 1),
             next_width=hidden * (i + 2),

@@ -8,12 +8,11 @@ from dataclasses import replace
 from math import sqrt
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import Dialect, HeadPlan
-from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
 from edgespec.export.heads.head_tensors import require_hidden_size, take_any, take_tensor
 from edgespec.export.heads.step_graphs import (
     Mixing,
-    Step,
+    StepGraph,
     lstm_step,
     mlp_step,
     plan_steps,
@@ -90,7 +89,7 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
             last_token=last_known_token(source, tensors[f"{own}.embedding"], target),
         )
         steps.append(
-            Step(
+            StepGraph(
                 file=step_graph(i), width=width, next_width=size, head=f"{own}.head", body=mlp_step(mixing, width)
             )
         )
@@ -136,7 +135,7 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
         )
         width = hidden if i == 0 else 2 * size
         body = lstm_step(mixing, width, size, is_first=i == 0)
-        steps.append(Step(file=step_graph(i), width=width, next_width=2 * size, head="head", body=body))
+        steps.append(StepGraph(file=step_graph(i), width=width, next_width=2 * size, head="head", body=body))
     return plan_steps(
         "LSTM speculator", "mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens
     )

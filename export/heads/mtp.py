@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import Dialect, HeadPlan
-from edgespec.export.heads.head_source import HeadSource, read_head
+from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource, read_head
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent

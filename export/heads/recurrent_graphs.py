@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.families import DecoderConfig
-from edgespec.export.heads.head_plan import HeadPlan
+from edgespec.export.heads.head_source import HeadPlan
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import make_output, typed_value
 from edgespec.export.precision import Rule

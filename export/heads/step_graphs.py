@@ -16,8 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import HeadPlan
-from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
@@ -92,7 +91,7 @@ Body = Callable[[StepWriter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepGraph:
     """One of the graphs.
 
     head: Role of its vocabulary head among the tensors.
@@ -106,13 +105,13 @@ class Step:
 
 
 def write_steps(
-    steps: Sequence[Step], tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
+    steps: Sequence[StepGraph], tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
 ) -> dict[str, ir.Model]:
     """Write the weights, and return the graphs over them by file name."""
     return {step.file: _write_step(step, StepWriter(tensors, weights, rule)) for step in steps}
 
 
-def _write_step(step: Step, writer: StepWriter) -> ir.Model:
+def _write_step(step: StepGraph, writer: StepWriter) -> ir.Model:
     input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
     given, hidden = writer.input_state("hidden", [1, 1, step.width])
     features, state = step.body(writer, input_ids, hidden)
@@ -246,7 +245,7 @@ def plan_steps(
     name: str,
     method: str,
     target: LoadedSource,
-    steps: list[Step],
+    steps: list[StepGraph],
     tensors: Mapping[str, StoredTensor],
     *,
     num_steps: int | None = None,

@@ -9,7 +9,7 @@ from edgespec.errors import SourceError, VocabularyMismatch
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import Reader, require_shapes
-from edgespec.export.settings import Settings
+from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import TokenIds
@@ -37,7 +37,7 @@ class HeadVocabulary(NamedTuple):
 
 
 def read_vocabulary(
-    source: HeadSource, reader: Reader, target: LoadedSource, settings: Settings, hidden_size: int
+    source: HeadSource, reader: Reader, target: LoadedSource, settings: SourceSettings, hidden_size: int
 ) -> HeadVocabulary:
     """Embedding and vocabulary head of a head, of which those that it lacks are its target's.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.grammar.lark_size import LarkSize, count_repetitions, measure_lark
+from edgespec.grammar.work_bounds import LarkSize, count_repetitions, measure_lark
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 
 from edgespec.errors import FormatError
 from edgespec.grammar.endings import endings_of
+from edgespec.grammar.opening import largest_opening
 from edgespec.grammar.response_format import MAX_CHARACTERS, ResponseFormat, read_format
-from edgespec.grammar.schema import ENSURED_FORMATS, largest_opening, prepare_schema
+from edgespec.grammar.schema import ENSURED_FORMATS, prepare_schema
 
 OBJECT = {"type": "object"}
 

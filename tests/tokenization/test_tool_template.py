@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, names_for
 from edgespec.tokenization.template_process import TemplateProcess
-from edgespec.tokenization.tool_messages import names_for
 from edgespec.tokenization.tool_template import ToolTemplate, probe_template
 from edgespec.tools.messages import CallMessage, ResultMessage
 from edgespec.tools.tool import ToolCall, parse_tools
