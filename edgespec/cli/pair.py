@@ -35,7 +35,7 @@ def add_pair(parser: CommandParser) -> None:
 
 
 def _pair_check(options: argparse.Namespace) -> None:
-    from edgespec.engine.pair_check import check_folder, check_pair
+    from edgespec.engine.pair_check import check_pair
 
     devices = {"device": options.device, "drafter_device": options.drafter_device}
     how = {**devices, "offline": options.offline, "report": info}
@@ -43,7 +43,7 @@ def _pair_check(options: argparse.Namespace) -> None:
     if options.drafter is not None:
         check = check_pair(options.target, options.drafter, **how)
     elif (folder := _pair_folder(home, options.target)) is not None:
-        check = check_folder(folder, **how)
+        check = check_pair(str(folder), **how)
     else:
         _print_ranking(options, home, devices)
         return

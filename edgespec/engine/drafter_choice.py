@@ -1,4 +1,4 @@
-"""What could draft for a model that a user names, by what is known. Measures, fetches and exports nothing."""
+"""Ranks what could draft for a model that a user names, by what is known. Measures, fetches, exports nothing."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
-from edgespec.engine.resolve import Resolved, resolve
+from edgespec.engine.resolve import resolve
 from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
 from edgespec.loading.head_check import PROMPTS
@@ -40,7 +40,7 @@ _USUAL_BREAK_EVEN = 0.55
 
 def check_pair(
     target: str,
-    drafter: str,
+    drafter: str | None = None,
     *,
     device: str = "auto",
     drafter_device: str = "auto",
@@ -49,66 +49,45 @@ def check_pair(
 ) -> PairCheck:
     """Load both models and measure what drafting gains on the devices.
 
+    Without a drafter the target is a pair folder, which the result is recorded in; a pair.json that is damaged is
+    replaced.
+
     Raises:
         DeviceUnavailable: A device cannot be used, or a model is not in the form for it.
         VocabularyMismatch: The drafter has too few of the target's tokens.
-        ModelError: One of them is missing or invalid.
+        ModelError: One of them is missing or invalid, or the folder holds no pair.
     """
-    return _check(_resolve(target, drafter, (device, drafter_device), offline, report), report)
-
-
-def check_folder(
-    folder: Path,
-    *,
-    device: str = "auto",
-    drafter_device: str = "auto",
-    offline: bool = False,
-    report: Report = lambda line: None,
-) -> PairCheck:
-    """Measure a pair folder on the devices, and record it in the folder; a pair.json that is damaged is replaced.
-
-    Raises:
-        DeviceUnavailable: A device cannot be used, or the pair has no form for it.
-        ModelError: The folder holds no pair.
-    """
-    if (pair := restore_pair(folder, report)) is None:
+    pair = restore_pair(Path(target), report) if drafter is None else None
+    if drafter is None and pair is None:
         raise ModelError(
-            f"{folder} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
+            f"{target} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
-    resolved = _resolve(str(folder), str(folder), (device, drafter_device), offline, report)
-    check = _check(resolved, report)
-    placement = resolved.placement
-    devices = device_key(placement.device), device_key(placement.drafter_device)
-    record_check(pair, check, devices, (resolved.target.folder, resolved.drafters[0].models[0].folder))
-    return check
-
-
-def _resolve(target: str, drafter: str, devices: tuple[str, str], offline: bool, report: Report) -> Resolved:
-    device, drafter_device = devices
-    wish = Wish(
-        model=target,
-        drafter=drafter,
-        device=device,
-        drafter_device=drafter_device,
-        offline=offline,
-        report=report,
+    drafter = target if drafter is None else drafter
+    resolved = resolve(
+        Wish(
+            model=target,
+            drafter=drafter,
+            device=device,
+            drafter_device=drafter_device,
+            offline=offline,
+            report=report,
+        )
     )
-    resolved = resolve(wish)
     if not resolved.drafters:
         raise ModelError(f"'{drafter}' is not a model; a pair is a target and a smaller model")
-    return resolved
-
-
-def _check(resolved: Resolved, report: Report) -> PairCheck:
-    target, drafter = resolved.target, resolved.drafters[0].models[0]
+    own, other, placement = resolved.target, resolved.drafters[0].models[0], resolved.placement
     with load(
-        target.folder,
-        drafter=str(drafter.folder),
-        device=resolved.placement.device.name,
-        drafter_device=resolved.placement.drafter_device.name,
+        own.folder,
+        drafter=str(other.folder),
+        device=placement.device.name,
+        drafter_device=placement.drafter_device.name,
         report=report,
     ) as engine:
-        return measure_pair(engine, target, drafter, report)
+        check = measure_pair(engine, own, other, report)
+    if pair is not None:
+        devices = device_key(placement.device), device_key(placement.drafter_device)
+        record_check(pair, check, devices, (own.folder, other.folder))
+    return check
 
 
 def check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: Report) -> PairCheck | None:
@@ -118,7 +97,7 @@ def check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: 
             if (device := find_device(name)).is_software:
                 raise DeviceUnavailable(f"'{device.name}' is an emulator, whose speed says nothing of a device")
         report("measuring the pair")
-        return check_folder(folder, device=devices[0], drafter_device=devices[1], report=report)
+        return check_pair(str(folder), device=devices[0], drafter_device=devices[1], report=report)
     except (DeviceUnavailable, MemoryExhausted) as error:
         when = "where the devices are" if isinstance(error, DeviceUnavailable) else "once more memory is free"
         report(

@@ -75,7 +75,7 @@ class PairHalf:
 
 @dataclass(frozen=True, kw_only=True)
 class PairPlan:
-    """What both halves take, and the drafting head if the drafter is one."""
+    """The plans of both halves, and the drafting head if the drafter is one."""
 
     plans: tuple[ExportCost, ExportCost]
     head: PlannedHead | None
@@ -138,7 +138,8 @@ def export_pair(
         if plan.head is None:
             _export_model(drafter, folder / DRAFTER, _name(drafter), open_decoder, measure_ranges, report)
         else:
-            _export_head(drafter, plan.head, folder / DRAFTER, _name(drafter), report)
+            origin = drafter.source.origin
+            export_head(plan.head, folder / DRAFTER, _name(drafter), origin=origin, report=report)
             if open_decoder is not None:
                 devices = (target.device, drafter.device)
                 require_agreement(folder / TARGET, folder / DRAFTER, devices, report)
@@ -184,10 +185,11 @@ def add_forms(
         try:
             if half.is_head:
                 planned = half.plan_head(read_source(target.path))
-                added.append(_export_head(half, planned, output, first.name, report))
+                export_head(planned, output, first.name, origin=half.source.origin, report=report)
             else:
                 layers = first.hidden_layers
-                added.append(_export_model(half, output, first.name, open_decoder, measure_ranges, report, layers))
+                _export_model(half, output, first.name, open_decoder, measure_ranges, report, layers)
+            added.append(output)
         except UsageError:
             if half.form not in forms_of(folder, half.part):
                 raise
@@ -234,7 +236,7 @@ def _export_model(
     measure_ranges: MeasureRanges | None,
     report: Report,
     hidden_layers: tuple[int, ...] = (),
-) -> Path:
+) -> None:
     export_model(
         half.source.path,
         output,
@@ -247,18 +249,6 @@ def _export_model(
         measure_ranges=measure_ranges if half.precision == "w8a16" else None,
         report=report,
     )
-    return output
-
-
-def _export_head(half: PairHalf, planned: PlannedHead, output: Path, name: str, report: Report) -> Path:
-    export_head(
-        planned,
-        output,
-        name,
-        origin=half.source.origin,
-        report=report,
-    )
-    return output
 
 
 def require_shared_tokens(target: LoadedSource, drafter: LoadedSource) -> None:

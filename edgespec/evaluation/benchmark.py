@@ -137,7 +137,7 @@ def _describe_setup(
     rounds: int,
     learned: Learned,
 ) -> BenchSetup:
-    """What is measured, where and how; arguments as in measure()."""
+    """The setup of a run; arguments as in measure()."""
     return {
         "model": engine.manifest.name,
         "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",

@@ -59,7 +59,7 @@ class WidthPasses(TypedDict):
 
 
 class AnswerRecord(TypedDict):
-    """What an answer took. Times are those of its reader; the first token and its time are no decoding.
+    """Times and counts of an answer. Times are those of its reader; the first token and its time are no decoding.
 
     pass_tokens_per_second: Speed in the time of drafts and passes alone.
     passes: Without the first, which reads the prompt.
@@ -75,12 +75,17 @@ class AnswerRecord(TypedDict):
     widths: NotRequired[dict[Width, WidthPasses]]
 
 
-class PeerAnswer(AnswerRecord):
-    """is_equal: Its text is that of plain decoding. plausible: see Plausible; of judged tokens."""
+class JudgedTokens(TypedDict, total=False):
+    """How many tokens were judged, and how many of them are plausible, as exactness.Plausible has them."""
+
+    judged: Count
+    plausible: Count
+
+
+class PeerAnswer(AnswerRecord, JudgedTokens):
+    """is_equal: Its text is that of plain decoding."""
 
     is_equal: bool
-    judged: NotRequired[Count]
-    plausible: NotRequired[Count]
 
 
 Text = Literal["equal", "near_tie", "different", "not_judged"]
@@ -151,7 +156,7 @@ class Texts(TypedDict):
 
 
 class PassFigures(TypedDict):
-    """What passes took by their width."""
+    """Times of passes by their width."""
 
     step_s: Annotated[float, Meta(ge=1e-9, le=1e12)] | None  # seconds of a pass of plain decoding
     ratios: dict[Width, Figure]  # cost of a pass in steps, as the draft policy estimates it
@@ -159,7 +164,7 @@ class PassFigures(TypedDict):
 
 
 class Work(TypedDict):
-    """What a lane, the target or a drafter, did from start_s to end_s."""
+    """Work of a lane, the target or a drafter, from start_s to end_s."""
 
     lane: str
     what: str
@@ -181,7 +186,7 @@ class Sample(TypedDict):
 
 
 class BenchMemory(TypedDict):
-    """What the process and the target took, in bytes."""
+    """Memory of the process and of the target, in bytes."""
 
     process_peak_rss_bytes: Count
     target_weights_bytes: Count
@@ -229,7 +234,7 @@ class PeerRow(PeerInfo):
 
 
 class BenchSetup(TypedDict, total=False):
-    """What ran, and where.
+    """The models, the machine and the options of a run.
 
     plain: "own session" where plain decoding has a session of its own, as with --drafter none; "shared session"
         where there was no memory for one.

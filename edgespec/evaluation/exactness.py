@@ -217,7 +217,7 @@ class Plausible(NamedTuple):
 
 
 def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other: Sequence[int]) -> Text:
-    """Whether two greedy answers are equal, part at a near-tie, or are different.
+    """Compare two greedy answers: they are equal, part at a near-tie, or are different.
 
     A near-tie is a place where the width of a pass changes the distance between two likely tokens' logits by at
     least the distance of the two tokens at which the answers part.

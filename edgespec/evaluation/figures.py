@@ -56,7 +56,7 @@ def slower_prompts_text(document: BenchDocument) -> str | None:
 
 
 def advice_text(document: BenchDocument) -> str | None:
-    """What narrows intervals that are so wide that they decide little; None where none is."""
+    """Advice that narrows intervals which are so wide that they decide little; None where none is."""
     known = {name: row.get("ratio_interval") for name, row in document["categories"].items()}
     wide = [name for name, interval in known.items() if interval and interval[1] - interval[0] > _WIDE]
     if not wide:
@@ -78,17 +78,18 @@ def texts_text(document: BenchDocument) -> str | None:
     counts = document.get("texts")
     if counts is None:
         return None
-    words = {
-        "near_tie": "part at a near-tie",
-        "different": "different",
-        "not_judged": "differ and were not judged",
+    others = {
+        "part at a near-tie": counts["near_tie"],
+        "different": counts["different"],
+        "differ and were not judged": counts["not_judged"],
     }
-    others = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]  # type: ignore[literal-required]
-    return ", ".join([f"{counts['equal']} of {sum(counts.values())} answers equal", *others])  # type: ignore[arg-type]
+    whole = counts["equal"] + sum(others.values())
+    named = [f"{count} {text}" for text, count in others.items() if count]
+    return ", ".join([f"{counts['equal']} of {whole} answers equal", *named])
 
 
 def setup_text(document: BenchDocument) -> str | None:
-    """What plain decoding ran in, the mode, and what was known of the prompts."""
+    """The mode, the session of plain decoding, and what was known of the prompts."""
     parts = [
         document.get("mode"),
         _SESSIONS.get(document.get("plain", "")),

@@ -53,7 +53,7 @@ class Journal:
             self._write({"kind": _KIND, "asked": asked})
 
     def is_done(self, number: int, prompt: int) -> bool:
-        """Whether a prompt was answered in a round."""
+        """True if a prompt was answered in a round."""
         return (number, prompt) in self.units
 
     def begin(self, setup: BenchSetup) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from edgespec import Engine, Message, SamplingParams
 from edgespec.errors import EdgeSpecError
-from edgespec.evaluation.document import OWN_NAME, AnswerRecord, PeerAnswer, PeerInfo
+from edgespec.evaluation.document import OWN_NAME, AnswerRecord, JudgedTokens, PeerAnswer, PeerInfo
 from edgespec.evaluation.exactness import judge_tokens
 from edgespec.evaluation.results import peer_key
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
@@ -129,7 +129,7 @@ class Panel:
     def judge(
         self, category: str, messages: Sequence[Message], replies: Mapping[str, PeerReply], plain: TimedAnswer
     ) -> dict[str, PeerAnswer]:
-        """What the answers took; of one answer in each category also whether its tokens are plausible."""
+        """Records of the answers; of one in each category with how many of its tokens are plausible."""
         is_judged = bool(replies) and category not in self._judged
         self._judged.add(category)
         found: dict[str, PeerAnswer] = {}
@@ -140,11 +140,12 @@ class Panel:
                 "first_token_s": max(0.0, reply.first_s),
             }
             is_equal = reply.text.strip() == plain.completion.text.strip()
-            found[key] = {**record, "is_equal": is_equal}  # type: ignore[typeddict-item]
+            judged: JudgedTokens = {}
             if is_judged:
                 tokens = self._plain.tokenize(reply.text) if reply.tokens is None else reply.tokens
-                judged = judge_tokens(self._plain.target, self._plain.encode(messages), tokens)
-                found[key] |= {"judged": judged.judged, "plausible": judged.plausible}
+                few = judge_tokens(self._plain.target, self._plain.encode(messages), tokens)
+                judged = {"judged": few.judged, "plausible": few.plausible}
+            found[key] = {**record, "is_equal": is_equal, **judged}
         return found
 
     def infos(self) -> list[PeerInfo]:

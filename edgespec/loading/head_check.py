@@ -1,4 +1,4 @@
-"""Whether a drafting head belongs to its target: it is run after the target's own text, before it is installed.
+"""Checks that a drafting head belongs to its target: it runs after the target's own text, before it is installed.
 
 A head that was made for another model, or whose settings say something else than its weights, runs without an
 error and drafts at random. How often its first token is the target's tells such heads from weak ones.

@@ -59,7 +59,7 @@ def read_corpus(path: Path) -> list[str]:
 
 
 def _is_text(prompt: str) -> bool:
-    """Whether it has no lone surrogate, which JSON can state and UTF-8 cannot."""
+    """True if it has no lone surrogate, which JSON can state and UTF-8 cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in prompt)
 
 

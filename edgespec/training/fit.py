@@ -18,10 +18,9 @@ from edgespec.memory.free_memory import return_freed
 from edgespec.system.console import show_progress
 from edgespec.system.signals import defer_signals
 from edgespec.training.head_file import read_tensors, write_tensors
-from edgespec.training.network import Network
+from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
 from edgespec.training.packing import Batch, Text, pack
-from edgespec.training.shape import HEAD, HeadShape
 from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ _BATCHES_UNTIL_RETURN = 4
 
 
 class Data(NamedTuple):
-    """What a head is trained on.
+    """The data that a head is trained on.
 
     rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those after the final norm.
     texts, held_out: To train on, and to compare with.
@@ -94,9 +93,8 @@ class Trainer:
         start: Mapping[str, Floats],
         checkpoint: Path,
         save_best: Callable[[Mapping[str, Floats]], None],
-        device: str = "auto",
+        device: str,
         *,
-        freezes_head: bool = False,
         has_best: bool = True,
     ) -> None:
         """Go on from the checkpoint, if there is one.
@@ -118,7 +116,7 @@ class Trainer:
                 self.progress = replace(self.progress, best=())
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
-            each.requires_grad_(not (freezes_head and name == HEAD))
+            each.requires_grad_(name != HEAD)
         self._trained = [each for each in self._weights.values() if each.requires_grad]
         self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
         self._target_head = torch.from_numpy(data.head).to(self.device)
@@ -171,16 +169,12 @@ class Trainer:
                 break
         found = Agreement(reached, right)
         is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
-        before = self.progress
-        self.progress = TrainingProgress(
-            before.num_drafts,
-            before.used_s,
-            found.rates if is_better else before.best,
-            0 if is_better else before.num_since_best + 1,
-        )
         if is_better:
+            self.progress = replace(self.progress, best=found.rates, num_since_best=0)
             with defer_signals():
                 self._save_best(self._arrays())
+        else:
+            self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
         return found
 
     def save(self) -> None:
@@ -243,9 +237,8 @@ class Trainer:
         return {name: each.detach().float().cpu().numpy() for name, each in self._weights.items()}
 
     def _count(self, batch: Batch, taken_s: float) -> None:
-        before = self.progress
-        num_drafts = before.num_drafts + int((batch.starts >= 0).sum())
-        self.progress = TrainingProgress(num_drafts, before.used_s + taken_s, before.best, before.num_since_best)
+        num_drafts = self.progress.num_drafts + int((batch.starts >= 0).sum())
+        self.progress = replace(self.progress, num_drafts=num_drafts, used_s=self.progress.used_s + taken_s)
 
     def _describe(self, left_s: float) -> str:
         best = self.progress.best

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgespec.errors import ModelError
 from edgespec.system.disk import explain_write_errors, replace_file
-from edgespec.training.shape import HeadShape
+from edgespec.training.network import HeadShape
 from edgespec.types import TokenIds
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -41,7 +41,7 @@ class Batch:
         return np.clip(self.starts + step, 0, self.tokens.shape[1] - 1)
 
     def has_next(self, step: int) -> Bools:
-        """Whether a text goes on after the step's token, so that its prediction can be compared."""
+        """True where a text goes on after the step's token, so that its prediction can be compared."""
         same = self.at(self.text, step + 1) == self.at(self.text, 0)
         found: Bools = same & (self.starts >= 0) & (self.starts + step + 1 < self.tokens.shape[1])
         return found

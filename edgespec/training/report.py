@@ -1,4 +1,4 @@
-"""What came of a training: how far the head agrees, and what it is expected to gain on this machine."""
+"""The report of a training: how far the head agrees, and what it is expected to gain on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ExpectedGain:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """What came of a training.
+    """The result of a training.
 
     agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
         were not trained on.

@@ -1,4 +1,4 @@
-"""What training asks of the target: answers to prompts, and the hidden states of texts."""
+"""Answers of the target to prompts, and its hidden states for texts."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

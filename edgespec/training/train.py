@@ -25,9 +25,9 @@ from edgespec.system.disk import explain_write_errors, replace_file
 from edgespec.system.file_lock import hold_lock
 from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
 from edgespec.training.head_file import WEIGHTS, write_head
+from edgespec.training.network import HeadShape
 from edgespec.training.packing import Text
 from edgespec.training.report import INT8_BYTES, TrainingReport, estimate_draft_cost, expected_gain
-from edgespec.training.shape import HeadShape
 from edgespec.training.stored_texts import Halves, StatesFile, TextsFile
 from edgespec.training.target import StatesReader, write_answers
 from edgespec.training.warm_start import (
@@ -121,7 +121,7 @@ def train(
 def _describe_run(
     loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]]
 ) -> dict[str, object]:
-    """What must be as it was for a run to go on."""
+    """The facts that must be as they were for a run to go on."""
     corpus = hashlib.sha256(
         "\0".join(prompts).encode() if prompts else b"".join(each.tobytes() for text in stored for each in text)
     )
@@ -250,7 +250,6 @@ class _Folder:
             self.work / _CHECKPOINT,
             lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
             self.options.device,
-            freezes_head=True,
             has_best=(self.output / WEIGHTS).is_file(),
         )
         wanted_s = 60 * self.options.minutes

@@ -1,4 +1,4 @@
-"""What a head starts with: the tokens that it can draft, and its weights.
+"""The start of a head: the tokens that it can draft, and its first weights.
 
 The tokens are those that its target gives the most probability, over its own texts.
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgespec.export.families import DecoderConfig
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.training.shape import (
+from edgespec.training.network import (
     DOWN,
     FINAL_NORM,
     GATE,
@@ -83,7 +83,7 @@ def matrix(tensor: StoredTensor) -> Floats:
 
 
 def can_copy_layer(source: LoadedSource) -> bool:
-    """Whether the target's last layer is one that a head can have."""
+    """True if the target's last layer is one that a head can have."""
     last = source.config.num_layers - 1
     return f"{last}.attended_norm" not in source.tensors and f"{last}.down" in source.tensors
 

@@ -14,7 +14,7 @@ from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.training.head_file import read_tensors, write_head, write_tensors
-from edgespec.training.shape import FINAL_NORM, INPUT_NORM, JOIN, TOKEN_NORM, HeadShape
+from edgespec.training.network import FINAL_NORM, INPUT_NORM, JOIN, TOKEN_NORM, HeadShape
 from edgespec.training.warm_start import choose_tokens, expected_counts, fit_join, head_shape, start_weights
 
 

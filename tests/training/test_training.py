@@ -20,10 +20,9 @@ from edgespec.models.hub import LocalSource
 from edgespec.training import train
 from edgespec.training.fit import Data, Trainer
 from edgespec.training.head_file import write_head
-from edgespec.training.network import Network
+from edgespec.training.network import HEAD, JOIN, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll
 from edgespec.training.packing import Batch, Text, pack
-from edgespec.training.shape import HEAD, JOIN, HeadShape
 from edgespec.training.warm_start import head_shape, start_weights
 
 pytestmark = pytest.mark.train
