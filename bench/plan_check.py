@@ -27,8 +27,8 @@ from edgespec.engine.resolve import resolve
 from edgespec.engine.setup import Chain
 from edgespec.engine.wish import Wish
 from edgespec.evaluation.prompts import own_prompts
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder, open_model
-from edgespec.loading.placement import Placement
 from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
 from edgespec.planning.plan_option import MemoryNeeds, Option, Schedule
 from edgespec.planning.planner import draft_rates, make_plan

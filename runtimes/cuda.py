@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
-from edgespec.memory.nvml import Nvidia
+from edgespec.memory.device_memory import Nvidia
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.missing import Missing
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.memory.nvml import Nvidia, read_nvidia_driver
+from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_names import (
     BY_KIND,

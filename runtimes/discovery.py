@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from edgespec.memory.nvml import Nvidia, read_nvidia_driver
+from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_names import KINDS
 from edgespec.runtimes.devices import PROVIDERS, Device, find_devices, import_onnxruntime

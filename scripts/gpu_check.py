@@ -40,7 +40,7 @@ from random_model import SHAPES
 
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.loading.open_model import weights_bytes, weights_size
-from edgespec.memory.nvml import read_nvidia_driver
+from edgespec.memory.device_memory import read_nvidia_driver
 from edgespec.runtimes.devices import Device, driver_versions, find_device
 from edgespec.system.console import print_stderr
 from edgespec.system.system_info import system_info

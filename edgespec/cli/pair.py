@@ -62,7 +62,7 @@ def _pair_folder(home: "ModelHome", target: str) -> Path | None:
 
 def _print_ranking(options: argparse.Namespace, home: "ModelHome", devices: dict[str, str]) -> None:
     from edgespec.engine.drafter_choice import rank_for_model
-    from edgespec.planning.ranking_words import ranking_document, ranking_in_words
+    from edgespec.planning.drafter_ranking import ranking_document, ranking_in_words
 
     document = ranking_document(rank_for_model(home, options.target, **devices))
     print_result(options, document, ranking_in_words(document))

@@ -12,8 +12,8 @@ from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.config.drafter_names import DrafterNames
+    from edgespec.loading.device_choice import Placement
     from edgespec.loading.open_model import ModelFolder
-    from edgespec.loading.placement import Placement
     from edgespec.planning.drafter_ranking import Ranking
     from edgespec.planning.plan_models import Planned
     from edgespec.planning.plan_option import Plan
@@ -93,7 +93,7 @@ def _document(
     options: argparse.Namespace, planned: "Planned", models: PlannedModels, device_flags: Mapping[str, str]
 ) -> dict[str, Any]:
     from edgespec.config.drafter_names import parse
-    from edgespec.planning.plan_document import document_of
+    from edgespec.planning.plan_words import document_of
 
     if any(planned.took):
         opening_s, measuring_s = planned.took

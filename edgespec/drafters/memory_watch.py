@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgespec.errors import MemoryExhausted
-from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, free_memory
+from edgespec.memory.free_memory import HOST, LIMIT_RESERVE, FreeByPlace, FreeMemory, Reserve, free_memory
 from edgespec.memory.ladder import Bytes, Ladder, Margin, Tier
 from edgespec.memory.pressure import Level, Pressure, PressureReader
-from edgespec.memory.reserve import LIMIT_RESERVE, Reserve
 from edgespec.system.clock import Clock
 
 # A look at what is free takes 0.25 ms, a pass of a small model 4 ms.

@@ -1,33 +1,173 @@
-"""The devices that auto stands for: those of an earlier decision, or of one that is made now by measuring."""
+"""The devices that auto stands for: those of an earlier decision, or of one that is made now by measuring.
+
+It chooses from the devices of this machine, with the forms of the models that are there or can be made.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import SELF, DrafterNames
-from edgespec.engine.device_candidates import CPU, Candidates
-from edgespec.engine.named_models import forms_of, forms_of_self
 from edgespec.errors import DeviceUnavailable
-from edgespec.loading.device_choice import require_together
-from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
+from edgespec.loading.device_choice import Placement, require_together
+from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.memory.free_memory import ReadFreeMemory
+from edgespec.models.forecast import foresee_model
 from edgespec.models.home import ModelHome, split_precision
-from edgespec.models.pair import DRAFTER, TARGET
+from edgespec.models.pair import DRAFTER, TARGET, Pair, read_pair
 from edgespec.planning.decision import Decision, in_one_line, read_decision, where_of, write_decision
 from edgespec.planning.device_options import DeviceOptions
 from edgespec.planning.device_search import Search, Where
-from edgespec.planning.model_forms import ModelForms
+from edgespec.planning.foresee import ModelForms, ModelSize
 from edgespec.planning.plan_option import Plan
 from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
-from edgespec.runtimes.devices import Device, machine_key
+from edgespec.runtimes.device_names import Kind
+from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
 from edgespec.runtimes.driver_check import check_driver
+from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.runtimes.hardware import may_have_accelerator
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.probe import probe_device
+
+
+def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:
+    """The forms of a model, or of a part of a pair.
+
+    Raises ModelError: There is no such model.
+    """
+    fixed = models.fixed_folder(name)
+    if fixed is None:
+        return _forms_in_home(models, name)
+    pair = read_pair(fixed)
+    return _fixed_forms(name, lambda device: _folder_for(fixed, pair, part, device))
+
+
+def forms_of_self(target: ModelForms) -> ModelForms:
+    """The graphs of fewer layers in the folders of a target; raises UsageError: it has none."""
+
+    def find(device: Device) -> ModelFolder | None:
+        found = target.find(device)
+        return found and ModelFolder(found.folder, self_drafter(found.manifest))
+
+    return ModelForms(name=target.name, find=find, prepare=None, foresee=_never)
+
+
+def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
+    lacks = cache(lacks_half_floats)
+
+    def find(device: Device) -> ModelFolder | None:
+        folder = models.find(name, device.form, lacks_half_floats=lambda: lacks(device))
+        return ModelFolder(folder, read_any_manifest(folder, models.report)) if folder else None
+
+    def prepare(device: Device) -> ModelFolder:
+        models.report(f"preparing {name} for {device.name}")
+        folder = models.resolve(name, device.form, lacks_half_floats=lambda: lacks(device))
+        return ModelFolder(folder, read_any_manifest(folder, models.report))
+
+    def foresee(form: Kind) -> ModelSize:
+        manifest, num_bytes = foresee_model(models, name, form)
+        return ModelSize(manifest=manifest, file_bytes=num_bytes)
+
+    return ModelForms(name=name, find=_remember(find), prepare=prepare, foresee=foresee)
+
+
+def _fixed_forms(name: str, folder_for: Callable[[Device], Path | None]) -> ModelForms:
+    """The forms of folders that somebody else has made: there are no others."""
+
+    def find(device: Device) -> ModelFolder | None:
+        folder = folder_for(device)
+        if folder is None:
+            return None
+        found = ModelFolder(folder, read_any_manifest(folder, lambda line: None))
+        return found if device.kind == "cpu" or found.manifest.form == device.form else None
+
+    return ModelForms(name=name, find=_remember(find), prepare=None, foresee=_never)
+
+
+def _folder_for(folder: Path, pair: Pair | None, part: str, device: Device) -> Path | None:
+    return folder if pair is None else pair.part(part, device.form)
+
+
+def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device], ModelFolder | None]:
+    """Look for a folder until it is found."""
+    known: dict[str, ModelFolder] = {}
+
+    def look(device: Device) -> ModelFolder | None:
+        if device.name not in known and (found := find(device)):
+            known[device.name] = found
+        return known.get(device.name)
+
+    return look
+
+
+def _never(form: Kind) -> ModelSize:
+    raise AssertionError(f"a folder that is there needs not be foreseen in the {form} form")
+
+
+AUTO, CPU = "auto", "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """The devices that auto chooses from for a target and for its drafters, by name; the CPU is always known.
+
+    asked: What the user has named for the two, auto or a device.
+    """
+
+    asked: tuple[str, str]
+    devices: Mapping[str, Device]
+    targets: Sequence[str]
+    drafters: Sequence[str]
+
+    @property
+    def named(self) -> set[str]:
+        """The devices that are not left to auto."""
+        lists = zip(self.asked, (self.targets, self.drafters), strict=True)
+        return {name for asked, names in lists if asked != AUTO for name in names}
+
+    def without(self, names: Mapping[str, str]) -> "Candidates":
+        """The candidates without devices that did not run their model."""
+        return replace(
+            self,
+            targets=[name for name in self.targets if name not in names],
+            drafters=[name for name in self.drafters if name not in names],
+        )
+
+
+def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
+    """The candidates for two devices as a user has named them; None where auto can only be the CPU.
+
+    On a machine without a GPU or an NPU nothing is loaded to find that out.
+
+    Args:
+        has_emulators: Emulators and software adapters are compared too, and never chosen.
+    """
+    asked = (device.lower(), drafter_device.lower())
+    if AUTO not in asked or asked[0] == CPU or not (has_emulators or may_have_accelerator()):
+        return None
+    there = [each for each in usable_devices() if has_emulators or not each.is_software]
+    # WebGPU keeps to the GPU that a process used first.
+    able = {each.name: each for each in there if each.memory != "webgpu" or each.index == 0}
+    chosen: list[Sequence[str]] = []
+    for name in asked:
+        if name == AUTO:
+            chosen.append(list(able))
+        else:
+            try:
+                found = find_device(name)
+            except DeviceUnavailable:  # which is reported where the device is to be used
+                return None
+            able[found.name] = found
+            chosen.append([found.name])
+    targets, drafters = chosen
+    if len(able) == 1:
+        return None
+    return Candidates(asked=asked, devices=able, targets=targets, drafters=drafters)
+
 
 _DESCRIPTIONS = ("edgespec.json", "pair.json", "genai_config.json", "config.json")
 

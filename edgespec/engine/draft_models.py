@@ -34,7 +34,7 @@ from edgespec.memory.estimate import (
 from edgespec.memory.free_memory import HOST
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
-from edgespec.profiling.pass_timing import measure_passes
+from edgespec.profiling.measure import measure_passes
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.system.cancel import Cancel

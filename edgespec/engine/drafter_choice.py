@@ -6,9 +6,9 @@ from pathlib import Path
 
 from edgespec.engine.request import require_writer
 from edgespec.engine.resolve import find_known_devices
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.head_target import require_whole_model
 from edgespec.loading.open_model import ModelFolder, read_any_manifest
-from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import settle_placement
 from edgespec.memory.free_memory import free_memory
 from edgespec.models.home import ModelHome

@@ -18,7 +18,7 @@ from edgespec.export.output import atomic_folder
 from edgespec.export.plan import ExportCost, PlannedModel, plan_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.loading.device_forms import source_of
+from edgespec.loading.device_choice import source_of
 from edgespec.loading.head_check import require_agreement
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.models.hub import LocalSource

@@ -9,15 +9,19 @@ from typing import NamedTuple
 
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
-from edgespec.engine.auto_devices import AutoDevices, Compared
-from edgespec.engine.device_candidates import find_candidates
+from edgespec.engine.auto_devices import AutoDevices, Compared, find_candidates
 from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
-from edgespec.loading.device_choice import DeviceChoice, require_together
-from edgespec.loading.device_forms import explain_form, require_part, usable_form
+from edgespec.loading.device_choice import (
+    DeviceChoice,
+    Placement,
+    explain_form,
+    require_part,
+    require_together,
+    usable_form,
+)
 from edgespec.loading.head_target import require_own_target, require_whole_model
 from edgespec.loading.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
-from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import expects_rows, known_proof
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory

@@ -8,17 +8,14 @@ from edgespec.drafters.lookahead import SMALLEST, Window, best_window
 from edgespec.engine.resolve import NamedDrafter, Resolved
 from edgespec.engine.wish import Wish
 from edgespec.errors import UsageError
-from edgespec.loading.device_choice import require_together
-from edgespec.loading.device_forms import require_form
+from edgespec.loading.device_choice import Placement, require_form, require_together
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
 from edgespec.loading.open_model import ModelFolder, weights_size
-from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models.home import ModelHome
-from edgespec.planning.choice import choose_schedule, choose_threads
-from edgespec.planning.measured_placements import known_stats
+from edgespec.planning.measured_placements import choose_schedule, choose_threads, known_stats
 from edgespec.planning.plan_option import Schedule
 from edgespec.policy import draft_trees
 from edgespec.policy.costs import PassCosts

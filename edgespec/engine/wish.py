@@ -11,7 +11,7 @@ from edgespec.config.byte_size import parse_bytes
 from edgespec.config.drafter_names import DrafterNames, parse
 from edgespec.drafters.learned_file import require_domain
 from edgespec.errors import UsageError
-from edgespec.planning.choice import ScheduleChoice
+from edgespec.planning.measured_placements import ScheduleChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.system.progress import ReportProgress

@@ -14,8 +14,13 @@ import numpy as np
 from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import ModelFolder, open_with_states, read_chat_template, read_tokenizer
-from edgespec.loading.vocab_subset import find_subset
+from edgespec.loading.open_model import (
+    ModelFolder,
+    find_subset,
+    open_with_states,
+    read_chat_template,
+    read_tokenizer,
+)
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head

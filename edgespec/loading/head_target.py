@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from edgespec.errors import ModelError, UnsuitedModel, UsageError, VocabularyMismatch
-from edgespec.loading.device_forms import source_of
+from edgespec.loading.device_choice import source_of
 from edgespec.manifest import Manifest
 from edgespec.system.command_line import quote
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import (
     MemoryEstimate,

@@ -1,6 +1,6 @@
 """Reads and opens what a model folder holds: manifest, decoder, tokenizer, chat template."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from edgespec.decoders import Decoder
+import numpy as np
+
+from edgespec.decoders import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import UsageError
-from edgespec.loading.calibration import calibration_texts
-from edgespec.loading.vocab_subset import SubsetDecoder, find_subset
+from edgespec.decoding.whole_rows import UNKNOWN
+from edgespec.errors import ManifestError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models import genai
@@ -31,7 +32,74 @@ from edgespec.system.progress import ReportProgress
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Range
+from edgespec.types import Range, TokenIds
+
+
+def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
+    """The token of each row of a model's logits; None where each token has a row. Raises as read_subset does."""
+    return (
+        None if manifest.vocab_subset is None else read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    )
+
+
+def read_subset(path: Path, vocab_size: int) -> TokenIds:
+    """Read the token of each row of the head, [num_rows], ascending.
+
+    Raises ManifestError: The file is not such a list.
+    """
+    try:
+        tokens: TokenIds = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); export the model again") from None
+    except (ValueError, EOFError):  # numpy's advice is to allow pickles
+        raise ManifestError(f"{path} is not a list of tokens; export the model again") from None
+    is_list = tokens.ndim == 1 and tokens.dtype == np.int32 and len(tokens) > 0
+    if not (is_list and (np.diff(tokens) > 0).all() and tokens[0] >= 0 and tokens[-1] < vocab_size):
+        raise ManifestError(f"{path} is not a list of tokens below {vocab_size}; export the model again")
+    return tokens
+
+
+class SubsetDecoder(ForwardingDecoder):
+    """A decoder with logits for some tokens; the others get a logit that is never chosen."""
+
+    def __init__(self, decoder: Decoder, tokens: TokenIds, vocab_size: int) -> None:
+        super().__init__(decoder)
+        self.vocab_size, self._tokens = vocab_size, tokens
+
+    @property
+    def can(self) -> Can:
+        return self._decoder.can._replace(best=False)
+
+    @property
+    def cache(self) -> Cache | None:
+        return self._decoder.cache
+
+    def run(self, given: Pass) -> Rows:
+        rows = self._decoder.run(given)
+        whole = np.full((given.num_rows, self.vocab_size), UNKNOWN, np.float32)
+        whole[:, self._tokens] = rows.logits
+        return rows._replace(logits=whole)
+
+
+# Values do not come to more with a longer past; the first position of a text has the largest of all.
+_LENGTH = 256
+_MOST_TOKENS = 4096
+
+
+def calibration_texts(prompts: Iterable[str], encoder: PromptEncoder) -> list[TokenIds]:
+    """Encode prompts in the chat template, one after the other, cut into texts of up to 256 tokens.
+
+    Raises ConversationError or ModelError: The chat template refuses them, or cannot be rendered.
+    """
+    encoded: list[TokenIds] = []
+    for prompt in prompts:
+        encoded.append(encoder.encode(prompt))
+        if sum(map(len, encoded)) >= _MOST_TOKENS:
+            break
+    tokens = np.concatenate(encoded)[:_MOST_TOKENS]
+    length = min(_LENGTH, encoder.context_length)
+    return [tokens[start : start + length] for start in range(0, len(tokens), length)]
+
 
 AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
 Opened = TypeVar("Opened")

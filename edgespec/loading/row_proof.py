@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.row_probe import RowProof, prove_rows
 from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest
-from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
+from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
 from edgespec.memory.ladder import Bytes
-from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.

@@ -1,6 +1,9 @@
-"""How much memory this process may still take: the least that any of its bounds leaves.
+"""How much memory this process may still take, the least that any of its bounds leaves, and how much stays free.
 
-Reads figures and decides nothing. `device_memory` reads the memory of accelerators.
+A limit that somebody set for this process, such as --memory or a container's, says how much may be used, so nearly
+all of it is. The memory of a machine and of a GPU is shared with other programs, so more of it stays free. Reads
+figures and decides nothing; `device_memory` reads the memory of accelerators. What kernel32 of Windows reports was
+tried with an imitation of it alone, not on Windows.
 """
 
 import ctypes
@@ -8,12 +11,116 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
-from edgespec.memory.reserve import LIMIT_RESERVE, Reserve, machine_reserve
-from edgespec.memory.windows_memory import open_kernel32, read_commit_bytes
+# MEMORY_RESOURCE_NOTIFICATION_TYPE of memoryapi.h
+_LOW, _HIGH = 0, 1
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of sysinfoapi.h"""
+
+    _fields_ = (
+        ("dwLength", ctypes.c_uint32),
+        ("dwMemoryLoad", ctypes.c_uint32),
+        ("ullTotalPhys", ctypes.c_uint64),
+        ("ullAvailPhys", ctypes.c_uint64),
+        ("ullTotalPageFile", ctypes.c_uint64),
+        ("ullAvailPageFile", ctypes.c_uint64),
+        ("ullTotalVirtual", ctypes.c_uint64),
+        ("ullAvailVirtual", ctypes.c_uint64),
+        ("ullAvailExtendedVirtual", ctypes.c_uint64),
+    )
+
+
+def open_kernel32() -> Any:
+    """The library; None on other systems."""
+    if sys.platform != "win32":
+        return None
+    library = ctypes.WinDLL("kernel32", use_last_error=True)
+    library.CreateMemoryResourceNotification.restype = ctypes.c_void_p
+    library.QueryMemoryResourceNotification.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return library
+
+
+def read_commit_bytes(kernel32: Any) -> int:
+    """Bytes that Windows still promises to this process, in memory and page file; raises OSError: it does not say.
+
+    Windows refuses an allocation beyond them, however much physical memory is free.
+    """
+    status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
+    if not kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise OSError("GlobalMemoryStatusEx failed")
+    return int(status.ullAvailPageFile)
+
+
+def open_memory_signals(kernel32: Any) -> Callable[[], tuple[bool, bool]]:
+    """A reader of whether Windows signals that memory is low, and that it is plentiful.
+
+    Raises OSError: It gives no such signals.
+    """
+    handles = [kernel32.CreateMemoryResourceNotification(kind) for kind in (_LOW, _HIGH)]
+    if not all(handles):
+        raise OSError("CreateMemoryResourceNotification failed")
+
+    def read() -> tuple[bool, bool]:
+        is_low, is_plentiful = (_query(kernel32, handle) for handle in handles)
+        return is_low, is_plentiful
+
+    return read
+
+
+def _query(kernel32: Any, handle: Any) -> bool:
+    state = ctypes.c_int(0)  # BOOL
+    if not kernel32.QueryMemoryResourceNotification(handle, ctypes.byref(state)):
+        raise OSError("QueryMemoryResourceNotification failed")
+    return bool(state.value)
+
+
+# For texts, Python and the rounding of allocators, whatever bounds the memory.
+RESERVE_BYTES = 96 << 20
+# Of a whole machine: a tenth, and 1 GiB from 10 GiB on. A desktop with less free begins to swap.
+_MACHINE_SHARE, _MACHINE_BYTES = 10, 1 << 30
+# Of a GPU, which may drive the screen, and whose libraries load kernels as they are first used.
+_DEVICE_SHARE, _DEVICE_BYTES = 16, 512 << 20
+
+
+class Reserve(NamedTuple):
+    """Bytes that stay free.
+
+    opening_bytes: what must remain once a drafter model is open.
+    floor_bytes: with less than this free, drafter models are closed. It is half of what opening leaves, so that a
+        model that was just opened is not closed by the next reading.
+    """
+
+    opening_bytes: int
+    floor_bytes: int
+
+    @property
+    def context_bytes(self) -> int:
+        """What must remain beside the target once its context is full."""
+        return max(RESERVE_BYTES, self.floor_bytes)
+
+
+def reserve_of(opening_bytes: int) -> Reserve:
+    """A reserve that asks half as much to keep a model open as to open one."""
+    return Reserve(opening_bytes, opening_bytes // 2)
+
+
+LIMIT_RESERVE = reserve_of(RESERVE_BYTES)
+
+
+def machine_reserve(total_bytes: int) -> Reserve:
+    """What stays free of a machine with total_bytes of memory."""
+    return reserve_of(max(RESERVE_BYTES, min(_MACHINE_BYTES, total_bytes // _MACHINE_SHARE)))
+
+
+def device_reserve(total_bytes: int) -> Reserve:
+    """What stays free of a device with total_bytes of memory of its own."""
+    return reserve_of(max(RESERVE_BYTES, min(_DEVICE_BYTES, total_bytes // _DEVICE_SHARE)))
+
 
 _NO_LIMIT = 1 << 60  # control groups of the first version write a number where there is no limit
 # Files of limit and use in a control group of the first and of the second version.

@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from edgespec.memory.free_memory import CGROUP_MOUNT, OWN_GROUPS, limited_groups
-from edgespec.memory.windows_memory import open_kernel32, open_memory_signals
+from edgespec.memory.free_memory import (
+    CGROUP_MOUNT,
+    OWN_GROUPS,
+    limited_groups,
+    open_kernel32,
+    open_memory_signals,
+)
 from edgespec.system.clock import Clock
 
 # What Linux reports is a mean over 10 s, so it is not read more often than this.

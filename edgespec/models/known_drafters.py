@@ -1,11 +1,29 @@
 """What can draft for a target and is no model of the catalogue, as known_drafters.toml lists it."""
 
+import re
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
+
+from edgespec.system.split_files import whole_name
+
+_STORED = re.compile(r"[-._](gguf|i?q\d[a-z0-9]*(_[a-z0-9]+)*|bf16|f16|f32|fp16|fp32|int4|int8)$")
+
+
+def plain_name(name: str) -> str:
+    """The plain name of a hub id, a file or a folder, in small letters.
+
+    Example: unsloth/Qwen3-4B-GGUF:Q4_K_M, Qwen/Qwen3-4B and Qwen3-4B.Q4_1.gguf are all qwen3-4b.
+    """
+    file = whole_name(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
+    plain = file.partition(":")[0].lower().removesuffix(".gguf").removesuffix(".safetensors")
+    while (shorter := _STORED.sub("", plain)) != plain:
+        plain = shorter
+    return plain
+
 
 Kind = Literal["text", "model", "head", "self"]
 Way = Literal["text", "self", "train", "mtp", "import"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
@@ -14,9 +14,8 @@ from edgespec.memory.estimate import bytes_by_place, estimate_full_context
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.device_search import Refusal, Where
-from edgespec.planning.foresee import ModelSize, foresee_drafter, foresee_target
+from edgespec.planning.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target
 from edgespec.planning.measured_placements import known_stats
-from edgespec.planning.model_forms import ModelForms
 from edgespec.planning.plan_models import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import Weighed, weigh

@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.models.known_drafters import Reported
 from edgespec.models.pair import Pair
-from edgespec.planning.choice import known_layout
-from edgespec.planning.drafter_gain import DraftingCosts, break_even_rate, expected_gain, rate_of
 from edgespec.planning.drafter_ranking import Basis
-from edgespec.planning.drafting_target import DraftingTarget
-from edgespec.planning.measured_placements import known_stats
+from edgespec.planning.drafting_target import (
+    DraftingCosts,
+    DraftingTarget,
+    break_even_rate,
+    expected_gain,
+    rate_of,
+)
+from edgespec.planning.measured_placements import known_layout, known_stats
 from edgespec.planning.plan_models import without_trees
 from edgespec.planning.planner import plan_on
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key

@@ -1,27 +1,140 @@
-"""A target for which drafters are looked for: its names, its source, its costs, and the memory beside it."""
+"""A target for which drafters are looked for: its names, its source, its costs, and the memory beside it.
 
-from collections.abc import Mapping
+What a drafter is expected to gain follows from the chance of its tokens and those costs. Drafts are made between
+passes (Leviathan et al., 2023, section 3.3), and all tokens of a draft have one chance to be accepted: published
+figures are means over whole drafts and say no more.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder, weights_bytes
-from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace, ReadFreeMemory
-from edgespec.models.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository
-from edgespec.models.export_source import ExportSource, find_export_source
-from edgespec.models.foreseen import foresee_model
+from edgespec.models import genai
+from edgespec.models.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository, HubSource
+from edgespec.models.forecast import foresee_model
 from edgespec.models.home import ModelHome, split_precision
-from edgespec.models.model_names import plain_name
-from edgespec.planning.case import shortage
-from edgespec.planning.drafter_gain import DraftingCosts
+from edgespec.models.known_drafters import plain_name
 from edgespec.planning.foresee import ModelSize
 from edgespec.planning.measured_placements import known_stats
-from edgespec.policy.limits import MAX_PLANNED_TOKENS
+from edgespec.planning.plan_option import shortage
+from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
+from edgespec.policy.overlap import Ratio
 from edgespec.profiling.profile import Profile
+
+_HALVINGS = 40
+_HIGHEST_RATE = 0.999  # a rate of 1 would promise tokens without end
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingCosts:
+    """Times in steps of the target.
+
+    ratio: Of a pass of the target over so many drafted tokens.
+    draft: Of a pass of the drafter, which drafts tokens_at_once tokens.
+    longest: The most tokens that a draft can have.
+    """
+
+    ratio: Ratio
+    draft: float
+    tokens_at_once: int = 1
+    longest: int = MAX_PLANNED_TOKENS
+
+    def cost(self, num_draft: int) -> float:
+        """Time of drafting and verifying that many tokens."""
+        return self.ratio(num_draft) + ceil(num_draft / self.tokens_at_once) * self.draft
+
+
+def expected_gain(rate: float, costs: DraftingCosts) -> tuple[float, int]:
+    """Speed over plain decoding at the best draft length, and that length; 1 and 0 where no draft pays.
+
+    rate: The chance that a token is accepted if all before it were.
+    """
+    return best_length(expected_tokens(repeat(rate, costs.longest)), costs.cost)
+
+
+def rate_of(tokens_per_pass: float, num_draft: int) -> float:
+    """The acceptance rate with which passes over num_draft drafted tokens yield tokens_per_pass.
+
+    Example: of 4 drafted tokens, 2.17 a pass are a rate of 0.57.
+    """
+    found = _least(lambda rate: expected_tokens(repeat(rate, num_draft))[-1] >= tokens_per_pass)
+    return _HIGHEST_RATE if found is None else found
+
+
+def break_even_rate(costs: DraftingCosts) -> float | None:
+    """The least acceptance rate with which a drafter pays; None where it never does."""
+    return _least(lambda rate: expected_gain(rate, costs)[0] >= MIN_GAIN_OF_PAIR)
+
+
+def _least(is_enough: Callable[[float], bool]) -> float | None:
+    """The least rate that is enough, where each higher one is too; None where none is."""
+    low, high = 0.0, _HIGHEST_RATE
+    if not is_enough(high):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+class ExportSource(NamedTuple):
+    """A file, a folder or a hub id.
+
+    revision: Of a hub id; None for its main branch. precision: None for the source's own.
+    """
+
+    source: str
+    revision: str | None = None
+    precision: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command after `edgespec export`."""
+        named = {"--revision": self.revision, "--precision": self.precision}
+        return [self.source, *(word for flag, value in named.items() if value for word in (flag, value))]
+
+
+def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -> ExportSource | None:
+    """The source of a model of any name; None where nothing says what it was made from.
+
+    manifest: Of the model folder, where it is prepared.
+    """
+    name, asked = split_precision(model)
+    is_fixed = home.fixed_folder(model) is not None
+    if not is_fixed and name in CATALOG:
+        return _of_entry(home, CATALOG[name], asked)
+    if not is_fixed:
+        return ExportSource(name, None, asked if asked != "source" else None)
+    if manifest is None or manifest.source.format == genai.FORMAT:
+        return None
+    source = manifest.source
+    precision = manifest.precision if manifest.precision != "source" else None
+    if source.repository is None:
+        return ExportSource(source.name, None, precision)
+    file = f":{source.name}" if source.format == "gguf" else ""
+    return ExportSource(source.repository + file, source.revision, precision)
+
+
+def _of_entry(home: ModelHome, entry: CatalogEntry, asked: str | None) -> ExportSource | None:
+    source, wanted = entry.source, asked or entry.precision
+    precision = None if wanted == "source" else wanted
+    if isinstance(source, HubRepository):
+        return ExportSource(source.repository, source.revision, precision)
+    if (fetched := home.path / "downloads" / source.file).is_file():
+        return ExportSource(str(fetched), None, precision)
+    hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
+    return ExportSource(f"{hub.repository}:{hub.file}", hub.revision, precision) if hub else None
 
 
 @dataclass(frozen=True, kw_only=True)

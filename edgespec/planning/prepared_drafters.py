@@ -1,6 +1,9 @@
-"""Drafters that are prepared on this machine: models, pairs of a target, and what is known of them here."""
+"""Drafters that are prepared on this machine: models, pairs of a target, and what is known of them here.
 
-from collections.abc import Mapping
+With them the commands by which a user gets a drafter for a target, and uses it.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,17 +12,69 @@ from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_bytes, weights_size
 from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import read_manifest
-from edgespec.models.model_names import plain_name
+from edgespec.models.known_drafters import KnownDrafter, plain_name
 from edgespec.models.pair import DRAFTER, TARGET, Pair, read_pair
-from edgespec.planning.choice import known_layout
-from edgespec.planning.drafter_commands import chat_in, chat_with
-from edgespec.planning.drafter_evidence import Evidence, evidence_of_check, evidence_of_use, no_evidence
-from edgespec.planning.drafter_gain import DraftingCosts
+from edgespec.planning.drafter_evidence import (
+    Evidence,
+    evidence_of_check,
+    evidence_of_use,
+    no_evidence,
+)
 from edgespec.planning.drafter_ranking import PossibleDrafter
-from edgespec.planning.drafting_target import DraftingTarget
+from edgespec.planning.drafting_target import DraftingCosts, DraftingTarget, ExportSource
 from edgespec.planning.foresee import ModelSize
-from edgespec.planning.measured_placements import known_stats
+from edgespec.planning.measured_placements import known_layout, known_stats
 from edgespec.policy.limits import MAX_PLANNED_TOKENS
+from edgespec.system.command_line import join_words
+
+
+def chat_with(target: DraftingTarget, drafter: str) -> str:
+    """Use a drafter beside what drafts from the text; drafter: a word of --drafter."""
+    return _command("chat", [target.model, "--drafter", drafter], target.devices)
+
+
+def chat_in(folder: str, target: DraftingTarget) -> str:
+    """Use a pair, or a model that has its drafter within."""
+    return _command("chat", [folder], target.devices)
+
+
+def pull_command(target: DraftingTarget, name: str) -> str:
+    """Download and prepare a model of the catalogue as a drafter."""
+    on = {"device": device} if (device := target.devices.get("drafter-device")) else {}
+    return _command("models pull", [name, "--no-drafter"], on)
+
+
+def export_pair_command(
+    target: DraftingTarget, source: ExportSource, drafter: str, output: str, *, is_model: bool
+) -> str:
+    """Export a target with a drafter into one folder; is_model: the drafter runs by itself."""
+    # The usual precision of a model is that of its files, which are floats; of a head it is 8 bits.
+    precision = ["--drafter-precision", "int8"] if is_model else []
+    words = [*source.words, "--drafter", drafter, *precision, "--output", output]
+    return _command("export", words, target.devices)
+
+
+def export_layers_command(target: DraftingTarget, source: ExportSource, num_layers: int, output: str) -> str:
+    """Export a target with a graph of its first layers."""
+    on = {"device": device} if (device := target.devices.get("device")) else {}
+    return _command("export", [*source.words, "--keep-layers", f"0-{num_layers - 1}", "--output", output], on)
+
+
+def train_command(target: DraftingTarget, output: str) -> str:
+    """Train a drafting head for a target."""
+    return _command("train", [target.model, "--output", output], {})
+
+
+def folder_for(target: DraftingTarget, known: KnownDrafter) -> str:
+    """A name for the folder of what an export makes of a known drafter."""
+    made = {"self": "layers", "train": "own-head", "mtp": "mtp"}.get(known.way)
+    return f"{target.short_name}-{made}" if made else f"pair-{plain_name(known.name)}"
+
+
+def _command(name: str, words: Sequence[str], devices: Mapping[str, str]) -> str:
+    flags = [word for option, device in devices.items() for word in (f"--{option}", device)]
+    return join_words(["edgespec", *name.split(), *words, *flags])
+
 
 _LARGEST_SHARE = 0.5  # of the target's weights, that a drafter model may have
 

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.decoders import Decoder
-from edgespec.policy.costs import PassTimes
+from edgespec.policy.costs import PassCosts, PassTimes, pass_costs
 from edgespec.policy.pass_estimate import UNMEASURED
 from edgespec.profiling.profile import LEAST_SPAN, DrafterProfile, Profile
 from edgespec.types import TokenIds, append
@@ -282,3 +282,28 @@ def _time_logits(decoder: Decoder, tokens: TokenIds, num_last: int) -> float:
 def _text(num_tokens: int, decoder: Decoder, first: int) -> TokenIds:
     """Texts with another first token have nothing in common that a cache could hold."""
     return (np.arange(num_tokens, dtype=np.int32) + first) % decoder.vocab_size
+
+
+_PASS_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_PAST_TOKENS = 64
+_MEASURE_S = 1.0
+_PASS_ROUNDS = (2, 7)  # at least and at most
+
+
+def measure_passes(decoder: Decoder) -> PassCosts:
+    """Run passes of several widths alternately for about a second; the fastest of each counts."""
+    past = np.arange(min(_PAST_TOKENS, decoder.context_length // 2), dtype=np.int32) % decoder.vocab_size
+    widths = [width for width in _PASS_WIDTHS if len(past) + width <= decoder.context_length]
+    taken_s: dict[int, float] = {}
+    started = perf_counter()
+    for i in range(_PASS_ROUNDS[1] + 1):
+        if i > _PASS_ROUNDS[0] and perf_counter() - started > _MEASURE_S:
+            break
+        for width in widths:
+            # Another token after the same past each time, so that the cache serves the past alone.
+            new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
+            begun = perf_counter()
+            decoder.logits(append(past, new), width)
+            if i:  # the first round warms up
+                taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
+    return pass_costs(taken_s)

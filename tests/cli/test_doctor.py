@@ -4,9 +4,8 @@ import pytest
 
 from edgespec.cli.diagnosis import memory_document
 from edgespec.cli.doctor import format_memory
-from edgespec.memory.free_memory import FreeMemory
+from edgespec.memory.free_memory import FreeMemory, machine_reserve
 from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
-from edgespec.memory.reserve import machine_reserve
 
 MIB = 1 << 20
 

@@ -15,8 +15,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_full_context, estimate_memory
-from edgespec.memory.free_memory import FreeMemory
-from edgespec.memory.reserve import RESERVE_BYTES
+from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import Pair, PairCheck, record_check
 from edgespec.planning.plan_option import SCHEDULES

@@ -16,8 +16,8 @@ from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.engine.near_ties import measure_width_change
 from edgespec.policy.fixed import FixedLength
-from edgespec.profiling.width_change import measure_width_change
 from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 

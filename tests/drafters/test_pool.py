@@ -18,9 +18,8 @@ from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.memory.device_memory import Drivers, Places
-from edgespec.memory.free_memory import HOST, FreeMemory
+from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeMemory, Reserve, device_reserve, machine_reserve
 from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
-from edgespec.memory.reserve import RESERVE_BYTES, Reserve, device_reserve, machine_reserve
 from edgespec.policy.speculation import Speculation
 from edgespec.system.cancel import Cancel
 from edgespec.types import DraftRequest

@@ -29,7 +29,7 @@ from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import DrafterPool
 from edgespec.errors import EdgeSpecError, MemoryExhausted
-from edgespec.loading.vocab_subset import SubsetDecoder
+from edgespec.loading.open_model import SubsetDecoder
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.policy.speculation import Speculation

@@ -10,8 +10,8 @@ import pytest
 from imitated import EMULATOR, Machine
 
 from edgespec import Engine, load
-from edgespec.engine import device_candidates
-from edgespec.engine.device_candidates import find_candidates
+from edgespec.engine import auto_devices
+from edgespec.engine.auto_devices import find_candidates
 from edgespec.engine.resolve import compare_devices
 from edgespec.engine.wish import Wish
 from edgespec.export.options import ExportOptions
@@ -140,8 +140,8 @@ def test_emulator_is_never_taken_and_costs_nothing(
 def test_machine_without_an_accelerator_looks_for_no_device(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_candidates, "may_have_accelerator", lambda: False)
-    monkeypatch.setattr(device_candidates, "usable_devices", pytest.fail)
+    monkeypatch.setattr(auto_devices, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr(auto_devices, "usable_devices", pytest.fail)
     open_auto(drafter="none")[0].close()
     assert (machine.probed, machine.opened) == ([], [("fp32", "cpu")])
 

@@ -16,8 +16,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming, frequent_tokens, parse_layers
-from edgespec.loading.open_model import ModelFolder, open_drafter, self_drafter
-from edgespec.loading.vocab_subset import read_subset
+from edgespec.loading.open_model import ModelFolder, open_drafter, read_subset, self_drafter
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.tokenization.tokenizer import open_tokenizer

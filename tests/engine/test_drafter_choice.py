@@ -24,8 +24,8 @@ from edgespec.memory.estimate import estimate_memory
 from edgespec.memory.free_memory import FreeMemory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, record_check
-from edgespec.planning.drafter_gain import rate_of
 from edgespec.planning.drafter_ranking import PossibleDrafter, Ranking
+from edgespec.planning.drafting_target import rate_of
 from edgespec.planning.plan_option import Layout
 from edgespec.planning.planner import plan_on
 from edgespec.policy.costs import PassCosts

@@ -6,7 +6,7 @@ from edgespec.config.drafter_names import parse
 from edgespec.drafters.lookahead import SMALLEST, Window, window_bucket
 from edgespec.engine import setup
 from edgespec.engine.setup import lookahead_window
-from edgespec.loading.placement import Placement
+from edgespec.loading.device_choice import Placement
 from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.runtimes.devices import Device

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.named_models import forms_of, forms_of_self
+from edgespec.engine.auto_devices import forms_of, forms_of_self
 from edgespec.errors import ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.models.home import ModelHome

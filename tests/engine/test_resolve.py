@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import tiny
 
-import edgespec.engine.device_candidates
+import edgespec.engine.auto_devices
 import edgespec.engine.pair_export
 import edgespec.loading.device_choice
-import edgespec.loading.device_forms
 import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
@@ -180,9 +179,9 @@ def test_auto_takes_the_form_of_a_pair_whose_device_is_there_and_its_check(
     named: Callable[..., Resolved], pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[Device] = []
-    for module in (edgespec.loading.device_choice, edgespec.loading.device_forms):
+    for module in (edgespec.loading.device_choice, edgespec.loading.device_choice):
         monkeypatch.setattr(module, "find_accelerator", lambda kind: next(iter(there), None))
-    monkeypatch.setattr(edgespec.engine.device_candidates, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr(edgespec.engine.auto_devices, "may_have_accelerator", lambda: False)
     measured(pair, CPU, CPU, pays=False)
     add_form(pair, "target", "cpu")
     restate(pair / "target", "gpu")

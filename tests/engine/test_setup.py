@@ -11,10 +11,9 @@ from edgespec.engine.resolve import NamedDrafter, Resolved
 from edgespec.engine.setup import Setup, Tables, decide
 from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
-from edgespec.loading.device_choice import DeviceChoice
+from edgespec.loading.device_choice import DeviceChoice, Placement
 from edgespec.loading.memory_fit import MemoryReading
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.memory.estimate import WeightsSize
 from edgespec.memory.free_memory import HOST, FreeMemory

@@ -15,8 +15,7 @@ from edgespec.cli.main import main
 from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_memory
-from edgespec.memory.free_memory import FreeMemory
-from edgespec.memory.reserve import RESERVE_BYTES
+from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
 from edgespec.runtimes import shared_cache
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder

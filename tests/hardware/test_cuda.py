@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.memory.nvml import Nvidia, NvidiaGpu
+from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices
 from edgespec.runtimes.node_placement import request_device
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.loading.device_forms import explain_form, require_form, source_of
+from edgespec.loading.device_choice import explain_form, require_form, source_of
 from edgespec.loading.open_model import ModelFolder
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.loading import placement as module
-from edgespec.loading.placement import Placement
+from edgespec.loading import device_choice as module
+from edgespec.loading.device_choice import Placement
 from edgespec.runtimes.devices import Device
 
 CPU, GPU = Device("cpu", "CPUExecutionProvider"), Device("cuda", "CUDAExecutionProvider", "cuda")

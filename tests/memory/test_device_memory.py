@@ -6,10 +6,15 @@ import pytest
 from fake_nvml import FakeNvml, Gpu, opened
 
 from edgespec.errors import UnknownMemory
-from edgespec.memory.device_memory import Drivers, Places, amd_readers, nvidia_reader
-from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.memory.nvml import open_nvml, read_nvidia_driver
-from edgespec.memory.reserve import device_reserve
+from edgespec.memory.device_memory import (
+    Drivers,
+    Places,
+    amd_readers,
+    nvidia_reader,
+    open_nvml,
+    read_nvidia_driver,
+)
+from edgespec.memory.free_memory import HOST, FreeMemory, device_reserve
 
 GIB = 1 << 30
 HOST_ROOM = FreeMemory(7 * GIB, "the memory of this machine")

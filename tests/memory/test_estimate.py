@@ -20,8 +20,7 @@ from edgespec.memory.estimate import (
     sum_bytes,
     texts_bytes,
 )
-from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.memory.reserve import RESERVE_BYTES, Reserve
+from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeMemory, Reserve
 
 MIB = 1 << 20
 KV = KVCache(num_layers=28, num_kv_heads=2, head_dim=128)  # of Qwen2.5-1.5B: 56 KiB a token

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeNvml, Gpu
 
-from edgespec.memory.nvml import Nvidia, NvidiaGpu, open_nvml, read_nvidia_driver
+from edgespec.memory.device_memory import Nvidia, NvidiaGpu, open_nvml, read_nvidia_driver
 
 
 def test_the_imitation_has_functions_of_the_real_package_with_their_arguments() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.memory.free_memory import read_commit_bytes
 from edgespec.memory.pressure import (
     NO_PRESSURE,
     Level,
@@ -21,7 +22,6 @@ from edgespec.memory.pressure import (
     swap_used,
     windows_source,
 )
-from edgespec.memory.windows_memory import read_commit_bytes
 from edgespec.system.clock import VirtualClock
 
 MIB = 1 << 20

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.memory.free_memory import FreeMemory, free_memory, tightest
-from edgespec.memory.reserve import LIMIT_RESERVE, RESERVE_BYTES, Reserve, device_reserve, machine_reserve
+from edgespec.memory.free_memory import (
+    LIMIT_RESERVE,
+    RESERVE_BYTES,
+    FreeMemory,
+    Reserve,
+    device_reserve,
+    free_memory,
+    machine_reserve,
+    tightest,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 

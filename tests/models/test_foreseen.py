@@ -7,8 +7,7 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.export.convert import export_model
 from edgespec.models.catalog import CATALOG
-from edgespec.models.forecast import file_bytes
-from edgespec.models.foreseen import foresee_model
+from edgespec.models.forecast import file_bytes, foresee_model
 from edgespec.models.home import ModelHome
 
 

@@ -8,11 +8,10 @@ import pytest
 from edgespec.export.families import FAMILIES
 from edgespec.export.heads.dialects import DIALECTS
 from edgespec.models.catalog import CATALOG
-from edgespec.models.export_source import ExportSource, find_export_source
 from edgespec.models.home import ModelHome
-from edgespec.models.known_drafters import KNOWN_DRAFTERS, KnownDrafter
-from edgespec.models.model_names import plain_name
+from edgespec.models.known_drafters import KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.models.repository import parse_hub_id
+from edgespec.planning.drafting_target import ExportSource, find_export_source
 
 IMPORTED = [each for each in KNOWN_DRAFTERS if each.way == "import"]
 BY_NAME = {each.name: each for each in KNOWN_DRAFTERS}

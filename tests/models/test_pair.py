@@ -20,8 +20,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
-from edgespec.memory.free_memory import free_memory
-from edgespec.memory.reserve import machine_reserve
+from edgespec.memory.free_memory import free_memory, machine_reserve
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import DRAFTER, FILE_NAME, TARGET, PairCheck, have_same_tokens, read_pair, write_pair
 from edgespec.tokenization.tokenizer import Tokenizer

@@ -9,15 +9,14 @@ import pytest
 from made_up import manifest
 
 from edgespec.errors import DeviceUnavailable, SourceError
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.planning import device_options
 from edgespec.planning.device_options import DeviceOptions
 from edgespec.planning.device_search import Refusal, Where
-from edgespec.planning.foresee import ModelSize
-from edgespec.planning.model_forms import ModelForms
+from edgespec.planning.foresee import ModelForms, ModelSize
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
 from edgespec.profiling.profile import Profile

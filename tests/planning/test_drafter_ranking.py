@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.planning.drafter_gain import DraftingCosts, break_even_rate, expected_gain, rate_of
 from edgespec.planning.drafter_ranking import Basis, PossibleDrafter, rank
+from edgespec.planning.drafting_target import DraftingCosts, break_even_rate, expected_gain, rate_of
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.expected import expected_tokens
 from edgespec.policy.limits import MIN_GAIN_OF_PAIR

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up import DRAFTER, TARGET
 
-from edgespec.planning.foresee import ModelSize, foresee_drafter, foresee_target
-from edgespec.planning.model_forms import in_form
+from edgespec.planning.foresee import ModelSize, foresee_drafter, foresee_target, in_form
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.profile import Place
 

@@ -8,8 +8,8 @@ import pytest
 
 from edgespec import load
 from edgespec.errors import IntegrityError
+from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
-from edgespec.loading.placement import Placement
 from edgespec.manifest import read_manifest
 from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
 from edgespec.policy.costs import PassCosts, pass_costs
@@ -126,7 +126,7 @@ def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_a
         (lambda: None, []),
         (
             lambda: monkeypatch.setattr(
-                "edgespec.loading.placement.driver_versions", lambda device: ("driver 2",)
+                "edgespec.loading.device_choice.driver_versions", lambda device: ("driver 2",)
             ),
             anew[1:],
         ),

@@ -8,8 +8,7 @@ from made_up import DRAFTER, FREE_BRANCHES, PLENTY, SERIAL_BRANCHES, TARGET, kep
 
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Head, Manifest
-from edgespec.planning.case import branching_cost, shortage
-from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
+from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan, branching_cost, shortage
 from edgespec.planning.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts

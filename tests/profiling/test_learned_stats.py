@@ -11,7 +11,7 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.policy.costs import pass_costs
 from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
-from edgespec.profiling.pass_timing import measure_passes
+from edgespec.profiling.measure import measure_passes
 from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.table import TableDecoder
 

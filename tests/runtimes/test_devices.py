@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.memory.nvml import Nvidia, NvidiaGpu
+from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import devices, plugins
 from edgespec.runtimes.device_names import form_of
 from edgespec.runtimes.missing import Missing

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.cli.devices import device_lines
 from edgespec.cli.main import main
-from edgespec.memory.nvml import Nvidia, NvidiaGpu
+from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices, discovery, hardware
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.discovery import DeviceReport, Discovery

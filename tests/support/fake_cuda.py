@@ -17,8 +17,7 @@ import onnxruntime
 import pytest
 from fake_nvml import FakeNvml
 
-from edgespec.memory.device_memory import DRIVERS
-from edgespec.memory.nvml import Nvidia, NvidiaGpu
+from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda
 
 SHRINK = "memory.enable_memory_arena_shrinkage"

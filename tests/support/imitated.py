@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.decoders import Decoder, Pass, Rows
-from edgespec.engine import auto_devices, device_candidates
+from edgespec.engine import auto_devices
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice, open_model
 from edgespec.profiling.device_probe import DeviceProbe
@@ -64,15 +64,15 @@ class Machine:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         if not self.is_measured:
-            for module in ("planning.measured_placements", "engine.learned_speculation"):
+            for module in ("planning.measured_placements", "engine.open_engine"):
                 patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
-        patch.setattr(device_candidates, "may_have_accelerator", lambda: True)
-        patch.setattr(device_candidates, "usable_devices", lambda: self.devices)
+        patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
+        patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
         patch.setattr(auto_devices, "probe_device", self._probe)
         patch.setattr(auto_devices, "check_driver", self._check)
-        for module in (device_candidates, device_choice):
+        for module in (auto_devices, device_choice):
             patch.setattr(module, "find_device", self._find)
-        for each in ("named_models", "resolve"):
+        for each in ("auto_devices", "resolve"):
             patch.setattr(f"edgespec.engine.{each}.lacks_half_floats", lambda device: False)
         really = open_model.open_model
 
