@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.drafters.timeline import Interval
-    from edgespec.engine.answer_stream import AnswerStream
+    from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
-    from edgespec.engine.reply import Reply
     from edgespec.engine.request import AnswerOptions
-    from edgespec.engine.rounds import Round
     from edgespec.engine.stats import Stats
+    from edgespec.engine.transcript import Round
     from edgespec.errors import (
         ContextOverflow,
         ConversationError,
@@ -129,8 +128,8 @@ _HOMES = {
     "Engine": "engine.engine",
     "Gain": "policy.measured_gain",
     "Interval": "drafters.timeline",
-    "Reply": "engine.reply",
-    "Round": "engine.rounds",
+    "Reply": "engine.answer_stream",
+    "Round": "engine.transcript",
     "load": "engine.load",
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from edgespec.chat.attachments import Attachment
 from edgespec.chat.session import ChatSession
-from edgespec.engine.reply import Reply
+from edgespec.engine.answer_stream import Reply
 
 
 class Argument(Enum):

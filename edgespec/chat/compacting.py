@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from edgespec.chat.session import ChatSession
+from edgespec.engine.answer_stream import Reply
 from edgespec.engine.reasoning import split_reasoning
-from edgespec.engine.reply import Reply
 from edgespec.errors import UsageError
 from edgespec.tokenization.chat_template import Message
 

@@ -23,8 +23,8 @@ from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
 from edgespec.chat.text_block import block_text
 from edgespec.chat.tool_calls import replies_to_results
+from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk
-from edgespec.engine.reply import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words

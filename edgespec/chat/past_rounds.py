@@ -9,7 +9,7 @@ from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.engine.answers import Chunk
 from edgespec.engine.reasoning import split_reasoning
-from edgespec.engine.rounds import Round
+from edgespec.engine.transcript import Round
 from edgespec.system.printable import one_line, printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer

@@ -13,12 +13,12 @@ from edgespec.chat.tool_box import ToolBox, require_tools
 from edgespec.chat.trace_file import TraceFile
 from edgespec.decoding.repetition import find_loop
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
-from edgespec.engine.reply import Reply
+from edgespec.engine.model_reasoning import has_spent
 from edgespec.engine.stats import Stats
-from edgespec.engine.thinking_budget import has_spent
 from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.system.printable import one_line

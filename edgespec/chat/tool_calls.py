@@ -10,7 +10,7 @@ from edgespec.chat.permission import Permission
 from edgespec.chat.plain import Waiting
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import ToolBox
-from edgespec.engine.reply import Reply
+from edgespec.engine.answer_stream import Reply
 from edgespec.errors import ContextOverflow
 from edgespec.system.console import warn
 from edgespec.tools.function_process import CallResult

@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
-from edgespec.engine.reply import Reply
 from edgespec.engine.request import check_count, check_flag, check_path, check_texts
-from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
-from edgespec.engine.tool_runs import REFUSED, functions_among, run_call
-from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
+from edgespec.engine.transcript import (
+    Round,
+    Transcript,
+    answered_rounds,
+    messages_of,
+    read_rounds,
+    read_transcript,
+    save_transcript,
+)
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
 from edgespec.tools.messages import CallMessage, ResultMessage
-from edgespec.tools.tool import ToolCall, parse_tools
+from edgespec.tools.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

@@ -18,7 +18,7 @@ from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.text_drafters import make_text_drafters
-from edgespec.engine.head_learner import HeadLearner
+from edgespec.engine.idle_learner import HeadLearner
 from edgespec.engine.setup import Chain, Setup
 from edgespec.errors import UsageError
 from edgespec.loading.memory_fit import MemoryReading

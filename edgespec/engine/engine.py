@@ -19,8 +19,7 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answer_decoder import answer_decoder
-from edgespec.engine.answer_grammars import AnswerGrammars
+from edgespec.engine.answer_grammars import AnswerGrammars, call_reading
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters
@@ -44,7 +43,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.shared_target import SharedTarget, interrupt
-from edgespec.engine.tool_calls import call_reading
+from edgespec.engine.target_caches import answer_decoder
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed

@@ -28,8 +28,7 @@ from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, was_alone
-from edgespec.engine.stopping import TextStop, TokenStop
-from edgespec.engine.writing import AnswerPass, Writing, text_after
+from edgespec.engine.writing import AnswerPass, TextStop, TokenStop, Writing, text_after
 from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import Tokenizer

@@ -1,19 +1,29 @@
-"""How a model reasons before it answers: what its chat template and its tokenizer know of the marks around it."""
+"""How a model reasons before it answers: the marks that its chat template and its tokenizer know, and a bound.
 
-from collections.abc import Sequence
+The bound is a pure function of the answer so far, as a grammar is, so that drafts and schedules change nothing.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
+import numpy.typing as npt
 
 from edgespec.engine.drafting import under_constraint
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import Request
-from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tools.tool import ToolUse
-from edgespec.types import TokenIds
+from edgespec.types import TokenConstraint, TokenIds, append
 
+_NONE: TokenIds = np.zeros(0, np.int32)
+# Tokens in which an answer opens its reasoning: the mark, which few tokenizers cut into more, and white space.
+_MOST_OPENING = 16
+# What stands between the last thought and the answer, as models write it by themselves.
+CLOSING = f"\n{CLOSE}\n\n"
 _TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning
 
 
@@ -79,3 +89,100 @@ class ModelReasoning:
                 f"{kept_out!r} is banned, and reasoning ends with {CLOSING!r} where thinking_budget is spent; "
                 "leave one of them out"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget(TokenConstraint):
+    """Lets an answer reason for num_tokens, not counting the mark that opens the reasoning, and closes it then.
+
+    What an answer was given to begin with counts too.
+
+    closing: Tokens that close the reasoning, [num_closing].
+    decode: The text of tokens, with the marks of reasoning.
+    is_open: The prompt has opened the reasoning; otherwise the answer does, or there is none.
+    inner: What else the answer has to match.
+    """
+
+    num_tokens: int
+    vocab_size: int
+    closing: TokenIds
+    decode: Callable[[Sequence[int]], str]
+    is_open: bool = False
+    inner: TokenConstraint | None = None
+
+    def next_closing(self, answer: TokenIds) -> TokenIds:
+        """The tokens that close the reasoning and are not written yet; none where it is not to be closed."""
+        if not self._may_close(len(answer), len(answer)):
+            return _NONE
+        begin = find_reasoning(answer, self.decode, is_open=self.is_open)
+        if begin is None or not 0 <= (num_written := len(answer) - begin - self.num_tokens) < len(self.closing):
+            return _NONE
+        reasoning = self.decode(answer[begin : begin + self.num_tokens].tolist())
+        return _NONE if CLOSE in reasoning else self.closing[num_written:]
+
+    def _may_close(self, first: int, last: int) -> bool:
+        """Whether answers of first to last tokens may be where the reasoning is closed, whatever they are."""
+        return last >= self.num_tokens and first < self.num_tokens + _MOST_OPENING + len(self.closing)
+
+    def bias(self, answer: TokenIds) -> npt.NDArray[np.float32] | None:
+        if len(closing := self.next_closing(answer)):
+            bias = np.full(self.vocab_size, -np.inf, np.float32)
+            bias[closing[0]] = 0
+            return bias
+        return None if self.inner is None else self.inner.bias(answer)
+
+    def forced(self, answer: TokenIds, max_tokens: int) -> TokenIds:
+        if len(closing := self.next_closing(answer)):
+            return closing[:max_tokens]
+        return _NONE if self.inner is None else self.inner.forced(answer, max_tokens)
+
+    def num_allowed(self, answer: TokenIds, tokens: TokenIds) -> int:
+        num = len(tokens) if self.inner is None else self.inner.num_allowed(answer, tokens)
+        if not self._may_close(len(answer), len(answer) + num):
+            return num
+        for i in range(num):
+            closing = self.next_closing(append(answer, tokens[:i]))
+            if len(closing) and closing[0] != tokens[i]:
+                return i
+        return num
+
+    def has_ample_room(self, answer: TokenIds) -> bool:
+        if len(self.next_closing(answer)):
+            return False
+        return self.inner is None or self.inner.has_ample_room(answer)
+
+    def leaves_room(self, answer: TokenIds, token: int) -> bool:
+        if len(closing := self.next_closing(answer)):
+            return token == int(closing[0])
+        return self.inner is None or self.inner.leaves_room(answer, token)
+
+    def way_out(self, answer: TokenIds) -> int:
+        if len(closing := self.next_closing(answer)):
+            return int(closing[0])
+        assert self.inner is not None
+        return self.inner.way_out(answer)
+
+
+def find_reasoning(answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> int | None:
+    """Where the reasoning begins in an answer, behind its mark; None where there is none, or not yet.
+
+    Args:
+        is_open: The prompt has opened it.
+    """
+    if is_open:
+        return 0
+    for num in range(1, min(len(answer), _MOST_OPENING) + 1):
+        text = decode(answer[:num].tolist()).lstrip()
+        if text.startswith(OPEN):
+            return num
+        if not OPEN.startswith(text):
+            return None
+    return None
+
+
+def has_spent(answer: TokenIds, num_tokens: int, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> bool:
+    """Whether the reasoning of an answer was closed as it had num_tokens; arguments as in find_reasoning."""
+    begin = find_reasoning(answer, decode, is_open=is_open)
+    if begin is None or len(answer) <= begin + num_tokens:
+        return False
+    return CLOSE not in decode(answer[begin : begin + num_tokens].tolist())

@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.reasoning import ReasoningGate
-from edgespec.engine.stopping import TextStop
+from edgespec.engine.writing import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice

@@ -14,6 +14,7 @@ from edgespec.tools.function_arguments import describe_function, schema_of, type
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 CHOICES = ("auto", "none", "required")
+REFUSED = "the user does not want this call"  # what the model is told in place of a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,3 +259,26 @@ class ToolUse:
     def is_ensured(self) -> bool:
         """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
         return self.choice != "auto" or any(tool.strict for tool in self.tools)
+
+
+def functions_among(tools: Sequence[Any]) -> Mapping[str, Callable[..., Any]]:
+    """Tools that are functions, by their names.
+
+    Raises UsageError: One is a dict, which nobody can run.
+    """
+    for i, tool in enumerate(tools):
+        if not callable(tool):
+            raise UsageError(
+                f"tools[{i}] is no function of Python, so it cannot be run here; give functions, or send the "
+                "results of its calls yourself, with give_results"
+            )
+    return {tool.__name__: tool for tool in tools}
+
+
+def run_call(functions: Mapping[str, Callable[..., Any]], call: ToolCall) -> str:
+    """What a called function gives, as text; what was wrong, as the model may then try another call."""
+    try:
+        given = functions[call.name](**call.parse(functions[call.name]))
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+    except Exception as error:
+        return f"error: {type(error).__name__}: {error}"

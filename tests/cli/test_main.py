@@ -23,9 +23,8 @@ from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
-from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answer_stream import AnswerStream, Reply
 from edgespec.engine.answers import Chunk
-from edgespec.engine.reply import Reply
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote

@@ -15,7 +15,7 @@ from edgespec import Engine, load
 from edgespec.cli.main import main
 from edgespec.drafters.correction_training import TrainingRule
 from edgespec.drafters.learned_file import LearnedFile
-from edgespec.engine import head_learner, resolve
+from edgespec.engine import idle_learner, resolve
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
 from edgespec.models.pair import write_pair
@@ -45,8 +45,8 @@ def plain(pair: Path) -> list[tuple[int, ...]]:
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_learner, "_FEWEST_NEW", 100)
-    monkeypatch.setattr(head_learner, "TrainingRule", lambda: TrainingRule(rate=1.0, num_epochs=8))
+    monkeypatch.setattr(idle_learner, "_FEWEST_NEW", 100)
+    monkeypatch.setattr(idle_learner, "TrainingRule", lambda: TrainingRule(rate=1.0, num_epochs=8))
 
 
 def learning(pair: Path, tmp_path: Path, **options: Any) -> Callable[..., Engine]:
@@ -130,13 +130,13 @@ def test_the_next_answer_ends_what_is_being_learned(
 ) -> None:
     """Every reading of rows is cancelled just as it begins, and no answer changes or waits."""
     flags: list[Flag] = []
-    read = head_learner.HeadLearner.read
+    read = idle_learner.HeadLearner.read
 
     def noting(self: Any, log: Any, cancel: Flag) -> None:
         flags.append(cancel)
         read(self, log, cancel)
 
-    monkeypatch.setattr(head_learner.HeadLearner, "read", noting)
+    monkeypatch.setattr(idle_learner.HeadLearner, "read", noting)
     with learning(pair, tmp_path)() as engine:
         learner = learner_of(engine)
         found = [engine.generate(prompt, max_tokens=LENGTH).token_ids for prompt in PROMPTS]
@@ -168,7 +168,7 @@ def test_an_error_of_learning_ends_learning_alone(
         raise np.linalg.LinAlgError("no luck")
 
     with learning(pair, tmp_path, report=lines.append)() as engine:
-        monkeypatch.setattr(head_learner.HeadLearner, "read", fail)
+        monkeypatch.setattr(idle_learner.HeadLearner, "read", fail)
         assert answer_all(engine)[0] == plain
     assert [line for line in lines if "nothing more is learned" in line] == [
         "nothing more is learned in this session: LinAlgError: no luck"

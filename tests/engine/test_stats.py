@@ -13,7 +13,7 @@ from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.stats import Stats, Tally, verdicts, was_alone
-from edgespec.engine.stopping import TokenStop
+from edgespec.engine.writing import TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.fixed import FixedLength

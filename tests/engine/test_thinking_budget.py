@@ -14,8 +14,8 @@ from edgespec import Completion, Engine, SamplingParams, UsageError, load
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.engine.model_reasoning import CLOSING, ThinkingBudget, has_spent
 from edgespec.engine.reasoning import CLOSE
-from edgespec.engine.thinking_budget import CLOSING, ThinkingBudget, has_spent
 from edgespec.export.convert import export_model
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder

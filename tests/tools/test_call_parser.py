@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.stopping import TextStop
+from edgespec.engine.writing import TextStop
 from edgespec.tools.call_events import CallEnd, CallStart, Part, TextPart, join_calls
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
