@@ -24,7 +24,7 @@ import psutil
 from command_line import command_line
 
 from edgespec import load
-from edgespec.drafters.learned_file import forget, learned_files
+from edgespec.drafters.learned_file import learned_files
 from edgespec.drafters.learned_head import LearnedHead, Tally
 from edgespec.system.system_info import peak_rss_bytes
 
@@ -49,10 +49,9 @@ def main() -> None:
         else:
             _measure(options.pair, domain, lines, options.max_tokens, options.block, is_traced=options.memory)
     finally:
-        for part in (options.pair, *options.pair.iterdir()):
-            for file in learned_files(part):
-                if file.domain == domain:
-                    forget(file)
+        for file in learned_files(options.pair):
+            if file.domain == domain:
+                file.forget()
 
 
 def held_bytes(learned: LearnedHead | None) -> int:

@@ -56,19 +56,79 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.decoders import Decoder as Decoder
     from edgespec.decoding.cached_prefix import empty_cache as empty_cache
     from edgespec.decoding.likelihood import mean_nll as mean_nll
+    from edgespec.decoding.repetition import find_loop as find_loop
     from edgespec.decoding.sampling import GumbelSampler as GumbelSampler
     from edgespec.decoding.scheduler import Block as Block
     from edgespec.decoding.scheduler import DraftPolicy as DraftPolicy
     from edgespec.decoding.scheduler import Plain as Plain
     from edgespec.decoding.scheduler import speculative_decode as speculative_decode
+    from edgespec.drafters.answer_cache import AnswerCache as AnswerCache
+    from edgespec.drafters.learned_file import learned_files as learned_files
+    from edgespec.drafters.timeline import chrome_trace as chrome_trace
+    from edgespec.drafters.timeline import latest as latest
+    from edgespec.drafters.timeline import picture as picture
     from edgespec.engine.answers import join_chunks as join_chunks
+    from edgespec.engine.drafter_choice import rank_for_model as rank_for_model
+    from edgespec.engine.model_reasoning import has_spent as has_spent
+    from edgespec.engine.pair_check import check_pair as check_pair
+    from edgespec.engine.pair_export import PairHalf as PairHalf
+    from edgespec.engine.pair_export import add_forms as add_forms
+    from edgespec.engine.pair_export import export_pair as export_pair
+    from edgespec.engine.pair_export import plan_pair as plan_pair
+    from edgespec.engine.pair_export import usual_added_precision as usual_added_precision
+    from edgespec.engine.plan import plan_document as plan_document
+    from edgespec.engine.reasoning import ReasoningStream as ReasoningStream
+    from edgespec.engine.reasoning import split_reasoning as split_reasoning
+    from edgespec.engine.request import require_writer as require_writer
+    from edgespec.engine.transcript import Transcript as Transcript
+    from edgespec.engine.wish import Wish as Wish
+    from edgespec.grammar.response_format import read_format as read_format
+    from edgespec.loading.device_choice import require_names_together as require_names_together
+    from edgespec.loading.open_model import measure_ranges as measure_ranges
+    from edgespec.loading.open_model import open_decoder as open_decoder
     from edgespec.loading.open_model import open_with_states as open_with_states
+    from edgespec.loading.open_model import require_runtime as require_runtime
+    from edgespec.memory.free_memory import ReadFreeMemory as ReadFreeMemory
+    from edgespec.memory.free_memory import free_memory as free_memory
+    from edgespec.memory.pressure import PressureReader as PressureReader
+    from edgespec.memory.pressure import ReadPressure as ReadPressure
+    from edgespec.models.catalog import CATALOG as CATALOG
+    from edgespec.models.catalog import CatalogEntry as CatalogEntry
+    from edgespec.models.catalog import HubRepository as HubRepository
+    from edgespec.models.forecast import file_bytes as file_bytes
+    from edgespec.models.forecast import memory_bytes as memory_bytes
     from edgespec.models.home import ModelHome as ModelHome
+    from edgespec.models.home import split_precision as split_precision
     from edgespec.models.hub import LocalSource as LocalSource
+    from edgespec.models.hub import can_fetch as can_fetch
+    from edgespec.models.inventory import Inventory as Inventory
+    from edgespec.models.inventory import PreparedModel as PreparedModel
+    from edgespec.planning.drafter_ranking import ranking_document as ranking_document
+    from edgespec.planning.drafter_ranking import ranking_in_words as ranking_in_words
+    from edgespec.planning.plan_words import plan_in_words as plan_in_words
+    from edgespec.policy.costs import pass_costs as pass_costs
     from edgespec.policy.expected import best_length as best_length
     from edgespec.policy.expected import expected_tokens as expected_tokens
+    from edgespec.policy.fixed import FixedLength as FixedLength
+    from edgespec.policy.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
     from edgespec.profiling.measure import profile_target as profile_target
     from edgespec.profiling.profile import Profile as Profile
+    from edgespec.runtimes.device_names import device_names as device_names
+    from edgespec.runtimes.device_names import form_of as form_of
+    from edgespec.runtimes.device_names import parse_device_name as parse_device_name
+    from edgespec.runtimes.devices import import_onnxruntime as import_onnxruntime
+    from edgespec.runtimes.discovery import DeviceReport as DeviceReport
+    from edgespec.runtimes.discovery import Discovery as Discovery
+    from edgespec.runtimes.discovery import discover as discover
+    from edgespec.runtimes.half_floats import is_known_to_lack_half_floats as is_known_to_lack_half_floats
+    from edgespec.runtimes.hardware import cores as cores
+    from edgespec.tokenization.chat_template import Turn as Turn
+    from edgespec.tokenization.tokenizer import TextStream as TextStream
+    from edgespec.tokenization.tokenizer import Tokenizer as Tokenizer
+    from edgespec.tools.function_process import FunctionProcess as FunctionProcess
+    from edgespec.tools.messages import CallMessage as CallMessage
+    from edgespec.tools.messages import ResultMessage as ResultMessage
+    from edgespec.tools.tool import Tool as Tool
 
 __version__ = "0.1.0"
 
@@ -141,22 +201,82 @@ _HOMES = {
 # Names of inner rooms that the wings use (chat, server, evaluation, training, cli), with their modules.
 # They are no promise to apps. Sorted, one a line; each is also in the block for type checkers above.
 _WING_NAMES = {
+    "AnswerCache": "drafters.answer_cache",
     "Block": "decoding.scheduler",
+    "CATALOG": "models.catalog",
+    "CallMessage": "tools.messages",
+    "CatalogEntry": "models.catalog",
     "Decoder": "decoders",
+    "DeviceReport": "runtimes.discovery",
+    "Discovery": "runtimes.discovery",
     "DraftPolicy": "decoding.scheduler",
+    "FixedLength": "policy.fixed",
+    "FunctionProcess": "tools.function_process",
     "GumbelSampler": "decoding.sampling",
+    "HubRepository": "models.catalog",
+    "Inventory": "models.inventory",
     "LocalSource": "models.hub",
+    "MAX_FIXED_TOKENS": "policy.limits",
     "ModelHome": "models.home",
+    "PairHalf": "engine.pair_export",
     "Plain": "decoding.scheduler",
+    "PreparedModel": "models.inventory",
+    "PressureReader": "memory.pressure",
     "Profile": "profiling.profile",
+    "ReadFreeMemory": "memory.free_memory",
+    "ReadPressure": "memory.pressure",
+    "ReasoningStream": "engine.reasoning",
+    "ResultMessage": "tools.messages",
+    "TextStream": "tokenization.tokenizer",
+    "Tokenizer": "tokenization.tokenizer",
+    "Tool": "tools.tool",
+    "Transcript": "engine.transcript",
+    "Turn": "tokenization.chat_template",
+    "Wish": "engine.wish",
+    "add_forms": "engine.pair_export",
     "best_length": "policy.expected",
+    "can_fetch": "models.hub",
+    "check_pair": "engine.pair_check",
+    "chrome_trace": "drafters.timeline",
+    "cores": "runtimes.hardware",
+    "device_names": "runtimes.device_names",
+    "discover": "runtimes.discovery",
     "empty_cache": "decoding.cached_prefix",
     "expected_tokens": "policy.expected",
+    "export_pair": "engine.pair_export",
+    "file_bytes": "models.forecast",
+    "find_loop": "decoding.repetition",
+    "form_of": "runtimes.device_names",
+    "free_memory": "memory.free_memory",
+    "has_spent": "engine.model_reasoning",
+    "import_onnxruntime": "runtimes.devices",
+    "is_known_to_lack_half_floats": "runtimes.half_floats",
     "join_chunks": "engine.answers",
+    "latest": "drafters.timeline",
+    "learned_files": "drafters.learned_file",
     "mean_nll": "decoding.likelihood",
+    "measure_ranges": "loading.open_model",
+    "memory_bytes": "models.forecast",
+    "open_decoder": "loading.open_model",
     "open_with_states": "loading.open_model",
+    "parse_device_name": "runtimes.device_names",
+    "pass_costs": "policy.costs",
+    "picture": "drafters.timeline",
+    "plan_document": "engine.plan",
+    "plan_in_words": "planning.plan_words",
+    "plan_pair": "engine.pair_export",
     "profile_target": "profiling.measure",
+    "rank_for_model": "engine.drafter_choice",
+    "ranking_document": "planning.drafter_ranking",
+    "ranking_in_words": "planning.drafter_ranking",
+    "read_format": "grammar.response_format",
+    "require_names_together": "loading.device_choice",
+    "require_runtime": "loading.open_model",
+    "require_writer": "engine.request",
     "speculative_decode": "decoding.scheduler",
+    "split_precision": "models.home",
+    "split_reasoning": "engine.reasoning",
+    "usual_added_precision": "engine.pair_export",
 }
 
 

@@ -1,14 +1,17 @@
 """Files whose text goes to the model with a message: read or refused, and put into the message."""
 
+import logging
 import re
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.config.byte_size import format_bytes
-from edgespec.errors import UsageError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
 MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
@@ -149,12 +152,7 @@ def read_attachment(path: Path) -> Attachment:
         raise UsageError(
             f"{shown} has {format_bytes(size)}; at most {format_bytes(most)} can be attached: take a part of it"
         )
-    if start == _PDF:
-        from edgespec.chat.pdf_text import read_pdf
-
-        text = read_pdf(data, shown, MAX_TEXT_BYTES)
-    else:
-        text = _decode(data, shown)
+    text = read_pdf(data, shown, MAX_TEXT_BYTES) if start == _PDF else _decode(data, shown)
     text = text.replace("\r\n", "\n").strip("\n")
     if not text.strip():
         raise UsageError(f"{shown} is empty; there is nothing to attach")
@@ -182,3 +180,53 @@ def _decode(data: bytes, shown: str) -> str:
             f"{shown} is no text in UTF-8 ({near} is not); save it as UTF-8, for example with: "
             "iconv -f WINDOWS-1252 -t UTF-8"
         ) from None
+
+
+def read_pdf(data: bytes, shown: str, most_bytes: int) -> str:
+    """The text of all pages, with an empty line between two; shown is what messages call the file.
+
+    Raises UsageError: the file is damaged or encrypted, has no text, or more than most_bytes of it; EdgeSpecError:
+    pypdf is missing.
+    """
+    try:
+        from pypdf import PdfReader
+    except ImportError:
+        raise EdgeSpecError(
+            f'{shown} is a PDF, whose text pypdf reads, which is missing; pip install "edgespec[pdf]"'
+        ) from None
+    pages, num_bytes = [], 0
+    with _explain(shown):
+        reader = PdfReader(BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise UsageError(f"{shown} is encrypted; save it without a password and attach that")
+        num_pages = len(reader.pages)
+        for page in reader.pages:
+            pages.append(page.extract_text().strip())
+            num_bytes += len(pages[-1].encode(errors="replace"))
+            if num_bytes > most_bytes:
+                raise UsageError(
+                    f"{shown} has more than {most_bytes >> 20} MiB of text up to page {len(pages)} of {num_pages}"
+                    "; attach a part of it"
+                )
+    text = "\n\n".join(filter(None, pages))
+    if not text:
+        raise UsageError(f"{shown} has no text on {num_pages} pages; pictures of text cannot be read")
+    return text.encode(errors="replace").decode()  # lone surrogates are no text
+
+
+@contextmanager
+def _explain(shown: str) -> Iterator[None]:
+    # It warns of each fault that it can repair, by loggers below this one, whose records pass here.
+    log, nowhere = logging.getLogger("pypdf"), logging.NullHandler()
+    before, log.propagate = log.propagate, False
+    log.addHandler(nowhere)
+    try:
+        yield
+    except EdgeSpecError:
+        raise
+    except Exception as error:  # of a damaged file anything may come
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(f"{shown} is a PDF that cannot be read ({reason}); save it again, or as text") from None
+    finally:
+        log.removeHandler(nowhere)
+        log.propagate = before

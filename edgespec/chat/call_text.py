@@ -3,9 +3,7 @@
 import json
 from collections.abc import Iterable
 
-from edgespec.tokenization.chat_template import Turn
-from edgespec.tools.messages import CallMessage, ResultMessage
-from edgespec.tools.tool import ToolCall
+from edgespec import CallMessage, ResultMessage, ToolCall, Turn
 
 _WIDTH = 60  # characters of a call that is written in one line
 _MAX_LINES, _MAX_CHARACTERS = 3, 300  # of a result that is shown in short
@@ -39,7 +37,7 @@ def brief_result(text: str) -> str:
 
 
 def format_turn(turn: Turn) -> str:
-    """What a message says, with the calls that it has."""
+    """The text of a message and the calls that it has."""
     if not isinstance(turn, CallMessage):
         return turn.content
     calls = "\n".join(f"calls {format_call(call)}" for call in turn.calls)

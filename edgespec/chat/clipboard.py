@@ -1,4 +1,4 @@
-"""Copies text to the clipboard: with a program of the desktop, or by asking the terminal (OSC 52)."""
+"""Copies parts of a conversation to the clipboard: with a program of the desktop, or by the terminal (OSC 52)."""
 
 import base64
 import os
@@ -6,6 +6,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+
+from edgespec import split_reasoning
+from edgespec.chat.call_text import format_turn
+from edgespec.chat.session import ChatSession
+from edgespec.errors import UsageError
+from edgespec.system.printable import one_line
 
 # Terminals refuse longer requests, some from about here on.
 MAX_OSC52_BYTES = 74_994
@@ -54,3 +60,27 @@ def _run(command: Sequence[str], text: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+def text_to_copy(session: ChatSession, part: str) -> str:
+    """The text that "all", "code" or an empty part stands for. Raises UsageError: there is none of it."""
+    if part == "all":
+        return "\n\n".join(f"{message.role}: {format_turn(message)}" for message in session.conversation.messages)
+    if part not in ("", "code"):
+        raise UsageError(f"/copy takes code, all or nothing, not '{one_line(part, 40)}'")
+    answers = [each.answer for each in session.conversation.rounds if each.answer]
+    if not answers:
+        raise UsageError("there is no answer to copy yet")
+    answer = split_reasoning(answers[-1])[1] or answers[-1]
+    if not part:
+        return answer
+    if not (blocks := code_blocks(answer)):
+        raise UsageError("the last answer has no code block; /copy copies the whole answer")
+    return blocks[-1]
+
+
+def code_blocks(text: str) -> list[str]:
+    """The contents of the fenced code blocks, in order."""
+    from markdown_it import MarkdownIt  # a pipe can do without it
+
+    return [token.content for token in MarkdownIt().parse(f"{text}\n") if token.type == "fence"]

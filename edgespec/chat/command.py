@@ -1,16 +1,19 @@
-"""What a command of a chat is: a line that begins with a slash, what may follow it, and what comes of it."""
+"""Lines of a chat: commands, which begin with a slash, their help, and messages of several lines.
 
-from collections.abc import Callable
+A message between three double quotes begins with them and ends at the next ones.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from edgespec import Reply
 from edgespec.chat.attachments import Attachment
 from edgespec.chat.session import ChatSession
-from edgespec.engine.answer_stream import Reply
 
 
 class Argument(Enum):
-    """What may follow a command."""
+    """The argument that may follow a command."""
 
     NONE = ""
     TEXT = "[TEXT]"
@@ -31,7 +34,7 @@ class Argument(Enum):
 
 
 class Next(NamedTuple):
-    """What follows a command: an answer, a message to edit, the last answer shown again, or the end."""
+    """The next step after a command: an answer, a message to edit, the last answer shown again, or the end."""
 
     reply: Reply | None = None
     edit: str = ""
@@ -54,7 +57,7 @@ class Command(NamedTuple):
 
 
 def is_command(text: str) -> bool:
-    """Whether the line is not for the model; a message may begin with a slash that is written twice."""
+    """True if a line is not for the model; a message may begin with a slash that is written twice."""
     return text.startswith("/") and not text.startswith("//")
 
 
@@ -66,3 +69,79 @@ def split_command(text: str) -> tuple[str, str]:
     """Split a line into the command's name, without its slash, and its argument."""
     name, *rest = text[1:].split(maxsplit=1) or [""]
     return name, rest[0].strip() if rest else ""
+
+
+_QUOTES = '"""'
+
+
+def is_open_block(text: str) -> bool:
+    """True if a text that is typed begins a block and has not ended it, so that Enter makes a new line."""
+    text = text.lstrip()
+    return text.startswith(_QUOTES) and _QUOTES not in text[len(_QUOTES) :]
+
+
+def block_text(text: str) -> str | None:
+    """The text between the quotes; None for a text that is no block, such as code that has more behind them."""
+    text = text.strip()
+    inner = text[len(_QUOTES) : -len(_QUOTES)]
+    is_block = text.startswith(_QUOTES) and text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES)
+    return inner.strip("\n") if is_block and _QUOTES not in inner else None
+
+
+# The commands that are used most, in groups, and what they do.
+FIRST_PAGE = (
+    ("/retry, /edit, /undo", "answer again; change your last message, or remove it"),
+    ("/go, /answer", "go on with the last answer; change it"),
+    ("/copy, /save FILE", "copy the last answer; save the chat to a file"),
+    ("/clear, /compact", "start a new chat; shorten this one to a summary"),
+    ("/chats, /open NAME", "list the saved chats; continue one"),
+    ("/attach FILE", "send a file's text with your next message"),
+    ("/model, /drafter", "show or switch the model, or what drafts for it"),
+    ("/system TEXT, /set", "set the system message; show and change settings"),
+    ("/think", "on or off: whether the model reasons first"),
+    ("/context, /stats", "show how full the context is; whether drafting helps"),
+    ("/exit", "leave"),
+)
+_FIRST_KEYS = (
+    "Enter sends, Alt-Enter makes a new line, Tab completes, Up brings back a line.",
+    "Ctrl-C stops the answer; pressed twice, it leaves, and so does Ctrl-D.",
+    "/help all lists all commands and keys; /help COMMAND explains one.",
+)
+_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "make a new line"),
+    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
+    ("Up, Ctrl-R", "find earlier messages"),
+    ("Tab", "complete commands, files and models"),
+    ("Ctrl-C", "stop the answer; press it twice to leave"),
+    ("Ctrl-D", "leave"),
+)
+_DRAFTING = (
+    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
+    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
+)
+
+
+def first_page() -> str:
+    return "\n".join([*_columns(FIRST_PAGE), "", *_FIRST_KEYS])
+
+
+def full_help(commands: Sequence[Command]) -> str:
+    """All commands, the keys, and what drafting is."""
+    rows = [*map(_row, commands), ("", ""), *_KEYS]
+    return "\n".join([*_columns(rows), "", _DRAFTING])
+
+
+def explain(command: Command, commands: Sequence[Command]) -> str:
+    """One command, with the one of its name and a !, if there is one."""
+    name = command.name.removesuffix("!")
+    return "\n".join(_columns([_row(each) for each in commands if each.name in (name, f"{name}!")]))
+
+
+def _row(command: Command) -> tuple[str, str]:
+    return f"/{command.name} {command.argument.value}".rstrip(), command.meaning
+
+
+def _columns(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    width = max(len(left) for left, _ in rows)
+    return (f"{left:<{width}}  {right}".rstrip() for left, right in rows)

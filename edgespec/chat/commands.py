@@ -6,22 +6,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.chat.attaching import attach, detach
+from edgespec import Transcript
 from edgespec.chat.attachments import brief_message, split_message
-from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats, suggest_instead
-from edgespec.chat.clipboard import copy
-from edgespec.chat.command import NOTHING, Action, Argument, Command, Next, split_command
+from edgespec.chat.clipboard import copy, text_to_copy
+from edgespec.chat.command import (
+    NOTHING,
+    Action,
+    Argument,
+    Command,
+    Next,
+    explain,
+    first_page,
+    full_help,
+    split_command,
+)
 from edgespec.chat.compacting import begin_compacting, undo_compacting
-from edgespec.chat.copied_text import text_to_copy
-from edgespec.chat.files import export_to, parse_new_path, parse_path, save_to, trace_to
-from edgespec.chat.help_text import explain, first_page, full_help
+from edgespec.chat.files import attach, detach, export_to, parse_new_path, parse_path, save_to, trace_to
 from edgespec.chat.live_line import switch_figures
-from edgespec.chat.other_words import SHOW_ELSEWHERE
 from edgespec.chat.past_rounds import describe_resumed, show_last, show_rounds
+from edgespec.chat.saved_chats import branch, delete_saved, name_chat, open_chat, show_chats, suggest_instead
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
-from edgespec.engine.transcript import read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
@@ -40,6 +46,12 @@ _OTHER_NAMES = {
     "list": "chats",
     "file": "attach",
     "read": "attach",
+}
+# What they type behind /show, and where it lies here.
+_SHOW_ELSEWHERE = {
+    "info": "/model shows what is known of the model",
+    "parameters": "/set shows all settings",
+    "system": "/system shows the system message",
 }
 _BAR_COLUMNS = 40  # of /context, in a window that has as many
 _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
@@ -184,7 +196,7 @@ def _load(session: ChatSession, argument: str) -> None:
     path = parse_path(argument, "load")
     if not path.exists():
         suggest_instead(session, argument)
-    transcript = read_transcript(path)
+    transcript = Transcript.read(path)
     session.conversation.restore(transcript)
     session.start_new_file()
     session.save()
@@ -389,8 +401,8 @@ def _multi(session: ChatSession, argument: str) -> None:
 
 @_command("show", Argument.VIEW, "markdown, plain, or drafted (coloured by drafter)")
 def _show(session: ChatSession, argument: str) -> Next:
-    if argument in SHOW_ELSEWHERE:
-        raise UsageError(f"/show shows answers in another way; {SHOW_ELSEWHERE[argument]}")
+    if argument in _SHOW_ELSEWHERE:
+        raise UsageError(f"/show shows answers in another way; {_SHOW_ELSEWHERE[argument]}")
     if argument not in VIEWS:
         raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
     session.view = argument

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
+from edgespec import Message, Reply, split_reasoning
 from edgespec.chat.session import ChatSession
-from edgespec.engine.answer_stream import Reply
-from edgespec.engine.reasoning import split_reasoning
 from edgespec.errors import UsageError
-from edgespec.tokenization.chat_template import Message
 
 SUMMARY_REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "

@@ -1,14 +1,174 @@
-"""Files that the commands of a chat write: their paths, the conversation in them, and traces."""
+"""Files of a chat: the one that saves it as it goes, attached ones, and those that commands write."""
 
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from edgespec.chat.saved_chats import export_text
+from edgespec import Interval, Transcript, chrome_trace, latest, picture
+from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
+from edgespec.chat.saved_chats import SUFFIX, export_text
 from edgespec.chat.session import ChatSession
-from edgespec.chat.trace_file import TraceFile
-from edgespec.engine.transcript import save_transcript
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
+from edgespec.system.console import print_stderr, warn
 from edgespec.system.disk import has_content, replace_file
 from edgespec.system.printable import one_line
+from edgespec.system.signals import defer_signals
+
+_NUM_SHOWN = 12
+
+
+class TraceFile:
+    """The timeline of all answers so far, rewritten after each: the file is a whole document at any time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError: the file cannot be written."""
+        self._path = path
+        self._intervals: list[Interval] = []
+        try:
+            self._write()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+    def add(self, timeline: Sequence[Interval]) -> None:
+        """Add an answer; a file that cannot be written any more is reported and ends nothing."""
+        self._intervals += timeline
+        try:
+            self._write()
+        except OSError as error:
+            warn(f"cannot write {self._path}: {error.strerror}")
+        if timeline:
+            print_stderr(f"the last {_NUM_SHOWN} passes of the target, and what was drafted meanwhile:")
+            print_stderr(picture(latest(timeline, "target", _NUM_SHOWN)))
+
+    def _write(self) -> None:
+        document = json.dumps(chrome_trace(self._intervals)).encode()
+        replace_file(self._path, document, 0o666)
+
+
+_NOTHING = "no file is attached; /attach FILE sends a file's text with your next message"
+
+
+def read_files(paths: Iterable[Path]) -> list[Attachment]:
+    """Raises UsageError: one of them cannot be attached."""
+    return [read_attachment(path) for path in paths]
+
+
+def add_files(session: ChatSession, files: Sequence[Attachment], report: Callable[[str], None]) -> None:
+    """Attach files to the next message, in place of those of the same name; report takes a line for each.
+
+    Raises ContextOverflow: they do not fit beside what the model is sent already; nothing was attached then.
+    """
+    names = {file.name for file in files}
+    others = [file for file in session.attachments if file.name not in names]
+    counts = [_count(session, file) for file in files]
+    room = session.conversation.count_room(join_message(others, ""))
+    if sum(counts) > room:
+        found = ", ".join(f"{file.name} {count}" for file, count in zip(files, counts, strict=True))
+        report(f"too long: {sum(counts)} tokens ({found}), and {max(0, room)} fit; nothing was attached")
+        context = session.engine.context_length
+        needed = sum(counts) + context - room
+        raise ContextOverflow(needed, context, session.engine.manifest.context_length)
+    session.attachments = [*others, *files]
+    for file, count in zip(files, counts, strict=True):
+        report(f"attached {file.name}: {count} tokens")
+    if files:
+        report(f"{room - sum(counts)} tokens are left for your message and the answer")
+
+
+def attach(session: ChatSession, argument: str) -> None:
+    """Attach the files of an argument; without one, list those that are attached."""
+    if argument:
+        add_files(session, read_files(find_paths(argument)), session.info)
+        return
+    lines = [
+        f"{number}  {file.name}: {_count(session, file)} tokens"
+        for number, file in enumerate(session.attachments, 1)
+    ]
+    if lines:
+        lines.append("they go with your next message; /detach drops all, /detach NAME one")
+    session.info("\n".join(lines) or _NOTHING)
+
+
+def detach(session: ChatSession, argument: str) -> None:
+    """Drop the file of a name or number, or all files."""
+    if not session.attachments:
+        raise UsageError(_NOTHING)
+    chosen = [
+        file
+        for number, file in enumerate(session.attachments, 1)
+        if not argument or argument in (file.name, str(number))
+    ]
+    if not chosen:
+        raise UsageError(f"no attached file is called {one_line(argument, 100)!r}; /attach lists them")
+    session.attachments = [file for file in session.attachments if file not in chosen]
+    session.info(f"no longer attached: {', '.join(file.name for file in chosen)}")
+
+
+def _count(session: ChatSession, file: Attachment) -> int:
+    return len(session.engine.tokenize(join_message([file], "")))
+
+
+@dataclass
+class AutosaveFile:
+    """The file of a conversation in a folder, made with the first message and rewritten with each change."""
+
+    folder: Path
+    report: Callable[[str], None]  # takes a line, if the file can no longer be written
+    path: Path | None = None
+    on_path: Callable[[Path], None] = lambda path: None  # called with each new path
+    has_failed: bool = False  # at the last write
+
+    def __post_init__(self) -> None:
+        if self.path:
+            self.on_path(self.path)
+        self._seen = _fingerprint(self.path)
+
+    def write(self, transcript: Transcript) -> None:
+        """Write the conversation; in a new file if another process has written this one meanwhile."""
+        if self.path is None and not any(message.role != "system" for message in transcript.messages):
+            return
+        try:
+            with defer_signals():  # a write that Ctrl-C left half done would look like another process's
+                self._write(transcript)
+            self.has_failed = False
+        except OSError as error:
+            if not self.has_failed:
+                self.has_failed = True
+                self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
+
+    def go_on_in(self, path: Path) -> None:
+        """Write another file from now on."""
+        self.path, self._seen = path, _fingerprint(path)
+        self.on_path(path)
+
+    def start_new_file(self) -> None:
+        """Leave the file as it is; the next write makes another one."""
+        self.path, self._seen = None, None
+
+    def _write(self, transcript: Transcript) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.path
+        if path is None or _fingerprint(path) != self._seen:
+            path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
+        transcript.write(path)
+        if path != self.path:
+            if self.path:
+                self.report("another program changed or deleted the file of this chat, which goes on in a new one")
+            self.path = path
+            self.on_path(path)
+        self._seen = _fingerprint(path)
+
+
+def _fingerprint(path: Path | None) -> tuple[int, int] | None:
+    """Time and size, by which a file shows that it was written."""
+    try:
+        status = path.stat() if path else None
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size) if status else None
 
 
 def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
@@ -35,7 +195,7 @@ def parse_new_path(session: ChatSession, argument: str, name: str, example: str 
 
 def save_to(session: ChatSession, path: Path) -> None:
     """Write the conversation as JSON Lines. Raises EdgeSpecError: it cannot be written."""
-    save_transcript(path, session.transcript())
+    session.transcript().save(path)
     session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
 

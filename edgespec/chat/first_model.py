@@ -14,15 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec import (
+    CATALOG,
+    CatalogEntry,
+    Engine,
+    HubRepository,
+    ModelHome,
+    can_fetch,
+    file_bytes,
+    free_memory,
+    memory_bytes,
+)
 from edgespec.config.byte_size import format_bytes, parse_bytes
-from edgespec.config.config_file import config_path, set_option
+from edgespec.config.config_file import config_path, default_home, set_option
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.memory.free_memory import free_memory
-from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository
-from edgespec.models.forecast import file_bytes, memory_bytes
-from edgespec.models.home import ModelHome, default_home
 from edgespec.system.command_line import quote
 
 # Free to use without an account, and good for their size; the best comes first.
@@ -42,6 +48,12 @@ class Offer(NamedTuple):
     def entry(self) -> CatalogEntry:
         return CATALOG[self.name]
 
+    @property
+    def repository(self) -> HubRepository:
+        source = self.entry.source
+        assert isinstance(source, HubRepository)
+        return source
+
 
 def load_first(options: argparse.Namespace, load: Callable[[argparse.Namespace], Engine]) -> Engine:
     """Load the model of a chat: as its options say, or the one that the user wants instead of the default.
@@ -53,7 +65,7 @@ def load_first(options: argparse.Namespace, load: Callable[[argparse.Namespace],
     offer = find_offer(ModelHome(default_home()), free_memory(_limit(options)).free_bytes)
     if offer is None:
         return load(options)
-    if not offer.is_here and not _can_fetch(offer, options.offline):
+    if not offer.is_here and (options.offline or not can_fetch(offer.repository, _PROBE_S)):
         _note_once(default_home() / _NOTE_FILE, offer)
         return load(options)
     if not (wanted := ask(format_question(offer), sys.stdin.readline, _print)):
@@ -84,15 +96,15 @@ def find_offer(home: ModelHome, free_bytes: int, candidates: Sequence[str] = CAN
 
 
 def disk_bytes(entry: CatalogEntry) -> int:
-    """What a model takes on the disk: its download, which stays, and what is made of it."""
+    """Bytes on the disk: the download, which stays, and the model that is made of it."""
     return entry.fetch_bytes + file_bytes(entry)
 
 
 def format_question(offer: Offer) -> str:
-    """What is offered: which model, its size, its source and licence, and what it costs."""
+    """The question: which model is offered, its size, its source and licence, and what it costs."""
     entry, default = offer.entry, CATALOG[DEFAULT_MODEL]
     size = f"{format_bytes(entry.fetch_bytes)} to download, {format_bytes(disk_bytes(entry))} on the disk in all"
-    source = f"from {_page(entry)}, licence {entry.license}"
+    source = f"from {offer.repository.page}, licence {entry.license}"
     growth = file_bytes(entry) / file_bytes(default)
     lines = (
         f"The default model, {default.title}, is tiny, and its answers are often wrong. This machine can run:",
@@ -107,13 +119,6 @@ def format_question(offer: Offer) -> str:
         width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
     ).fill
     return "\n".join(map(wrap, [*lines, f"{wanted} [y/N]"])) + " "
-
-
-def _page(entry: CatalogEntry) -> str:
-    from huggingface_hub import constants
-
-    assert isinstance(entry.source, HubRepository)
-    return f"{constants.ENDPOINT}/{entry.source.repository}"
 
 
 def _tested(entry: CatalogEntry) -> str:
@@ -137,7 +142,7 @@ def ask(question: str, read_line: Callable[[], str], show: Callable[[str], None]
 
 
 def _may_ask(options: argparse.Namespace) -> bool:
-    """Whether a person is there to be asked who has named neither a model nor a drafter for one."""
+    """True if a person is there to be asked who has named neither a model nor a drafter for one."""
     is_seen = all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr))
     is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & options.stated
     goes_on = options.continues is not None or options.transcript
@@ -154,19 +159,6 @@ def _free_disk(folder: Path) -> int:
         with suppress(OSError):
             return shutil.disk_usage(place).free
     return 0
-
-
-def _can_fetch(offer: Offer, offline: bool) -> bool:
-    if offline:
-        return False
-    from huggingface_hub import constants  # 0.3 s, which only this first time costs
-
-    from edgespec.models.hub import file_url, is_reachable
-
-    source = offer.entry.source
-    assert isinstance(source, HubRepository)
-    url = file_url(source.repository, source.revision, "config.json")
-    return not constants.HF_HUB_OFFLINE and is_reachable(url, _PROBE_S)
 
 
 def _note_once(path: Path, offer: Offer) -> None:

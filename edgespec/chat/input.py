@@ -1,11 +1,16 @@
-"""Reads messages at a terminal: typed, pasted, recalled, completed, or written in an editor."""
+"""Reads messages at a terminal: typed, pasted, recalled from a file, completed, or written in an editor."""
 
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, create_app_session, get_app, get_app_session
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
@@ -17,12 +22,121 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
-from edgespec.chat.command import is_command
-from edgespec.chat.completion import CommandCompleter
-from edgespec.chat.permission import Permission, ask_permission
+from edgespec import CATALOG, ModelHome
+from edgespec.chat.command import Argument, is_command, is_open_block
+from edgespec.chat.commands import COMMANDS, find_command
+from edgespec.chat.saved_chats import list_chats
+from edgespec.chat.session import THINKING_VIEWS, VIEWS
+from edgespec.chat.settings import SETTINGS
 from edgespec.chat.status import Status, format_status
-from edgespec.chat.text_block import is_open_block
+from edgespec.chat.tool_box import Permission, ask_permission
 from edgespec.chat.type_ahead import TypeAhead
+from edgespec.config.config_file import default_home
+from edgespec.config.drafter_names import SELF, TARGET, TEXT
+from edgespec.config.options import OPTIONS
+
+_MAX_BYTES = 1 << 20
+
+
+class HistoryFile(History):
+    """Typed lines in a file for its owner alone, a JSON text a line. If it fails, they stay in memory."""
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._path, self._report = path, report
+        self._has_failed = False
+
+    def load_history_strings(self) -> Iterable[str]:
+        """Return the lines of the file's end, the newest first."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(0, self._path.stat().st_size - _MAX_BYTES))
+                lines = file.read(_MAX_BYTES).split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._report_once("read", error)
+            return []
+        return [text for line in reversed(lines) if (text := _parse(line))]
+
+    def store_string(self, string: str) -> None:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "ab") as file:
+                file.write(json.dumps(string).encode() + b"\n")
+        except OSError as error:
+            self._report_once("write", error)
+
+    def _report_once(self, act: str, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._report(f"what you type is not saved: cannot {act} {self._path} ({error.strerror})")
+
+
+def _parse(line: bytes) -> str | None:
+    try:
+        text = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+class CommandCompleter(Completer):
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
+        if not is_command(document.text):
+            return
+        name, space, argument = document.text_before_cursor.partition(" ")
+        if not space:
+            for each in COMMANDS:
+                if each.name.startswith(name[1:]):
+                    yield Completion(f"/{each.name}", -len(name), display_meta=each.meaning)
+        elif command := find_command(name[1:]):
+            for word in _words(command.argument):
+                if word.startswith(argument):
+                    yield Completion(word, -len(argument))
+            if command.argument in (Argument.PATH, Argument.MODEL, Argument.DRAFTER):
+                yield from self._paths.get_completions(Document(argument, len(argument)), event)
+
+
+def _words(argument: Argument) -> Iterable[str]:
+    if argument is Argument.MODEL:
+        return _model_names()
+    if argument is Argument.DRAFTER:
+        return [*TARGET, "none", *TEXT, SELF, *_model_names()]
+    if argument is Argument.THINKING:
+        return ["on", "off", "auto", *THINKING_VIEWS]
+    if argument is Argument.CHAT:
+        return [each.title for each in list_chats(default_home() / "chats")]
+    if argument is Argument.SETTING:
+        return [
+            *SETTINGS,
+            *(f"overflow {policy}" for policy in OPTIONS["overflow"].choices),
+            "loops stop",
+            "loops keep",
+        ]
+    if argument is Argument.HELP:
+        return ["all", *(each.name for each in COMMANDS)]
+    return {
+        Argument.VIEW: VIEWS,
+        Argument.PART: ("code", "all"),
+        Argument.UNDO: ("undo",),
+        Argument.ASK: ("ask",),
+        Argument.SWITCH: ("on", "off"),
+    }.get(argument, ())
+
+
+def _model_names() -> list[str]:
+    folder = ModelHome(default_home()).models
+    try:
+        own = [each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    except OSError:
+        own = []
+    return sorted({*CATALOG, *own})
+
 
 _PROMPT = "> "
 _WAITS = "what you typed meanwhile waits here; Enter sends it"

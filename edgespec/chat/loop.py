@@ -9,27 +9,25 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
+from edgespec import Chunk, Reply
 from edgespec.chat.call_text import describe_calls
-from edgespec.chat.command import NOTHING, Next, is_command, unescape_message
+from edgespec.chat.command import NOTHING, Next, block_text, is_command, unescape_message
 from edgespec.chat.commands import run_command
 from edgespec.chat.compacting import finish_compacting
-from edgespec.chat.interrupt import Leave, catch_ctrl_c
-from edgespec.chat.kept_prefix import keep_prefix
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import describe_resumed, show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
+from edgespec.chat.saved_chats import keep_prefix
 from edgespec.chat.session import ChatSession
 from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
-from edgespec.chat.text_block import block_text
 from edgespec.chat.tool_calls import replies_to_results
-from edgespec.engine.answer_stream import Reply
-from edgespec.engine.answers import Chunk
+from edgespec.config.config_file import default_home
 from edgespec.errors import ContextOverflow, EdgeSpecError
-from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info, lines_wait, warn
 from edgespec.system.printable import printable
+from edgespec.system.signals import Leave, catch_ctrl_c
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
 
 if TYPE_CHECKING:
@@ -85,8 +83,7 @@ def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
 
 def converse(session: ChatSession, keeps_history: bool) -> int:
     """Read, answer, repeat, until the user leaves. Raises KeyboardInterrupt: Ctrl-C was typed twice."""
-    from edgespec.chat.history import HistoryFile
-    from edgespec.chat.input import ChatInput
+    from edgespec.chat.input import ChatInput, HistoryFile
 
     if not session.is_quiet:
         session.info(
@@ -298,7 +295,7 @@ def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
     console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
-    from edgespec.chat.thinking_printer import ThinkingPrinter
+    from edgespec.chat.printer import ThinkingPrinter
 
     answer, view = MarkdownPrinter(console), session.thinking_view
     return ThinkingPrinter(answer, console, view, is_open=session.opens_reasoning)

@@ -3,13 +3,11 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from edgespec import Chunk, Round, split_reasoning
 from edgespec.chat.attachments import brief_message
 from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.chat.session import ChatSession
-from edgespec.engine.answers import Chunk
-from edgespec.engine.reasoning import split_reasoning
-from edgespec.engine.transcript import Round
 from edgespec.system.printable import one_line, printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer

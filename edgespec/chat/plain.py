@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from typing import Protocol, TextIO
 
-from edgespec.engine.answers import Chunk
+from edgespec import Chunk
 from edgespec.system.printable import printable
 
 _PROGRESS_S = 0.5
@@ -22,7 +22,7 @@ class Printer(Protocol):
 
 
 def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream gets text alone: it is no terminal, or a dumb one, or the user wants no colour."""
+    """True if a stream gets text alone: it is no terminal, or a dumb one, or the user wants no colour."""
     is_dumb = environment.get("TERM", "") in ("dumb", "unknown")
     is_terminal = stream.isatty() or bool(environment.get("FORCE_COLOR"))
     return not is_terminal or is_dumb or bool(environment.get("NO_COLOR"))

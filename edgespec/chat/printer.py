@@ -1,8 +1,9 @@
-"""Prints on a terminal: answers as Markdown or coloured by who drafted what, and the chat's own lines."""
+"""Prints on a terminal: answers as Markdown or coloured by drafter, reasoning, and the chat's own lines."""
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TextIO
@@ -14,16 +15,46 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from edgespec import Chunk, ReasoningStream, TextStream, Tokenizer
 from edgespec.chat.markdown.blocks import MarkdownStream, Piece, Table
-from edgespec.chat.markdown.column_widths import column_widths
 from edgespec.chat.markdown.inline import Span
 from edgespec.chat.markdown.line_wrap import LineWrap
-from edgespec.chat.plain import is_plain
+from edgespec.chat.plain import Printer, is_plain
 from edgespec.chat.status import format_origin_shares
-from edgespec.engine.answers import Chunk
 from edgespec.system.console import print_stderr
 from edgespec.system.printable import printable
-from edgespec.tokenization.tokenizer import TextStream, Tokenizer
+
+
+def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Columns of text, for each column of a table; together at most width, but at least 1 each.
+
+    rows have a text for each column. Cells that are too long for a line are broken between words; where the
+    longest words do not fit beside one another, only the longest of them are broken.
+    """
+    columns = list(zip(*rows, strict=True))
+    whole = [max(1, *(cell_len(line) for cell in column for line in cell.split("\n"))) for column in columns]
+    words = [max(1, *(cell_len(word) for cell in column for word in cell.split() or [""])) for column in columns]
+    if sum(whole) <= width:
+        return whole
+    if sum(words) <= width:
+        return _share(words, whole, width)
+    return _cap(words, width)
+
+
+def _share(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
+    """Give each its least, and of what is left a part in proportion to what it lacks."""
+    left, lacking = width - sum(least), [high - low for low, high in zip(least, most, strict=True)]
+    given = [left * lack // sum(lacking) for lack in lacking]
+    return [low + more for low, more in zip(least, given, strict=True)]
+
+
+def _cap(wanted: Sequence[int], width: int) -> list[int]:
+    """Cut the largest to one size, so that the sum fits."""
+    cap = max(1, max(wanted))
+    while cap > 1 and sum(min(each, cap) for each in wanted) > width:
+        cap -= 1
+    return [min(each, cap) for each in wanted]
+
 
 _MAX_WIDTH = 100  # longer lines are hard to read
 # Colours of the target and of drafters without a model; models share the others.
@@ -166,3 +197,60 @@ class TokenTexts:
         num = len(chunk.text)
         ready, self._waiting = self._waiting[:num], self._waiting[num:]
         return [("".join(text for text, _ in group), origin) for origin, group in groupby(ready, itemgetter(1))]
+
+
+class ThinkingPrinter:
+    """view is one of session.THINKING_VIEWS; is_open as for ReasoningStream."""
+
+    def __init__(self, answer: Printer, console: Console, view: str, *, is_open: bool = False) -> None:
+        self._answer, self._console, self._view = answer, console, view
+        self._stream = ReasoningStream(is_open=is_open)
+        self._wrap = LineWrap(lambda: text_width(console))
+        self._num_tokens = 0
+        self._progress = ""
+        self._is_shown = self._is_told = False
+
+    def push(self, chunk: Chunk) -> None:
+        parts = self._stream.push(chunk.text)
+        reasoning = "".join(part.text for part in parts if part.is_reasoning)
+        if reasoning or self._stream.is_reasoning:
+            self._num_tokens += len(chunk.token_ids)
+            self._show(reasoning)
+        if not self._stream.is_reasoning:
+            self._tell_end()
+        text = "".join(part.text for part in parts if not part.is_reasoning)
+        self._answer.push(replace(chunk, text=text))
+
+    def end(self) -> None:
+        for part in self._stream.end():
+            if part.is_reasoning:
+                self._show(part.text)
+            else:
+                self._answer.push(Chunk(text=part.text, token_ids=()))
+        self._tell_end()
+        self._answer.end()
+
+    def _show(self, text: str) -> None:
+        if self._view == "show" and text:
+            self._is_shown = True
+            print_spans(self._console, self._wrap.push([Span(text, "dim")]))
+        elif self._view == "fold" and self._num_tokens:
+            self._show_progress(f"… thinking, {self._num_tokens} tokens")
+
+    def _tell_end(self) -> None:
+        if self._is_told or not self._num_tokens:
+            return
+        self._is_told = True
+        self._show_progress("")
+        if self._is_shown:
+            print_spans(self._console, [*self._wrap.flush(), _BREAK, _BREAK])
+        elif self._view == "fold":
+            note = f"(thought for {self._num_tokens} tokens; /think show shows what)"
+            print_spans(self._console, [Span(note, "dim"), _BREAK, _BREAK])
+
+    def _show_progress(self, text: str) -> None:
+        text = text[: max(0, self._console.width - 1)] if self._console.is_terminal else ""
+        erase = f"\r{' ' * len(self._progress)}\r" if self._progress else ""
+        self._progress = text
+        self._console.file.write(erase + text)
+        self._console.file.flush()

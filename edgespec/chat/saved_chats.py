@@ -1,20 +1,29 @@
-"""The conversations of earlier chats: listed, searched, found by name, deleted, and exported."""
+"""The conversations of earlier chats: listed, found by name, opened, deleted, exported, and gone on with.
+
+What the model has read of one is kept beside it when the chat is left, so that it need not be read again.
+"""
 
 import difflib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec import CATALOG, Stats, Transcript
 from edgespec.chat.attachments import brief_message, fence
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.compacting import SUMMARY_REQUEST
-from edgespec.engine.transcript import SUFFIX, Transcript, describe_turn, read_transcript
+from edgespec.chat.past_rounds import show_last
+from edgespec.chat.session import ChatSession
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.command_line import join_words
 from edgespec.system.printable import one_line
 
 _TITLE_CHARACTERS = 44
+SUFFIX = ".jsonl"
 PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the model has read of it
 # In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
 # than the minimum, the columns that it has in any case, and the columns between two cells.
@@ -39,7 +48,7 @@ class SavedChat(NamedTuple):
         return one_line(brief_message(first), _TITLE_CHARACTERS)
 
     def contains(self, words: Sequence[str]) -> bool:
-        """Whether each word is in its name or in a message, in any case."""
+        """True if each word is in its name or in a message, in any case."""
         text = "\n".join(
             [self.transcript.name or "", *(each.content for each in self.transcript.messages)]
         ).lower()
@@ -59,9 +68,18 @@ def _read_all(folder: Path) -> Iterator[SavedChat]:
     for path in paths:
         try:
             changed = datetime.fromtimestamp(path.stat().st_mtime)
-            yield SavedChat(path, read_transcript(path), changed)
+            yield SavedChat(path, Transcript.read(path), changed)
         except (OSError, UsageError):  # it was deleted meanwhile, or is damaged
             continue
+
+
+def find_latest(folder: Path) -> Path | None:
+    """The transcript in a folder that was written last."""
+    try:
+        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"*{SUFFIX}")]
+    except OSError:
+        return None
+    return max(found, default=(0, None))[1]
 
 
 def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedChat:
@@ -164,7 +182,7 @@ def export_text(transcript: Transcript, path: Path) -> str:
     Raises UsageError: Another suffix.
     """
     if path.suffix == ".json":
-        messages = [describe_turn(each) for each in transcript.messages]
+        messages = transcript.documents()
         document = {"name": transcript.name, "model": transcript.model, "messages": messages}
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if path.suffix in (".md", ".markdown"):
@@ -192,3 +210,153 @@ def delete_chat(chat: SavedChat) -> None:
         chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
     except OSError as error:
         raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None
+
+
+_FEWEST_READ = 100  # tokens; fewer take longer for each
+
+
+def kept_path(file: Path) -> Path:
+    """The file beside that of a conversation."""
+    return file.with_suffix(PREFIX_SUFFIX)
+
+
+def keep_prefix(session: ChatSession) -> None:
+    """Write the file, if the user wants one and the conversation has a file; what goes wrong is said."""
+    if not session.keeps_prefix or session.file is None or not session.answer:
+        return
+    path = kept_path(session.file)
+    try:
+        num_tokens = session.engine.save_prefix(path)
+    except EdgeSpecError as error:
+        session.info(f"what the model has read is not kept: {error}")
+        return
+    speed = _reading_speed(session.stats)
+    saved = f", which takes about {num_tokens / speed:.1f} s" if speed else ""
+    size, place = format_bytes(path.stat().st_size), one_line(str(path), 200)
+    session.info(f"{num_tokens} tokens need not be read again{saved}; they are kept in {size} at {place}")
+
+
+def _reading_speed(stats: Stats | None) -> float | None:
+    """Tokens that the last answer has read in a second, if they were enough to tell."""
+    if stats is None or not stats.prefill_tokens_per_second or not stats.time_to_first_token_s:
+        return None
+    num_read = stats.prefill_tokens_per_second * stats.time_to_first_token_s
+    return stats.prefill_tokens_per_second if num_read >= _FEWEST_READ else None
+
+
+def take_prefix(session: ChatSession) -> None:
+    """Read the file, if there is one; where it cannot be used the model reads the conversation again."""
+    if session.file is None or not (path := kept_path(session.file)).exists():
+        return
+    try:
+        num_tokens = session.engine.load_prefix(path)
+    except EdgeSpecError as error:
+        session.info(f"the model reads the conversation again: {error}")
+        return
+    if not session.is_quiet:
+        session.info(f"{num_tokens} tokens were kept on the disk and are not read again")
+
+
+_MOST_LISTED = 20
+
+
+def name_chat(session: ChatSession, name: str) -> None:
+    folder = require_folder(session)
+    if not name:
+        session.info(f"this chat is called {session.name}" if session.name else "this chat has no name yet")
+        return
+    if name.isdigit() or name.startswith("-") or one_line(name, 60) != name:
+        raise UsageError("a name is one line of at most 60 characters, no number, and does not begin with -")
+    others = [each for each in list_chats(folder) if each.transcript.name == name]
+    if any(each.path != session.file for each in others):
+        raise UsageError(f"another chat is called {name}; take another name, or /delete {name}")
+    session.name = name
+    session.save()
+    if session.autosave and session.autosave.has_failed:
+        raise UsageError(f"this chat is called {name}, but it is not saved; /save FILE saves it elsewhere")
+    again = join_words(["edgespec", "chat", "--continue", name])
+    session.info(f"this chat is called {name}; {again} opens it again")
+
+
+def show_chats(session: ChatSession, words: str) -> None:
+    chats = list_chats(require_folder(session))
+    found = [(i, each) for i, each in enumerate(chats, 1) if each.contains(words.split())]
+    if not found:
+        session.info(f"no chat has '{one_line(words, 40)}'" if words else "there are no saved chats yet")
+        return
+    shown = found[:_MOST_LISTED]
+    session.listed = tuple(each.path for each in chats)
+    columns = shutil.get_terminal_size().columns - 1
+    numbers, listed = [i for i, _ in shown], [each for _, each in shown]
+    lines = describe_chats(listed, numbers, datetime.now(), session.file, columns)
+    if len(found) > len(shown):
+        lines.append(f"and {len(found) - len(shown)} older ones; /chats WORDS searches them")
+    session.info("\n".join([*lines, "/open NAME or NUMBER continues one"]))
+
+
+def open_chat(session: ChatSession, wanted: str) -> SavedChat:
+    """Continue another conversation in its own file. Raises UsageError: there is none of that name."""
+    if not wanted:
+        raise UsageError("/open needs the name of a chat or its number; /chats lists them")
+    chat = find_chat(require_folder(session), wanted, session.listed)
+    session.conversation.restore(chat.transcript)
+    session.open_file(chat.path, chat.transcript)
+    show_last(session.conversation.rounds, session.info)
+    return chat
+
+
+def suggest_instead(session: ChatSession, wanted: str) -> None:
+    """Raises UsageError: What is no file for /load is a saved chat, or a model of the catalogue."""
+    shown = one_line(wanted, 60)
+    if wanted in CATALOG:
+        raise UsageError(f"there is no file {shown}; /model {shown} switches to the model of that name")
+    if session.autosave is None:
+        return
+    try:
+        chat = find_chat(session.autosave.folder, wanted, session.listed)
+    except UsageError:  # there is no such chat either, which is for read_transcript to say of the file
+        return
+    raise UsageError(
+        f"there is no file {shown}; /open {shown} continues the saved chat '{one_line(chat.title, 60)}'"
+    )
+
+
+def delete_saved(session: ChatSession, wanted: str, *, is_sure: bool) -> None:
+    if not wanted:
+        raise UsageError("/delete needs the name of a chat or its number; /chats lists them")
+    folder = require_folder(session)
+    chat = find_chat(folder, wanted, session.listed)
+    num_named = sum(each.transcript.name == wanted for each in list_chats(folder))
+    if num_named > 1:
+        raise UsageError(f"{num_named} chats are called {wanted}; /delete one by its number in /chats")
+    title = one_line(chat.title, 60)
+    if chat.path == session.file:
+        raise UsageError("this chat is open; /clear begins another one, and /delete can remove this one then")
+    if not is_sure:
+        num = len(chat.transcript.messages)
+        session.info(f"/delete! {wanted} deletes '{title}' with {num} messages for good")
+        return
+    delete_chat(chat)
+    session.info(f"deleted '{title}'")
+
+
+def branch(session: ChatSession, argument: str) -> None:
+    """Go on in a new file with the first messages and their answers; the present file stays as it is."""
+    conversation = session.conversation
+    num = len(conversation.rounds)
+    if argument and not (argument.isascii() and argument.isdigit() and 0 < int(argument[:9]) <= num):
+        raise UsageError(f"/branch takes a number of a message from 1 to {num}, as /history has them")
+    if not num:
+        raise UsageError("there is nothing to branch from yet")
+    kept = int(argument) if argument else num
+    conversation.keep(kept)
+    session.start_new_file()
+    session.save()
+    session.info(f"a branch with the first {kept} of {num} messages; the other chat stays as it is (/chats)")
+
+
+def require_folder(session: ChatSession) -> Path:
+    """The folder of saved chats. Raises UsageError: this chat saves nothing."""
+    if session.autosave is None:
+        raise UsageError("this chat saves nothing (--no-history), so it has no list of chats")
+    return session.autosave.folder

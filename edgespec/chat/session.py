@@ -1,27 +1,31 @@
-"""What a chat holds between two lines of the user: conversation, engine, files, the last answer."""
+"""The state of a chat between two lines of the user: conversation, engine, files, the last answer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgespec import (
+    Chunk,
+    Conversation,
+    Engine,
+    Reply,
+    SamplingParams,
+    Stats,
+    Transcript,
+    find_loop,
+    has_spent,
+)
 from edgespec.chat.attachments import Attachment, join_message
-from edgespec.chat.permission import Permit
 from edgespec.chat.status import Status
-from edgespec.chat.tool_box import ToolBox, require_tools
-from edgespec.chat.trace_file import TraceFile
-from edgespec.decoding.repetition import find_loop
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answer_stream import Reply
-from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Conversation
-from edgespec.engine.engine import Engine
-from edgespec.engine.model_reasoning import has_spent
-from edgespec.engine.stats import Stats
-from edgespec.engine.transcript import AutosaveFile, Transcript
+from edgespec.chat.tool_box import Permit, ToolBox, require_tools
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.system.printable import one_line
+
+if TYPE_CHECKING:
+    from edgespec.chat.files import AutosaveFile, TraceFile
 
 VIEWS = ("markdown", "plain", "drafted")
 THINKING_VIEWS = ("show", "fold", "hide")  # dimmed, as a count of tokens, or not at all
@@ -37,8 +41,8 @@ class ChatSession:
     open_engine: Callable[[str, str], Engine]  # of a model and a drafter
     describe_plan: Callable[[str, str], str]  # of a model and a drafter
     info: Callable[[str], None]  # prints a line of the chat's own
-    autosave: AutosaveFile | None = None
-    trace: TraceFile | None = None  # for the timeline of every answer
+    autosave: "AutosaveFile | None" = None
+    trace: "TraceFile | None" = None  # for the timeline of every answer
     view: str = VIEWS[0]
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     has_looped: bool = False  # the last answer ends with a span that came over and over
@@ -87,7 +91,7 @@ class ChatSession:
 
     @property
     def has_spent_budget(self) -> bool:
-        """Whether the reasoning of the current answer, if that is a whole one, was closed for its budget."""
+        """True if the reasoning of the current answer, if that is a whole one, was closed for its budget."""
         budget = self.conversation.thinking_budget
         if budget is None or self.is_continued:
             return False

@@ -4,13 +4,24 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
-from edgespec.chat.other_words import SET_ELSEWHERE
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.conversation import Conversation
+from edgespec import Conversation, SamplingParams
 from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
+# What users of other programs type behind /set, and where it lies here.
+_ELSEWHERE = {
+    "system": "/system TEXT sets the system message",
+    "format": "edgespec chat --schema FILE --prompt TEXT answers with JSON",
+    "parameter": "leave that word out: /set NAME VALUE",
+    "num_ctx": "edgespec chat --context TOKENS bounds the context",
+    "num_predict": "/set max_tokens N bounds an answer",
+    "verbose": "/stats on shows figures below answers",
+    "quiet": "/stats off hides the figures below answers",
+    "think": "/think on lets the model reason first",
+    "nothink": "/think off has the model answer at once",
+    "nohistory": "edgespec chat --no-history saves nothing",
+}
 SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow", "loops")
 
 
@@ -28,7 +39,7 @@ def format_settings(conversation: Conversation) -> list[str]:
 
 
 def format_sampling(sampling: SamplingParams) -> str:
-    """What differs from greedy decoding, behind a comma; empty where nothing does."""
+    """The values that differ from greedy decoding, behind commas."""
     plain = SamplingParams()
     names = [name for name in _SAMPLING if getattr(sampling, name) != getattr(plain, name)]
     return "".join(f", {name} {getattr(sampling, name):g}" for name in names)
@@ -41,8 +52,8 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
     """
     name, *value = argument.replace("=", " ", 1).split(maxsplit=1)
     name = name.replace("-", "_")
-    if name in SET_ELSEWHERE:
-        raise UsageError(f"there is no setting '{name}'; {SET_ELSEWHERE[name]}")
+    if name in _ELSEWHERE:
+        raise UsageError(f"there is no setting '{name}'; {_ELSEWHERE[name]}")
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

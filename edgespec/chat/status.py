@@ -1,11 +1,10 @@
-"""What a chat reports after each answer, below the input, and on whether drafting helps; prints nothing."""
+"""Words about an answer: after it, below the input, and on whether drafting helps. Prints nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edgespec import Gain, Stats
 from edgespec.config.speed import format_speed
-from edgespec.engine.stats import Stats
-from edgespec.policy.measured_gain import Gain
 from edgespec.system.printable import one_line
 
 _NOT_DRAFTING = "none"

@@ -4,17 +4,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 
+from edgespec import Reply, ToolCall
 from edgespec.chat.call_text import brief_result, format_call
-from edgespec.chat.interrupt import catch_ctrl_c
-from edgespec.chat.permission import Permission
 from edgespec.chat.plain import Waiting
 from edgespec.chat.session import ChatSession
-from edgespec.chat.tool_box import ToolBox
-from edgespec.engine.answer_stream import Reply
+from edgespec.chat.tool_box import Permission, ToolBox
 from edgespec.errors import ContextOverflow
 from edgespec.system.console import warn
-from edgespec.tools.function_process import CallResult
-from edgespec.tools.tool import ToolCall
+from edgespec.system.signals import catch_ctrl_c
 
 MOST_ROUNDS = 8  # answers that call tools, one after another, to one message
 _REFUSED = "The user refused this call. Do not repeat it unless you are asked to."
@@ -56,7 +53,7 @@ def _give(session: ChatSession, results: Sequence[str]) -> Reply:
 
 
 def _run_all(session: ChatSession, calls: Sequence[ToolCall]) -> list[str] | None:
-    """What the model is told of its calls; None: the user ends the answer."""
+    """Results for the model of its calls; None: the user ends the answer."""
     results = []
     for call in calls:
         if (result := _answer_call(session, call)) is None:
@@ -66,7 +63,7 @@ def _run_all(session: ChatSession, calls: Sequence[ToolCall]) -> list[str] | Non
 
 
 def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
-    """What the model is told of a call, which is run if the user allows it; None: the user ends the answer."""
+    """Run a call if the user allows it; return the result for the model. None: the user ends the answer."""
     box = session.tools
     assert box is not None  # it alone lets a model call tools
     is_allowed = call.name in box.allowed
@@ -98,11 +95,7 @@ def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
         session.info(f"{call.name} was ended; the model is told so")
         return _ENDED
     if not session.is_quiet:
-        _show(session, call.name, result)
+        if result.printed.strip():
+            session.info(f"{call.name} printed: {brief_result(result.printed)}")
+        session.info(f"{call.name if result.is_error else 'it gave'}: {brief_result(result.text)}")
     return result.text
-
-
-def _show(session: ChatSession, name: str, result: CallResult) -> None:
-    if result.printed.strip():
-        session.info(f"{name} printed: {brief_result(result.printed)}")
-    session.info(f"{name if result.is_error else 'it gave'}: {brief_result(result.text)}")

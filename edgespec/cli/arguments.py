@@ -1,4 +1,4 @@
-"""What several commands share: flags, the engine and the model home that they ask for, printing a result."""
+"""Parts of several commands: flags, the engine and the model home that they ask for, printing a result."""
 
 import argparse
 import json
@@ -7,15 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec import CATALOG
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.errors import UnsuitedModel
-from edgespec.models.catalog import CATALOG
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+    from edgespec import Engine, ModelHome
     from edgespec.export.convert import MeasureRanges, OpenDecoder
-    from edgespec.models.home import ModelHome
 
 
 class Switch(argparse.BooleanOptionalAction):
@@ -52,6 +51,12 @@ class Stated(argparse.Action):
 def attribute_name(name: str) -> str:
     """The attribute of the parsed command line that holds an option, such as top_p of top-p."""
     return name.replace("-", "_")
+
+
+def is_given(options: argparse.Namespace, name: str) -> bool:
+    """True if the command line has an option with a value of its own."""
+    attribute = attribute_name(name)
+    return bool(getattr(options, attribute) != options.parser.get_default(attribute))
 
 
 def add_option(parser: argparse._ActionsContainer, name: str) -> None:
@@ -122,21 +127,26 @@ def decode_argument(argument: str) -> str:
         return argument
 
 
-def load_any_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
-    """Load the model of a command as its options say; settings are further arguments of `load`."""
-    from edgespec.engine.load import load
-
+def load_arguments(options: argparse.Namespace, command: str | None = None) -> dict[str, Any]:
+    """Arguments of `load` from the options of a command, or from those that another command has too."""
     chosen = {
         parameter: getattr(options, attribute_name(name))
         for name, parameter in LOAD_PARAMETERS.items()
-        if options.command in OPTIONS[name].commands
+        if (command or options.command) in OPTIONS[name].commands
     }
-    return load(**{"model": options.model, **chosen, **settings}, report=info)
+    return {"model": options.model, "report": info, **chosen}
+
+
+def load_any_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+    """Load the model of a command as its options say; settings are further arguments of `load`."""
+    from edgespec import load
+
+    return load(**load_arguments(options) | settings)
 
 
 def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
     """Load the model of a command that has it write; raises what load raises, and UnsuitedModel: It does not."""
-    from edgespec.engine.request import require_writer
+    from edgespec import require_writer
 
     engine = load_any_engine(options, **settings)
     try:
@@ -154,7 +164,8 @@ def model_home(
     measure_ranges: "MeasureRanges | None" = None,
 ) -> "ModelHome":
     """The user's model home."""
-    from edgespec.models.home import ModelHome, default_home
+    from edgespec import ModelHome
+    from edgespec.config.config_file import default_home
 
     return ModelHome(default_home(), offline, info, open_decoder, measure_ranges)
 
@@ -166,8 +177,8 @@ def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
         DeviceUnavailable: ONNX Runtime is missing or does not load.
         UsageError: The file cannot be read.
     """
+    from edgespec import measure_ranges, require_runtime
     from edgespec.evaluation.prompts import own_prompts, read_prompts
-    from edgespec.loading.open_model import measure_ranges, require_runtime
 
     require_runtime()
     prompts = own_prompts() if calibration is None else read_prompts(calibration, None)

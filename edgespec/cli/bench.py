@@ -1,4 +1,4 @@
-"""The command that measures speculation against plain decoding."""
+"""The commands that measure: speculation against plain decoding, and how well a model predicts a text."""
 
 import argparse
 import json
@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.arguments import add_count, add_file, add_model, add_options, attribute_name, load_engine
+from edgespec.cli.arguments import (
+    add_count,
+    add_file,
+    add_model,
+    add_options,
+    attribute_name,
+    load_engine,
+    print_result,
+)
 from edgespec.config.options import LOAD_PARAMETERS
-from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+    from edgespec import Engine
     from edgespec.evaluation.document import BenchDocument
     from edgespec.evaluation.journal import Journal
-    from edgespec.evaluation.peer import Peer, Rates
+    from edgespec.evaluation.peer import Peer
     from edgespec.evaluation.prompts import BenchPrompt
 
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
@@ -130,7 +138,7 @@ def _measure_with(
     prompts: Sequence["BenchPrompt"],
     journal: "Journal | None",
 ) -> "BenchDocument":
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec import SamplingParams
     from edgespec.evaluation.benchmark import measure
 
     return measure(
@@ -175,26 +183,23 @@ def _require_other_drafters(options: argparse.Namespace) -> None:
 @contextmanager
 def _open_other_ways(options: argparse.Namespace, engine: "Engine") -> Iterator[list["Peer"]]:
     """Speculation in the other mode, where --both-modes asks for it, and with the drafters of --compare."""
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec import SamplingParams
     from edgespec.evaluation.benchmark import mode_of
     from edgespec.evaluation.peer import EnginePeer
 
     ways: list[dict[str, Any]] = [{"deterministic": not engine.is_deterministic}] if options.both_modes else []
     ways += [{"drafter": drafter} for drafter in options.compare]
     sampling = SamplingParams(temperature=options.temperature)
+    is_stored = options.learned == "stored"
     with ExitStack() as stack:
         peers: list[Peer] = []
         for settings in ways:
             other = stack.enter_context(load_engine(options, **settings))
             drafter = settings.get("drafter")
             way = f"--drafter {drafter}" if drafter else f"speculative, {mode_of(other)}"
-            peers.append(EnginePeer(other, way, __version__, sampling, _rates(options, other)))
+            rates = other.speculation.rates if is_stored else {}  # with which a session begins each round
+            peers.append(EnginePeer(other, way, __version__, sampling, rates))
         yield peers
-
-
-def _rates(options: argparse.Namespace, engine: "Engine") -> "Rates":
-    """The acceptance rates with which a session begins each round."""
-    return engine.speculation.rates if options.learned == "stored" else {}
 
 
 def _open_journal(options: argparse.Namespace, prompts: Sequence["BenchPrompt"]) -> "Journal | None":
@@ -229,3 +234,40 @@ def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:
             + ("" if options.report else ", and give --report with the output of --json")
         ) from None
     info(f"wrote {options.html}")
+
+
+def add_score(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_model(parser)
+    add_file(parser, "--file", "a text file", required=True)
+    add_options(parser)
+    parser.set_defaults(run=_score)
+
+
+def _score(options: argparse.Namespace) -> None:
+    try:
+        text = options.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {options.file}: it is not text in UTF-8; save it as UTF-8") from None
+    with load_engine(options, drafter="none") as engine:
+        tokens, nll = score(engine, text)
+    print_result(options, {"tokens": tokens, "nll": nll}, f"{nll:.4f} nats/token over {tokens} tokens")
+
+
+def score(engine: "Engine", text: str) -> tuple[int, float]:
+    """Number of tokens and their mean negative log-likelihood in nats, the first token left out.
+
+    Raises:
+        UsageError: The text has fewer than two tokens.
+        ContextOverflow: The text has more tokens than the context length.
+    """
+    from edgespec import mean_nll
+
+    tokens = engine.tokenizer.encode(text)
+    if len(tokens) < 2:
+        raise UsageError(f"the text has {len(tokens)} tokens; scoring needs at least 2")
+    if len(tokens) > engine.context_length:
+        raise ContextOverflow(len(tokens), engine.context_length, engine.manifest.context_length)
+    return len(tokens), mean_nll(engine.target, tokens)

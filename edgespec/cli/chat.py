@@ -17,6 +17,7 @@ from edgespec.cli.arguments import (
     add_options,
     attribute_name,
     decode_argument,
+    load_arguments,
     load_engine,
 )
 from edgespec.cli.parser import PROMPT_WORDS
@@ -27,12 +28,9 @@ from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
 
 if TYPE_CHECKING:
+    from edgespec import Conversation, Engine, SamplingParams, Transcript
+    from edgespec.chat.files import AutosaveFile, TraceFile
     from edgespec.chat.session import ChatSession
-    from edgespec.chat.trace_file import TraceFile
-    from edgespec.decoding.sampling import SamplingParams
-    from edgespec.engine.conversation import Conversation
-    from edgespec.engine.engine import Engine
-    from edgespec.engine.transcript import AutosaveFile, Transcript
 
 _LARGEST_SCHEMA = 4 << 20  # bytes of a file
 _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampling" and name != "model-sampling"]
@@ -102,12 +100,11 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from edgespec.chat.attaching import add_files, read_files
+    from edgespec.chat.files import TraceFile, add_files, read_files
     from edgespec.chat.first_model import load_first
-    from edgespec.chat.kept_prefix import take_prefix
     from edgespec.chat.loop import converse
+    from edgespec.chat.saved_chats import take_prefix
     from edgespec.chat.tool_box import open_tools, require_tools
-    from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import unseen_keys
 
     _tell_model_from_prompt(options)
@@ -192,7 +189,7 @@ def _resume(
 def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) -> int:
     """Answer one prompt; returns the exit code."""
     from edgespec.chat.loop import answer_once
-    from edgespec.chat.permission import ask_at_terminal
+    from edgespec.chat.tool_box import ask_at_terminal
     from edgespec.system.terminal import has_unread_data
 
     if _can_ask(options):
@@ -206,7 +203,7 @@ def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) ->
 
 
 def _can_ask(options: argparse.Namespace) -> bool:
-    """Whether somebody can be asked while one prompt is answered."""
+    """True if somebody can be asked while one prompt is answered."""
     return sys.stdin.isatty() and sys.stderr.isatty() and "-" not in (options.prompt or ())
 
 
@@ -242,7 +239,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
     """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
     import json
 
-    from edgespec.grammar.response_format import read_format
+    from edgespec import read_format
 
     try:
         with path.open("rb") as file:  # which may be a pipe, or a device without an end
@@ -271,7 +268,7 @@ def _uses_answer_cache(options: argparse.Namespace) -> bool:
 
 def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling that flags and configuration state. Raises UsageError: a value is out of range."""
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec import SamplingParams
 
     stated = {name: getattr(options, name) for name in map(attribute_name, _SAMPLING) if name in options.stated}
     SamplingParams(**stated)
@@ -280,7 +277,7 @@ def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engine") -> "SamplingParams":
     """How tokens are chosen: as stated, and for the rest as the model suggests, or greedily."""
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec import SamplingParams
 
     suggested, name = engine.model_sampling, engine.manifest.name
     is_asked_for = _names_model_sampling(options)
@@ -298,7 +295,7 @@ def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engi
 
 
 def _names_model_sampling(options: argparse.Namespace) -> bool:
-    """Whether the command line has --model-sampling or --no-model-sampling."""
+    """True if the command line has --model-sampling or --no-model-sampling."""
     return "model_sampling" in vars(options).get("switches", {})
 
 
@@ -319,9 +316,10 @@ def _prompt(options: argparse.Namespace) -> str | None:
 
 def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:
     """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
-    from edgespec.chat.saved_chats import find_chat
-    from edgespec.engine.transcript import AutosaveFile, find_latest, read_transcript
-    from edgespec.models.home import default_home
+    from edgespec import Transcript
+    from edgespec.chat.files import AutosaveFile
+    from edgespec.chat.saved_chats import find_chat, find_latest
+    from edgespec.config.config_file import default_home
 
     folder = default_home() / "chats"
     path = options.transcript
@@ -334,7 +332,7 @@ def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None
         path = find_latest(folder)
     if options.continues is not None and path is None:
         raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
-    last = read_transcript(path) if path else None
+    last = Transcript.read(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):
         options.model = last.model
     if options.no_history:
@@ -354,19 +352,22 @@ def _session(
     autosave: "AutosaveFile | None",
     trace: "TraceFile | None",
 ) -> "ChatSession":
+    from edgespec import Wish, plan_document, plan_in_words
     from edgespec.chat.session import ChatSession
-    from edgespec.cli.plan import plan_document
-    from edgespec.planning.plan_words import in_words
 
-    def options_for(model: str, drafter: str) -> argparse.Namespace:
-        return argparse.Namespace(**{**vars(options), "model": model, "drafter": drafter, "measure": False})
+    def open_engine(model: str, drafter: str) -> "Engine":
+        return load_engine(options, model=model, drafter=drafter, answer_cache=_uses_answer_cache(options))
+
+    def describe_plan(model: str, drafter: str) -> str:
+        wish = Wish(**load_arguments(options, "plan") | {"model": model, "drafter": drafter})
+        return plan_in_words(plan_document(wish, remeasure=False))
 
     return ChatSession(
         conversation=conversation,
         model=options.model,
         drafter=options.drafter,
-        open_engine=lambda *names: load_engine(options_for(*names), answer_cache=_uses_answer_cache(options)),
-        describe_plan=lambda *names: in_words(plan_document(options_for(*names))),
+        open_engine=open_engine,
+        describe_plan=describe_plan,
         info=_print_aside,
         autosave=autosave,
         trace=trace,

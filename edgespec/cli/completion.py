@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from edgespec import CATALOG
 from edgespec.cli.arguments import attribute_name, model_home
 from edgespec.cli.parser import CommandParser
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.config.options import OPTIONS
 from edgespec.errors import UsageError
-from edgespec.models.catalog import CATALOG
 
 _SHELLS = ("bash", "zsh", "fish")
 Completer = Callable[..., Iterable[str]]
@@ -45,7 +45,7 @@ def answer_shell(parser: CommandParser, **settings: Any) -> None:
 
 
 def _completer(command: str, name: str, parser: CommandParser) -> Completer | None:
-    """What knows the values of an argument; None where the parser's choices or the names of files serve."""
+    """The lister of values of an argument; None where the parser's choices or the names of files serve."""
     special: dict[tuple[str, str], Completer | None] = {
         ("edgespec models remove", "model"): _prepared_models,
         ("edgespec models learned", "model"): _prepared_models,
@@ -75,7 +75,7 @@ def _config_values(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
 
 
 def _devices(**_: Any) -> Iterable[str]:
-    from edgespec.runtimes.device_names import device_names
+    from edgespec import device_names
 
     return ["auto", *device_names()]
 
@@ -89,12 +89,10 @@ def _prepared_models(**_: Any) -> Iterable[str]:
 
 def _domains(**_: Any) -> Iterable[str]:
     """Names under which a head of a prepared model has learned."""
-    from edgespec.drafters.learned_file import learned_files
-    from edgespec.models.pair import part_folders
+    from edgespec import learned_files
 
     folders = [model_home().models / name for name in _prepared_models()]
-    parts = [part for folder in folders for part in (folder, *part_folders(folder))]
-    return {file.domain for part in parts for file in learned_files(part)}
+    return {file.domain for folder in folders for file in learned_files(folder)}
 
 
 def _models(**_: Any) -> Iterable[str]:

@@ -106,7 +106,7 @@ def _check_name(key: str, value: str) -> str:
     Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
     """
     if key in ("device", "drafter-device"):
-        from edgespec.runtimes.device_names import parse_device_name
+        from edgespec import parse_device_name
 
         parse_device_name(value)
     if key not in ("model", "drafter"):

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from edgespec.cli.arguments import attribute_name
+from edgespec.cli.arguments import attribute_name, is_given
 from edgespec.config.drafter_names import parse
 from edgespec.errors import UsageError
 
@@ -75,7 +75,7 @@ _TABLE = (
     _Contradiction(
         "keep-prefix",
         "no-history",
-        lambda options: options.keep_prefix and options.no_history and _is_given(options, "keep-prefix"),
+        lambda options: options.keep_prefix and options.no_history and is_given(options, "keep-prefix"),
         "--no-history saves nothing, and --keep-prefix keeps what the model has read; leave out one of them",
     ),
     _Contradiction(
@@ -93,7 +93,7 @@ _TABLE = (
     _Contradiction(
         "schedule",
         "drafter",
-        lambda options: options.schedule != "auto" and _is_given(options, "schedule") and _has_no_model(options),
+        lambda options: options.schedule != "auto" and is_given(options, "schedule") and _has_no_model(options),
         "a schedule says when a drafter model works, and this drafter is none; name a model with --drafter, or "
         "leave out --schedule",
     ),
@@ -103,7 +103,7 @@ _TABLE = (
         lambda options: (
             options.drafter == "none"
             and options.draft_length not in ("auto", "0", 0)
-            and _is_given(options, "draft-length")
+            and is_given(options, "draft-length")
         ),
         "without a drafter nothing is drafted; leave out one of them",
     ),
@@ -111,7 +111,7 @@ _TABLE = (
         _Contradiction(
             "report",
             name,
-            lambda options, name=name: options.report is not None and _is_given(options, name),  # type: ignore[misc]
+            lambda options, name=name: options.report is not None and is_given(options, name),  # type: ignore[misc]
             f"--report measures nothing and shows an earlier run; leave out --{name}, or --report to measure",
         )
         for name in _MEASURING
@@ -153,15 +153,9 @@ def _attribute(options: Options, name: str) -> str:
 
 
 def _has_no_model(options: Options) -> bool:
-    """Whether this drafter is no model, whatever the target is; auto may find one beside it."""
+    """True if this drafter is no model, whatever the target is; auto may find one beside it."""
     names = parse(options.drafter)
     return not names.cascades and "auto" not in names.simple
-
-
-def _is_given(options: Options, name: str) -> bool:
-    """Whether the command line has an option with a value of its own."""
-    attribute = attribute_name(name)
-    return bool(getattr(options, attribute) != options.parser.get_default(attribute))
 
 
 def _shown(options: Options, name: str, origins: Mapping[str, str]) -> str:
@@ -169,6 +163,6 @@ def _shown(options: Options, name: str, origins: Mapping[str, str]) -> str:
     value = getattr(options, _attribute(options, name))
     plain = name if name in origins else name.removeprefix("no-")
     flag = f"--{name}" if isinstance(value, bool | list) or name == "report" else f"--{name} {value}"
-    if plain in origins and not _is_given(options, plain):
+    if plain in origins and not is_given(options, plain):
         return f"{flag} (set in {origins[plain]})"
     return flag

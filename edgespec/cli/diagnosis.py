@@ -10,18 +10,20 @@ from typing import Any
 
 import psutil
 
-from edgespec import __version__
-from edgespec.config.config_file import config_path, read_settings
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.load import load
+from edgespec import (
+    PressureReader,
+    ReadFreeMemory,
+    ReadPressure,
+    SamplingParams,
+    __version__,
+    cores,
+    free_memory,
+    import_onnxruntime,
+    load,
+)
+from edgespec.config.config_file import config_path, default_home, read_settings
 from edgespec.errors import DeviceUnavailable, UsageError
 from edgespec.evaluation.exactness import compare
-from edgespec.memory.free_memory import ReadFreeMemory, free_memory
-from edgespec.memory.pressure import PressureReader, ReadPressure
-from edgespec.models.home import default_home
-from edgespec.policy.fixed import FixedLength
-from edgespec.runtimes.devices import import_onnxruntime
-from edgespec.runtimes.hardware import cores
 
 _PROMPTS = (
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
@@ -48,7 +50,7 @@ def machine_document() -> dict[str, Any]:
 def memory_document(
     read_free: ReadFreeMemory = free_memory, read_pressure: ReadPressure | None = None
 ) -> dict[str, Any]:
-    """What this process may take, what of it stays free beside drafter models, and whether programs go short."""
+    """The memory that this process may take, the reserve beside drafter models, and whether programs go short."""
     memory, free, pressure = psutil.virtual_memory(), read_free(), (read_pressure or PressureReader())()
     return {
         "total_bytes": memory.total,
@@ -92,7 +94,7 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
         compared = compare(
             engine.target,
             [engine.encode(prompt) for prompt in _PROMPTS],
-            lambda: {"fixed": FixedLength(engine.speculation.drafters(), _DRAFT_LENGTH)},
+            lambda: {"fixed": engine.speculation.fixed(_DRAFT_LENGTH)},
             # Elsewhere noise decides sampled tokens as well, so that no margin of logits explains a difference.
             [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * engine.is_deterministic,
             max_tokens=_NUM_TOKENS,

@@ -1,4 +1,4 @@
-"""The command that checks the installation, and with --exactness that speculation leaves the text unchanged."""
+"""The commands that check the installation, or that speculation leaves the text unchanged, and list devices."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,15 @@ from edgespec.cli.arguments import (
     model_home,
     print_result,
 )
-from edgespec.cli.devices import device_lines
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.config.speed import format_speed
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
+from edgespec.system.printable import printable
 
 if TYPE_CHECKING:
-    from edgespec.decoding.scheduler import DraftPolicy
-    from edgespec.engine.engine import Engine
+    from edgespec import DeviceReport, Discovery, Engine
     from edgespec.evaluation.exactness import Difference
     from edgespec.types import TokenIds
 
@@ -59,8 +58,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _check_installation(options: argparse.Namespace) -> int:
+    from edgespec import Discovery, discover
     from edgespec.cli.diagnosis import machine_document
-    from edgespec.runtimes.discovery import Discovery, discover
 
     document = machine_document()
     problem = document["onnxruntime"]["problem"]
@@ -94,7 +93,7 @@ def _machine_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def format_memory(memory: Mapping[str, Any]) -> str:
-    """What edgespec may take of the memory, and whether drafter models would be open now."""
+    """The memory that edgespec may take, and whether drafter models would be open now."""
     free, reserve = (memory[name] >> 20 for name in ("free_bytes", "reserve_bytes"))
     sign = f" ({memory['pressure_sign']})" if memory["pressure_sign"] else ""
     effect = {
@@ -110,13 +109,13 @@ def format_memory(memory: Mapping[str, Any]) -> str:
 
 def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
     """The document of the self-test, None where no model is prepared (none is downloaded), and its exit code."""
+    from edgespec import Inventory
     from edgespec.cli.diagnosis import self_test
-    from edgespec.models.inventory import find_prepared
 
     if options.no_self_test:
         return None, 0
     try:
-        folder = find_prepared(model_home(), options.model or DEFAULT_MODEL)
+        folder = Inventory(model_home()).find(options.model or DEFAULT_MODEL)
     except ModelError:
         if options.model is None:
             return None, 0
@@ -172,7 +171,7 @@ def _check_exactness(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> dict[str, Any]:
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec import SamplingParams
     from edgespec.evaluation.exactness import compare
 
     is_deterministic = mode == "deterministic"
@@ -191,7 +190,11 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
         found = compare(
             engine.target,
             list(fitting.values()),
-            lambda: _draft_policies(engine),
+            # Fixed lengths for passes of many widths, and the policy that measures what pays.
+            lambda: {
+                **{str(length): engine.speculation.fixed(length) for length in (1, 4, 8)},
+                "auto": engine.speculation.policy(),
+            },
             samplings,
             max_tokens=options.max_tokens,
             ends=engine.manifest.eos_token_ids,
@@ -222,14 +225,6 @@ def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenI
                 f"{engine.context_length}"
             )
     return fitting
-
-
-def _draft_policies(engine: "Engine") -> "Mapping[str, DraftPolicy]":
-    """Policies with several fixed lengths, for passes of many widths, and the one that measures what pays."""
-    from edgespec.policy.fixed import FixedLength
-
-    fixed = {str(length): FixedLength(engine.speculation.drafters(), length) for length in (1, 4, 8)}
-    return {**fixed, "auto": engine.speculation.policy()}
 
 
 def _difference_document(found: "Difference", engine: "Engine", texts: Sequence[str], mode: str) -> dict[str, Any]:
@@ -275,3 +270,36 @@ def _format_difference(difference: Mapping[str, Any]) -> str:
         f"of 1 token, {difference['margin_of_wide']:+.4f} in a pass of {difference['pass_tokens']}; other cuts of "
         f"the text into passes change this by up to {difference['width_difference']:.4f}"
     )
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.set_defaults(run=_devices)
+
+
+def _devices(options: argparse.Namespace) -> None:
+    from edgespec import discover
+
+    found = discover()
+    print_result(options, found.document(), *device_lines(found))
+
+
+def device_lines(found: "Discovery") -> list[str]:
+    """One line per device, usable ones first, then one per accelerator that no installed provider can use."""
+    usable = [_usable_line(device) for device in found.devices if device.is_usable]
+    others = [_unusable_line(device) for device in found.devices if not device.is_usable]
+    unused = [f"unused {each.kind} of {each.vendor}: {advice}" for each, advice in found.unused]
+    return [printable(line, keep="") for line in (*usable, *others, *unused)]
+
+
+def _usable_line(device: "DeviceReport") -> str:
+    details = [device.name or device.vendor, f"driver {device.driver}" if device.driver else None]
+    if device.memory_bytes is not None and device.free_bytes is not None:
+        details.append(f"{device.free_bytes / 1e9:.1f} of {device.memory_bytes / 1e9:.1f} GB free")
+    known = "".join(f", {each}" for each in details if each)
+    return f"{device.device}: usable {device.kind}{known} ({device.provider})"
+
+
+def _unusable_line(device: "DeviceReport") -> str:
+    advice = f". To fix it: {device.fix}" if device.fix else ""
+    return f"{device.device}: not usable, {device.problem}{advice}"

@@ -20,11 +20,10 @@ from edgespec.cli.export_parts import (
     export_parts,
     named_devices,
     pair_half,
+    print_plan,
     require_compatible,
     trimming,
 )
-from edgespec.cli.export_plan import print_plan
-from edgespec.cli.pair import format_pair
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import DeviceUnavailable
 from edgespec.system.command_line import quote
@@ -148,7 +147,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
     """The function that loads an export to check it; None where no check is wanted, or none is possible."""
-    from edgespec.loading.open_model import open_decoder, require_runtime
+    from edgespec import open_decoder, require_runtime
 
     is_trimmed = options.vocab_subset and not (options.keep_layers or options.skip_layers)
     if options.check is False or (options.check is None and is_trimmed):
@@ -171,7 +170,7 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
 
 
 def _export_pair(options: argparse.Namespace) -> None:
-    from edgespec.engine.pair_export import export_pair
+    from edgespec import export_pair
 
     home = model_home(offline=options.offline)
     target, drafter = (pair_half(options, part, home) for part in export_parts(options))
@@ -183,12 +182,12 @@ def _export_pair(options: argparse.Namespace) -> None:
         measure_ranges=_range_measurement(options),
         report=info,
     )
-    print_result(options, check and asdict(check), *([format_pair(check)] if check else [_UNKNOWN]))
+    print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
     info(f"use it with: edgespec chat {quote(options.output)}{named_devices(options)}")
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec.engine.pair_export import add_forms
+    from edgespec import add_forms
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)

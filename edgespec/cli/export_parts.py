@@ -1,17 +1,19 @@
-"""What an export is to make: which models, in which form and precision, by the options of the command."""
+"""The models that an export makes, by the options of the command: their form, precision and what they take."""
 
 import argparse
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgespec.cli.arguments import attribute_name
-from edgespec.errors import UsageError
-from edgespec.system.console import info
+from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
+from edgespec.config.byte_size import format_bytes
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
-    from edgespec.engine.pair_export import PairHalf
+    from edgespec import ModelHome, PairHalf
     from edgespec.export.options import Trimming
-    from edgespec.models.home import ModelHome
+    from edgespec.export.plan import ExportCost
 
 TARGET, DRAFTER = "target", "drafter"
 MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token prediction
@@ -46,10 +48,10 @@ def require_compatible(options: argparse.Namespace) -> None:
         )
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
     names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
-    given = [f"--{name}" for name in names if _is_given(options, name)]
+    given = [f"--{name}" for name in names if is_given(options, name)]
     if other and given:
         raise UsageError(f"{', '.join(given)} cannot be combined with {other}; leave one of them out")
-    paired = [f"--{name}" for name in _PAIRED if _is_given(options, name)]
+    paired = [f"--{name}" for name in _PAIRED if is_given(options, name)]
     if not is_pair and paired:
         raise UsageError(f"{paired[0]} is for a pair; give --drafter too")
     form = _form(options)
@@ -57,7 +59,7 @@ def require_compatible(options: argparse.Namespace) -> None:
         _form(options, "drafter-")
         if options.add_to is None:
             _require_together(options)
-    if _is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
+    if is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
         raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
     precisions = [options.precision or "source", options.drafter_precision or "source"]
     if options.calibration is not None and "w8a16" not in precisions:
@@ -71,7 +73,7 @@ def require_compatible(options: argparse.Namespace) -> None:
 
 
 def _require_together(options: argparse.Namespace) -> None:
-    from edgespec.loading.device_choice import require_names_together
+    from edgespec import require_names_together
 
     require_names_together(options.device, options.drafter_device)
 
@@ -83,13 +85,13 @@ def _form(options: argparse.Namespace, prefix: str = "") -> str:
         DeviceUnavailable: The device has no such name.
         UsageError: The device that was named needs another form than the one that was named.
     """
-    from edgespec.runtimes.device_names import form_of
+    from edgespec import form_of
 
     device, form = (getattr(options, attribute_name(prefix + name)) for name in ("device", "form"))
     needed = form_of(device)
     if form is None:
         return needed
-    if form != needed and _is_given(options, f"{prefix}device"):
+    if form != needed and is_given(options, f"{prefix}device"):
         raise UsageError(
             f"--{prefix}form {form} contradicts --{prefix}device {device}, which needs the {needed} form; leave "
             "one of them out"
@@ -100,7 +102,7 @@ def _form(options: argparse.Namespace, prefix: str = "") -> str:
 def _device(options: argparse.Namespace, prefix: str = "") -> str:
     """The device that the target or the drafter is exported for; without a name, any of the kind of its form."""
     form, device = _form(options, prefix), getattr(options, attribute_name(f"{prefix}device"))
-    from edgespec.runtimes.device_names import form_of
+    from edgespec import form_of
 
     return str(device) if device != "auto" and form_of(device) == form else form
 
@@ -110,13 +112,8 @@ def _named_parts(options: argparse.Namespace) -> list[str]:
     return [
         prefix
         for prefix in ("", "drafter-")
-        if getattr(options, attribute_name(f"{prefix}form")) or _is_given(options, f"{prefix}device")
+        if getattr(options, attribute_name(f"{prefix}form")) or is_given(options, f"{prefix}device")
     ]
-
-
-def _is_given(options: argparse.Namespace, name: str) -> bool:
-    name = attribute_name(name)
-    return bool(getattr(options, name) != options.parser.get_default(name))
 
 
 def _choice_without_blocks(options: argparse.Namespace, form: str) -> str | None:
@@ -144,8 +141,8 @@ class ExportPart(NamedTuple):
 
 
 def export_parts(options: argparse.Namespace) -> list[ExportPart]:
-    """What is to be exported: of a pair to which forms are added those that it does not have."""
-    from edgespec.engine.pair_export import usual_added_precision
+    """The models to export: of a pair to which forms are added those that it does not have."""
+    from edgespec import usual_added_precision
 
     found = []
     is_mtp = options.drafter == MTP and not Path(MTP).exists()
@@ -170,7 +167,7 @@ def export_parts(options: argparse.Namespace) -> list[ExportPart]:
 
 def _usual_precision(form: str, device: str) -> str:
     """The precision for a device where none was named: source, or fp32 on a GPU here without half floats."""
-    from edgespec.runtimes.half_floats import is_known_to_lack_half_floats
+    from edgespec import is_known_to_lack_half_floats
 
     if form == "gpu" and device != "auto" and is_known_to_lack_half_floats(device):
         info(f"'{device}' has no half floats: the export for it is in fp32")
@@ -185,7 +182,7 @@ def named_devices(options: argparse.Namespace) -> str:
 
 
 def trimming(options: argparse.Namespace) -> "Trimming":
-    """What is to be made of the model's own layers and head as a drafter."""
+    """The drafter to make of the model's own layers and head."""
     from edgespec.export.options import Trimming
 
     return Trimming(
@@ -198,7 +195,7 @@ def trimming(options: argparse.Namespace) -> "Trimming":
 
 def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
     """The half of a pair that a part is, from its source, which is fetched if it is on the hub."""
-    from edgespec.engine.pair_export import PairHalf
+    from edgespec import PairHalf
     from edgespec.export.options import Trimming
 
     return PairHalf(
@@ -209,4 +206,96 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
         precision=part.precision if part.is_named else None,
         is_mtp=part.is_mtp,
         trimming=trimming(options) if part.name == DRAFTER else Trimming(),
+    )
+
+
+def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
+    """Print what an export would take; the exit code says whether it is possible."""
+    from edgespec.export.output import require_writable
+
+    home = model_home(offline=options.offline)
+    parts = export_parts(options)
+    sizes = [home.sizes(part.source, part.revision) for part in parts]
+    forms = [part.form for part in parts]
+    plans = (
+        _plan_halves(options, parts, is_checked=is_checked)
+        if options.drafter and sizes == [None] * 2
+        else [
+            _plan_alone(options, part, size, is_checked=is_checked)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    )
+    code = 0
+    try:
+        require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
+    except EdgeSpecError as error:
+        plans = [replace(plan, problem=str(error)) for plan in plans]
+        code = error.exit_code
+        warn(f"this export is not possible: {error}")
+    lines = [_describe_plan(plan, form, is_checked) for plan, form in zip(plans, forms, strict=True)]
+    document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
+    print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
+    return code
+
+
+def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["ExportCost"]:
+    """The plans of both halves of a pair, whose sources are on this machine."""
+    from edgespec import plan_pair
+
+    home = model_home(offline=options.offline)
+    target, drafter = (pair_half(options, part, home) for part in parts)
+    return [*plan_pair(target, drafter, is_checked=is_checked).plans]
+
+
+def _plan_alone(
+    options: argparse.Namespace, part: ExportPart, sizes: tuple[int, int] | None, *, is_checked: bool
+) -> "ExportCost":
+    """The plan of a model, or of half of a pair where the other one is not at hand.
+
+    sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
+    """
+    from edgespec.export.options import ExportOptions
+    from edgespec.export.plan import estimate, plan_model
+    from edgespec.export.sources import read_source
+
+    if sizes is not None:
+        return estimate(
+            part.source,
+            part.precision,
+            sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
+            sizes[0],
+            is_blocks="gguf" in part.source.lower() or ":" in part.source,
+            fetch_bytes=0 if part.is_mtp else sizes[1],
+            form=part.form,
+            is_checked=is_checked,
+        )
+    home = model_home(offline=options.offline)
+    if options.drafter:
+        half = pair_half(options, part, home)
+        if half.is_head and home.sizes(options.source, options.revision) is None:
+            return half.plan_head(read_source(Path(options.source))).cost
+        if half.is_head:  # whose target is still on the hub
+            size = half.read_head().weights_bytes
+            return estimate(
+                part.source, half.precision or "int8", size // 2, size, is_blocks=False, form=part.form
+            )
+        return half.plan_model(is_checked=is_checked).cost
+    wanted = ExportOptions(
+        precision=part.precision,
+        form=part.form,
+        block_size=options.block_size,
+        trimming=trimming(options),
+        hidden_layers=tuple(sorted(options.hidden_states or ())),
+        context_length=options.context_length,
+    )
+    return plan_model(Path(part.source), wanted, is_checked=is_checked).cost
+
+
+def _describe_plan(plan: "ExportCost", form: str, is_checked: bool) -> str:
+    reason = f" ({plan.reason})" if plan.reason else ""
+    most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
+    return (
+        f"{plan.source}, {form} form, {plan.precision}{reason}: download {format_bytes(plan.fetch_bytes)}, write "
+        f"{most}{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
+        f"{plan.seconds:.0f} s without the download{', check included' if is_checked else ''}"
     )

@@ -1,4 +1,4 @@
-"""The command line: arguments in, an exit code out. Each command has a module of its own.
+"""The command line: arguments in, an exit code out.
 
 Results go to stdout, messages to stderr; --json prints one document. Exit codes are those of errors.py, and 130
 after an interrupt.
@@ -13,19 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgespec import __version__
 from edgespec.cli.arguments import attribute_name
-from edgespec.cli.bench import add_bench
+from edgespec.cli.bench import add_bench, add_score
 from edgespec.cli.chat import add_chat
 from edgespec.cli.completion import add_completion, answer_shell
 from edgespec.cli.config import add_config
 from edgespec.cli.contradictions import remarks, require_consistent
-from edgespec.cli.devices import add_devices
-from edgespec.cli.doctor import add_doctor
+from edgespec.cli.doctor import add_devices, add_doctor
 from edgespec.cli.export import add_export
 from edgespec.cli.models import add_models
-from edgespec.cli.pair import add_pair
 from edgespec.cli.parser import CommandParser
-from edgespec.cli.plan import add_plan
-from edgespec.cli.score import add_score
+from edgespec.cli.plan import add_pair, add_plan
 from edgespec.cli.serve import add_serve
 from edgespec.cli.simulate import add_simulate
 from edgespec.cli.train import add_train
@@ -262,7 +259,7 @@ def _report_failure(message: str, code: int) -> int:
 
 
 def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[argparse.Namespace, list[str]]:
-    """What a command line asks for, with the user's configuration as defaults, and one line per such default.
+    """Parse a command line with the user's configuration as defaults; return one line for each such default too.
 
     origins gets what messages quote of these defaults, with what set each.
     """

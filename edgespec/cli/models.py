@@ -7,17 +7,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edgespec import CATALOG, CatalogEntry
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
 
 if TYPE_CHECKING:
-    from edgespec.models.home import ModelHome
-    from edgespec.models.inventory import PreparedModel
+    from edgespec import Inventory, PreparedModel
 
 
 def add_models(parser: CommandParser) -> None:
@@ -53,9 +52,9 @@ def add_models(parser: CommandParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from edgespec.models.inventory import prepared_models
+    from edgespec import Inventory
 
-    found = list(prepared_models(model_home()))
+    found = list(Inventory(model_home()).models())
     others = [name for name in CATALOG if name not in {model.name for model in found}]
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
@@ -69,7 +68,7 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
-    from edgespec.models.forecast import file_bytes, memory_bytes
+    from edgespec import file_bytes, memory_bytes
 
     plain = ("title", "license", "is_gated", "num_parameters", "precision", "drafter", "fetch_bytes")
     return {
@@ -97,7 +96,7 @@ def _row(model: "PreparedModel") -> list[str]:
 
 
 def _catalog_row(name: str, entry: CatalogEntry) -> list[str]:
-    from edgespec.models.forecast import memory_bytes
+    from edgespec import memory_bytes
 
     return [
         name,
@@ -126,10 +125,7 @@ def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: 
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from edgespec.loading.open_model import open_decoder
-    from edgespec.models.home import split_precision
-    from edgespec.runtimes.device_names import form_of
-    from edgespec.runtimes.half_floats import is_known_to_lack_half_floats
+    from edgespec import form_of, is_known_to_lack_half_floats, open_decoder, split_precision
 
     name, precision = split_precision(options.model)
     home = model_home(
@@ -150,20 +146,20 @@ def _pull(options: argparse.Namespace) -> None:
 
 
 def _path(options: argparse.Namespace) -> None:
-    from edgespec.models.inventory import find_prepared
+    from edgespec import Inventory
 
-    folder = find_prepared(model_home(), options.model)
+    folder = Inventory(model_home()).find(options.model)
     print_result(options, {"path": str(folder)}, folder)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from edgespec.models.inventory import prepared_models, verify
+    from edgespec import Inventory
 
-    home = model_home()
+    inventory = Inventory(model_home())
     document, lines, code = {}, [], 0
-    for name in options.models or [model.name for model in prepared_models(home)]:
+    for name in options.models or [model.name for model in inventory.models()]:
         try:
-            num_files, others = verify(home, name)
+            num_files, others = inventory.verify(name)
             document[name] = {"files": num_files, "others": others, "problem": None}
             extra = f"; not part of the model: {', '.join(others)}" if others else ""
             lines.append(f"{name}: {num_files} files unchanged since their export{extra}")
@@ -176,53 +172,49 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> None:
-    from edgespec.models.inventory import remove
+    from edgespec import Inventory
 
-    folder = remove(model_home(), options.model)
+    folder = Inventory(model_home()).remove(options.model)
     print_result(options, {"removed": str(folder)}, f"removed {folder}")
 
 
 def _learned(options: argparse.Namespace) -> None:
-    from edgespec.models.inventory import prepared_models
+    from edgespec import Inventory
 
-    home = model_home()
-    names = [options.model] if options.model else [model.name for model in prepared_models(home)]
-    found = [each for name in names for each in _learned_of(home, name)]
+    inventory = Inventory(model_home())
+    names = [options.model] if options.model else [model.name for model in inventory.models()]
+    found = [each for name in names for each in _learned_of(inventory, name)]
     head = ["MODEL", "NAME", "ROWS", "WITHOUT", "WITH", "IN USE SINCE", "ON TRIAL", "SIZE"]
     none = (
         f"no drafting head of {options.model} has learned from use yet"
         if options.model
-        else f"no drafting head in {home.models} has learned from use yet; name a pair that lies elsewhere: "
-        "edgespec models learned PAIR"
+        else f"no drafting head in {inventory.home.models} has learned from use yet; name a pair that lies "
+        "elsewhere: edgespec models learned PAIR"
     )
     lines = _table(None, [], head, *map(_learned_row, found)) if found else [none]
     print_result(options, found, *lines)
 
 
-def _learned_of(home: "ModelHome", model: str) -> Iterator[dict[str, Any]]:
-    """What heads of a model have learned: shares of rows where their draft was right, and what is in use."""
-    from edgespec.drafters.learned_file import learned_files
-    from edgespec.models.inventory import find_prepared
-    from edgespec.models.pair import part_folders
+def _learned_of(inventory: "Inventory", model: str) -> Iterator[dict[str, Any]]:
+    """The files of heads that learned: shares of rows where their draft was right, and what is in use."""
+    from edgespec import learned_files
 
-    folder = find_prepared(home, model)
-    for part in [folder, *part_folders(folder)]:
-        for file in learned_files(part):
-            problems: list[str] = []
-            learned = file.read(problems.append)
-            num_rows = learned.tally.num_rows if learned else 0
-            yield {
-                "model": model,
-                "name": file.domain,
-                "path": str(file.path),
-                "rows": num_rows,
-                "right_without": learned.tally.num_plain / num_rows if learned and num_rows else None,
-                "right_with": learned.tally.num_used / num_rows if learned and num_rows else None,
-                "in_use_since": learned.changed if learned and learned.active else None,
-                "is_on_trial": learned is not None and learned.candidate is not None,
-                "bytes": file.path.stat().st_size,
-                "problem": problems[0] if problems else None,
-            }
+    for file in learned_files(inventory.find(model)):
+        problems: list[str] = []
+        learned = file.read(problems.append)
+        num_rows = learned.tally.num_rows if learned else 0
+        yield {
+            "model": model,
+            "name": file.domain,
+            "path": str(file.path),
+            "rows": num_rows,
+            "right_without": learned.tally.num_plain / num_rows if learned and num_rows else None,
+            "right_with": learned.tally.num_used / num_rows if learned and num_rows else None,
+            "in_use_since": learned.changed if learned and learned.active else None,
+            "is_on_trial": learned is not None and learned.candidate is not None,
+            "bytes": file.path.stat().st_size,
+            "problem": problems[0] if problems else None,
+        }
 
 
 def _learned_row(found: dict[str, Any]) -> list[str]:
@@ -235,18 +227,15 @@ def _learned_row(found: dict[str, Any]) -> list[str]:
 
 
 def _forget(options: argparse.Namespace) -> None:
-    from edgespec.drafters.learned_file import forget, learned_files
-    from edgespec.models.inventory import find_prepared
-    from edgespec.models.pair import part_folders
+    from edgespec import Inventory, learned_files
 
-    folder = find_prepared(model_home(), options.model)
-    files = [file for part in [folder, *part_folders(folder)] for file in learned_files(part)]
+    files = [*learned_files(Inventory(model_home()).find(options.model))]
     chosen = [file for file in files if options.domain in (None, file.domain)]
     if not chosen:
         learned = ", ".join(sorted({file.domain for file in files})) or "nothing"
         wanted = f"under the name '{options.domain}'" if options.domain else "from use"
         raise UsageError(f"{options.model} has learned nothing {wanted}; it has learned: {learned}")
     for file in chosen:
-        forget(file)
+        file.forget()
     removed = [str(file.path) for file in chosen]
     print_result(options, {"removed": removed}, *(f"removed {path}" for path in removed))

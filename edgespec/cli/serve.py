@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.arguments import add_model, add_options, load_any_engine, model_home, print_result
 from edgespec.config.drafter_names import parse
+from edgespec.config.options import MAX_ANSWERS
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+    from edgespec import Engine
     from edgespec.server.model_names import ModelNames
 
 
@@ -27,7 +28,7 @@ def _serve(options: argparse.Namespace) -> int:
     _require_server()
     import asyncio
 
-    from edgespec.models.home import default_home
+    from edgespec.config.config_file import default_home
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
     from edgespec.server.kept_prefixes import KeptPrefixes
@@ -76,8 +77,6 @@ def _require_server() -> None:
 
 def _require_sense(options: argparse.Namespace) -> None:
     """Raises UsageError: A number is out of range."""
-    from edgespec.engine.wish import MAX_ANSWERS
-
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
     if options.max_tokens is not None and options.max_tokens < 1:
@@ -100,7 +99,7 @@ def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) ->
 
 
 def _is_memory_short() -> bool:
-    from edgespec.memory.free_memory import free_memory
+    from edgespec import free_memory
 
     found = free_memory()
     return found.free_bytes < found.reserve.floor_bytes

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec import MAX_FIXED_TOKENS
 from edgespec.cli.arguments import add_count, add_file, print_result
 from edgespec.errors import UsageError
-from edgespec.policy.limits import MAX_FIXED_TOKENS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _require_picture(path: Path) -> None:
 def _draw(
     path: Path, scenario: "Scenario", speeds: "Mapping[str, Speed]", title: str, lines: Sequence[str]
 ) -> None:
-    from edgespec.drafters.timeline import chrome_trace
+    from edgespec import chrome_trace
     from edgespec.simulation.lane_picture import draw, page
     from edgespec.simulation.observed_run import observe
 
@@ -207,7 +207,7 @@ def _parse_ratios(text: str) -> tuple[float, ...]:
 
 
 def _recorded_ratios(recording: "Recording", target_s: float) -> tuple[float, ...]:
-    from edgespec.policy.costs import pass_costs
+    from edgespec import pass_costs
 
     taken_s = {num_draft + 1: taken_ms / 1e3 for num_draft, taken_ms in recording.verify_ms.items()}
     costs = pass_costs({**taken_s, 1: target_s})

@@ -14,7 +14,7 @@ from edgespec.system.child_process import die_of, run_child
 from edgespec.system.terminal import restore_terminal, terminal_modes
 
 if TYPE_CHECKING:
-    from edgespec.cli.crash import WorkerDeath
+    from edgespec.cli.worker import WorkerDeath
 
 # Commands that run native code which others may have brought.
 _COMMANDS = ("bench", "chat", "devices", "doctor", "export", "models pull", "pair check", "plan", "score", "serve")
@@ -65,7 +65,7 @@ def _watch(command: str, again: str) -> "int | WorkerDeath":
         return 1
     if 0 <= code < _WINDOWS_ERRORS:
         return code
-    from edgespec.cli.crash import WorkerDeath
+    from edgespec.cli.worker import WorkerDeath
     from edgespec.config.config_file import default_home
     from edgespec.errors import EdgeSpecError
 

@@ -21,7 +21,7 @@ from edgespec.system.command_line import quote
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec.models.home import ModelHome
+    from edgespec import ModelHome
     from edgespec.training.report import TrainingReport
     from edgespec.types import TokenIds
 
@@ -65,7 +65,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from edgespec.models.catalog import CATALOG
+    from edgespec import CATALOG
     from edgespec.training.corpus import own_prompts, read_corpus
     from edgespec.training.train import TrainingOptions, require_torch, train
 
@@ -108,7 +108,7 @@ def _vocab(count: int) -> int:
 
 def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, TokenIds]]":
     """Raises UsageError: No answers of the model are stored."""
-    from edgespec.drafters.answer_cache import AnswerCache
+    from edgespec import AnswerCache
     from edgespec.manifest import read_manifest
 
     answers: list[tuple[TokenIds, TokenIds]] = []

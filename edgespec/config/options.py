@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Literal
 
+MAX_ANSWERS = 16  # that one model makes at once
 DEFAULT_MODEL = "smollm2-135m"
 Value = str | int | float | bool | None
 Kind = Literal["text", "whole", "number", "switch", "size", "length"]
@@ -241,7 +242,8 @@ OPTIONS: Mapping[str, Option] = {
     "max-models": _server("whole", "how many models may be loaded at once", 1, metavar="N"),
     "max-parallel": _server(
         "whole",
-        "how many requests one model answers at once, 1 to 16 (default: 4, or as many as there is memory for)",
+        f"how many requests one model answers at once, 1 to {MAX_ANSWERS} (default: 4, or as many as there is "
+        "memory for)",
         metavar="N",
     ),
     "idle-timeout": _server(

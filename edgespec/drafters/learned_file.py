@@ -26,6 +26,7 @@ from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
+from edgespec.models.pair import part_folders
 from edgespec.system.disk import replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.system.file_lock import hold_lock
@@ -74,6 +75,20 @@ class LearnedFile:
         with ExitStack() as held:
             held.enter_context(hold_lock(self.head / f"{FOLDER}-{self.domain}.lock", timeout_s=0.0))
             return held.pop_all()
+
+    def forget(self) -> None:
+        """Delete what was learned. Raises EdgeSpecError: a session learns here, or it is not allowed."""
+        try:
+            with self.lock():
+                self.path.unlink()
+                if not any(self.path.parent.iterdir()):
+                    self.path.parent.rmdir()
+        except TimeoutError as error:
+            raise EdgeSpecError(
+                f"{self.path} is {error}, which learns and would write it again; end that session first"
+            ) from None
+        except OSError as error:
+            raise EdgeSpecError(f"cannot remove {self.path} ({error.strerror}); fix its permissions") from None
 
     def read(self, report: Report = lambda line: None) -> LearnedHead | None:
         """What was learned; None where there is nothing, or a file that cannot be used, which is reported."""
@@ -166,26 +181,12 @@ def require_domain(domain: str) -> None:
         )
 
 
-def learned_files(head: Path) -> Iterator[LearnedFile]:
-    """The files of all domains in which the head in a folder has learned, by name."""
-    for path in sorted((head / FOLDER).glob(f"*{_SUFFIX}")):
-        if _NAME.fullmatch(path.stem):
-            yield LearnedFile(head, path.stem)
-
-
-def forget(file: LearnedFile) -> None:
-    """Delete what was learned in a domain; raises EdgeSpecError: a session learns there, or it is not allowed."""
-    try:
-        with file.lock():
-            file.path.unlink()
-            if not any(file.path.parent.iterdir()):
-                file.path.parent.rmdir()
-    except TimeoutError as error:
-        raise EdgeSpecError(
-            f"{file.path} is {error}, which learns and would write it again; end that session first"
-        ) from None
-    except OSError as error:
-        raise EdgeSpecError(f"cannot remove {file.path} ({error.strerror}); fix its permissions") from None
+def learned_files(folder: Path) -> Iterator[LearnedFile]:
+    """The files of all domains in which the head of a model or pair folder has learned, by folder and name."""
+    for head in (folder, *part_folders(folder)):
+        for path in sorted((head / FOLDER).glob(f"*{_SUFFIX}")):
+            if _NAME.fullmatch(path.stem):
+                yield LearnedFile(head, path.stem)
 
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]

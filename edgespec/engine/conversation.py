@@ -14,15 +14,7 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.request import check_count, check_flag, check_path, check_texts
-from edgespec.engine.transcript import (
-    Round,
-    Transcript,
-    answered_rounds,
-    messages_of,
-    read_rounds,
-    read_transcript,
-    save_transcript,
-)
+from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
 from edgespec.tools.messages import CallMessage, ResultMessage
@@ -372,7 +364,7 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write a file (JSON Lines) that load reads. Raises EdgeSpecError: it cannot be written."""
-        save_transcript(check_path("path", path), self.transcript())
+        self.transcript().save(check_path("path", path))
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
@@ -383,7 +375,7 @@ class Conversation:
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
         loaded = cls(engine, **settings)
-        loaded.restore(read_transcript(check_path("path", path)))
+        loaded.restore(Transcript.read(check_path("path", path)))
         if isinstance(sampling := settings.get("sampling"), SamplingParams):
             loaded.sampling = sampling
         return loaded

@@ -10,23 +10,19 @@ stand between a message and its answer, as in OpenAI's API: with tool_calls, and
 """
 
 import json
-import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
-from edgespec.system.signals import defer_signals
 from edgespec.tokenization.chat_template import ROLES, Message, Turn
 from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
-SUFFIX = ".jsonl"
 _MAX_BYTES = 64 << 20
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 
@@ -42,6 +38,61 @@ class Transcript:
     num_dropped: int = 0  # messages after the system message that are no longer sent to the model
     cut_short: tuple[tuple[int, str], ...] = ()  # positions of answers that did not end by themselves, and why
 
+    @classmethod
+    def read(cls, path: Path) -> "Transcript":
+        """Raises UsageError: The file cannot be read, is damaged, or is no conversation."""
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"{path} is not a file; wanted a conversation that /save wrote")
+            if status.st_size > _MAX_BYTES:
+                raise UsageError(f"{path} has {status.st_size >> 20} MiB; wanted a conversation that /save wrote")
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"{path} is not text; wanted a conversation that /save wrote") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {path}: {_reason(error)}") from None
+        lines = enumerate(text.split("\n"), 1)
+        header, *rest = [_parse_line(path, number, line) for number, line in lines if line.strip()] or [{}]
+        if header.get("format") != FORMAT:
+            raise UsageError(f"{path} is not a conversation of edgespec; nothing was loaded")
+        if header.get("version") != VERSION:
+            raise UsageError(
+                f"{path} is of version {header.get('version')!r} and this edgespec reads {VERSION}; use "
+                "a newer one"
+            )
+        messages = tuple(_parse_message(path, number, each) for number, each in enumerate(rest, 2))
+        num_dropped, model, name = header.get("num_dropped", 0), header.get("model"), header.get("name")
+        if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
+            raise UsageError(
+                f"{path} says that {num_dropped!r} of {len(messages)} messages were dropped; it is damaged"
+            )
+        return cls(
+            messages=messages,
+            model=model if isinstance(model, str) else None,
+            name=name if isinstance(name, str) else None,
+            sampling=_parse_sampling(path, header.get("sampling")),
+            num_dropped=num_dropped,
+            cut_short=tuple(
+                (i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each
+            ),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write a file that only its owner may read. Raises OSError: it cannot be written and stays as it was."""
+        replace_file(path, "".join(line + "\n" for line in self.lines()).encode())
+
+    def save(self, path: Path) -> None:
+        """Write a file where the user asked for it. Raises EdgeSpecError: it cannot be written there."""
+        try:
+            self.write(path)
+        except (OSError, ValueError) as error:
+            raise EdgeSpecError(f"cannot write {path}: {_reason(error)}") from None
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The messages as OpenAI's API has them."""
+        return [_document(message) for message in self.messages]
+
     def lines(self) -> list[str]:
         reasons = dict(self.cut_short)
         header: dict[str, Any] = {
@@ -55,69 +106,18 @@ class Transcript:
         if self.sampling:
             header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
-        for i, message in enumerate(self.messages):
-            documents.append(describe_turn(message) | ({"finish_reason": reasons[i]} if i in reasons else {}))
+        for i, document in enumerate(self.documents()):
+            documents.append(document | ({"finish_reason": reasons[i]} if i in reasons else {}))
         return [json.dumps(document) for document in documents]
 
 
-def describe_turn(turn: Turn) -> dict[str, Any]:
-    """A message as OpenAI's API has it."""
+def _document(turn: Turn) -> dict[str, Any]:
     stated: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if isinstance(turn, CallMessage):
         return {**stated, "tool_calls": [call.as_dict() for call in turn.calls]}
     if isinstance(turn, ResultMessage):
         return {**stated, "tool_call_id": turn.call_id, "name": turn.name}
     return stated
-
-
-def write_transcript(path: Path, transcript: Transcript) -> None:
-    """Write a file that only its owner may read. Raises OSError: it cannot be written and stays as it was."""
-    replace_file(path, "".join(line + "\n" for line in transcript.lines()).encode())
-
-
-def save_transcript(path: Path, transcript: Transcript) -> None:
-    """Write a file where the user asked for it. Raises EdgeSpecError: it cannot be written there."""
-    try:
-        write_transcript(path, transcript)
-    except (OSError, ValueError) as error:
-        raise EdgeSpecError(f"cannot write {path}: {_reason(error)}") from None
-
-
-def read_transcript(path: Path) -> Transcript:
-    """Raises UsageError: The file cannot be read, is damaged, or is no conversation."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is not a file; wanted a conversation that /save wrote")
-        if status.st_size > _MAX_BYTES:
-            raise UsageError(f"{path} has {status.st_size >> 20} MiB; wanted a conversation that /save wrote")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not text; wanted a conversation that /save wrote") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {_reason(error)}") from None
-    lines = enumerate(text.split("\n"), 1)
-    header, *rest = [_parse_line(path, number, line) for number, line in lines if line.strip()] or [{}]
-    if header.get("format") != FORMAT:
-        raise UsageError(f"{path} is not a conversation of edgespec; nothing was loaded")
-    if header.get("version") != VERSION:
-        raise UsageError(
-            f"{path} is of version {header.get('version')!r} and this edgespec reads {VERSION}; use a newer one"
-        )
-    messages = tuple(_parse_message(path, number, each) for number, each in enumerate(rest, 2))
-    num_dropped, model, name = header.get("num_dropped", 0), header.get("model"), header.get("name")
-    if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
-        raise UsageError(
-            f"{path} says that {num_dropped!r} of {len(messages)} messages were dropped; it is damaged"
-        )
-    return Transcript(
-        messages=messages,
-        model=model if isinstance(model, str) else None,
-        name=name if isinstance(name, str) else None,
-        sampling=_parse_sampling(path, header.get("sampling")),
-        num_dropped=num_dropped,
-        cut_short=tuple((i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each),
-    )
 
 
 def _reason(error: Exception) -> object:
@@ -157,75 +157,6 @@ def _parse_sampling(path: Path, found: object) -> SamplingParams | None:
         return SamplingParams(**{name: value for name, value in found.items() if name in _SAMPLING})  # type: ignore[attr-defined]
     except (UsageError, AttributeError) as error:
         raise UsageError(f"{path} has a sampling that makes no sense: {error}; it is damaged") from None
-
-
-def find_latest(folder: Path) -> Path | None:
-    """The transcript in a folder that was written last."""
-    try:
-        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"*{SUFFIX}")]
-    except OSError:
-        return None
-    return max(found, default=(0, None))[1]
-
-
-@dataclass
-class AutosaveFile:
-    """The file of a conversation in a folder, made with the first message and rewritten with each change."""
-
-    folder: Path
-    report: Callable[[str], None]  # takes a line, if the file can no longer be written
-    path: Path | None = None
-    on_path: Callable[[Path], None] = lambda path: None  # called with each new path
-    has_failed: bool = False  # at the last write
-
-    def __post_init__(self) -> None:
-        if self.path:
-            self.on_path(self.path)
-        self._seen = _fingerprint(self.path)
-
-    def write(self, transcript: Transcript) -> None:
-        """Write the conversation; in a new file if another process has written this one meanwhile."""
-        if self.path is None and not any(message.role != "system" for message in transcript.messages):
-            return
-        try:
-            with defer_signals():  # a write that Ctrl-C left half done would look like another process's
-                self._write(transcript)
-            self.has_failed = False
-        except OSError as error:
-            if not self.has_failed:
-                self.has_failed = True
-                self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
-
-    def go_on_in(self, path: Path) -> None:
-        """Write another file from now on."""
-        self.path, self._seen = path, _fingerprint(path)
-        self.on_path(path)
-
-    def start_new_file(self) -> None:
-        """Leave the file as it is; the next write makes another one."""
-        self.path, self._seen = None, None
-
-    def _write(self, transcript: Transcript) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.path
-        if path is None or _fingerprint(path) != self._seen:
-            path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
-        write_transcript(path, transcript)
-        if path != self.path:
-            if self.path:
-                self.report("another program changed or deleted the file of this chat, which goes on in a new one")
-            self.path = path
-            self.on_path(path)
-        self._seen = _fingerprint(path)
-
-
-def _fingerprint(path: Path | None) -> tuple[int, int] | None:
-    """Time and size, by which a file shows that it was written."""
-    try:
-        status = path.stat() if path else None
-    except OSError:
-        return None
-    return (status.st_mtime_ns, status.st_size) if status else None
 
 
 class Round(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from edgespec.config.byte_size import parse_bytes
 from edgespec.config.drafter_names import DrafterNames, parse
+from edgespec.config.options import MAX_ANSWERS
 from edgespec.drafters.learned_file import require_domain
 from edgespec.errors import UsageError
 from edgespec.planning.measured_placements import ScheduleChoice
@@ -18,8 +19,7 @@ from edgespec.system.progress import ReportProgress
 from edgespec.types import Report
 
 AcceptanceName = Literal["equality", "rejection"]
-# Answers that are made at once, at most and where nothing is said.
-MAX_ANSWERS, _ANSWERS = 16, 4
+_ANSWERS = 4  # that are made at once where nothing is said
 _LEAST_CONTEXT = 16  # tokens; fewer hold no message
 
 _Check = Callable[[str, Any], None]  # takes an option's name and value; raises UsageError: It cannot have it

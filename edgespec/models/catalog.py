@@ -42,6 +42,13 @@ class HubRepository:
     repository: str
     revision: str
 
+    @property
+    def page(self) -> str:
+        """Its address for people."""
+        from huggingface_hub import constants
+
+        return f"{constants.ENDPOINT}/{self.repository}"
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -19,7 +19,7 @@ from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSou
 from edgespec.models.fetch import fetch
 from edgespec.models.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
-from edgespec.models.pair import require_pair_file
+from edgespec.models.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.models.repository import HubId, parse_hub_id
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
@@ -112,6 +112,13 @@ class ModelHome:
                 return path
             if model not in CATALOG and not path.is_file() and not (path / "config.json").is_file():
                 return self._own_folder(model)
+        return None
+
+    def pair_folder(self, model: str) -> Path | None:
+        """The pair folder that a user names, also one without its pair.json; None where it is something else."""
+        folder = self.fixed_folder(model) or Path(model)
+        with suppress(OSError, ValueError):  # the name of no folder, which is reported as that of a model
+            return folder if is_pair(folder) or lacks_pair_file(folder) else None
         return None
 
     def _own_folder(self, name: str) -> Path | None:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.manifest import Origin
+from edgespec.models.catalog import HubRepository
 from edgespec.models.download import download
 from edgespec.models.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
 from edgespec.system.disk import explain_write_errors, require_disk_space
@@ -162,6 +163,15 @@ def _license(card: Any) -> str | None:
 
 def _is_inside(name: str) -> bool:
     return not {"", ".", ".."} & set(name.split("/")) and not re.search(r"[\\:\0]", name)
+
+
+def can_fetch(source: HubRepository, timeout_s: float) -> bool:
+    """True if the hub may be used, and answers in time with a repository."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    return is_reachable(file_url(source.repository, source.revision, "config.json"), timeout_s)
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:

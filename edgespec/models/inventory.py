@@ -38,40 +38,91 @@ class PreparedModel:
     problem: str | None = None  # why the folder cannot be read; then the fields before are unknown
 
 
-def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
-    """The models of the home, sorted by name."""
-    if home.path.exists() and not home.path.is_dir():
-        raise EdgeSpecError(f"{home.path} is not a folder; set EDGESPEC_HOME to a folder")
-    for folder in sorted(home.models.iterdir()) if home.models.is_dir() else []:
-        if folder.name.startswith(".") or not folder.is_dir():
-            continue
-        size = 0
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The models that are prepared in a home."""
+
+    home: ModelHome
+
+    def models(self) -> Iterator[PreparedModel]:
+        """The models of the home, sorted by name."""
+        if self.home.path.exists() and not self.home.path.is_dir():
+            raise EdgeSpecError(f"{self.home.path} is not a folder; set EDGESPEC_HOME to a folder")
+        for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
+            if folder.is_dir() and not folder.name.startswith("."):
+                yield _describe(folder, self.home.last_used(folder.name))
+
+    def find(self, model: str) -> Path:
+        """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+        if model in {own.name for own in self.models()}:
+            return self.home.models / model
+        if not model or not Path(model).is_dir():
+            raise ModelError(f"'{model}' is not a prepared model and not a folder; see edgespec models list")
+        folder = Path(model)
+        if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
+            raise ModelError(
+                f"{folder} is a folder without {FILE_NAME}, so not a prepared model; see edgespec models list"
+            )
+        return folder
+
+    def verify(self, model: str) -> tuple[int, list[str]]:
+        """Compare the files of a prepared model with their hashes; return their number, and the names of others.
+
+        Raises:
+            ModelError: The model is not prepared, a file is missing, or the check of a pair is damaged.
+            IntegrityError: A file differs.
+        """
+        folder = self.find(model)
+        require_pair_file(folder)
+        parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+        found = [_verify_folder(part) for part in parts]
+        return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
+
+    def remove(self, model: str) -> Path:
+        """Delete a prepared model, not its source. Raises ModelError: the home has no such model."""
+        if model not in {own.name for own in self.models()}:
+            raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+        folder = self.home.models / model
+        elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
         try:
-            size = sum(path.stat().st_size for path in _files(folder))
-            require_pair_file(folder)
-            is_pair = read_pair(folder) is not None
-            first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
-            manifests = [read_manifest(part) for part in first]
-            others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
-        except (EdgeSpecError, OSError) as error:
-            yield PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
-            continue
-        used_s = home.last_used(folder.name)
-        licenses = {manifest.source.license for manifest in manifests} - {None}
-        yield PreparedModel(
-            name=folder.name,
-            path=str(folder),
-            bytes=size,
-            kind="pair" if is_pair else "model",
-            form=_describe_forms(manifests, others),
-            precision=" + ".join(manifest.precision for manifest in manifests),
-            architecture=" + ".join(manifest.architecture for manifest in manifests),
-            source=" + ".join(map(_origin, manifests)),
-            license=" + ".join(sorted(map(str, licenses))) or None,
-            memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
-            last_used=datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds") if used_s else None,
-            check=" + ".join(_describe_check(manifest.check) for manifest in manifests if manifest.check) or None,
-        )
+            if folder.is_symlink():
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
+        self.home.forget_use(model)
+        for compiled in elsewhere:  # what lay in the folder of the model is gone already
+            shutil.rmtree(compiled, ignore_errors=True)
+        return folder
+
+
+def _describe(folder: Path, used_s: float | None) -> PreparedModel:
+    size = 0
+    try:
+        size = sum(path.stat().st_size for path in _files(folder))
+        require_pair_file(folder)
+        is_pair = read_pair(folder) is not None
+        first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
+        manifests = [read_manifest(part) for part in first]
+        others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
+    except (EdgeSpecError, OSError) as error:
+        return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+    licenses = {manifest.source.license for manifest in manifests} - {None}
+    return PreparedModel(
+        name=folder.name,
+        path=str(folder),
+        bytes=size,
+        kind="pair" if is_pair else "model",
+        form=_describe_forms(manifests, others),
+        precision=" + ".join(manifest.precision for manifest in manifests),
+        architecture=" + ".join(manifest.architecture for manifest in manifests),
+        source=" + ".join(map(_origin, manifests)),
+        license=" + ".join(sorted(map(str, licenses))) or None,
+        memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
+        last_used=datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds") if used_s else None,
+        check=" + ".join(_describe_check(manifest.check) for manifest in manifests if manifest.check) or None,
+    )
 
 
 def _describe_forms(manifests: list[Manifest], others: list[Manifest]) -> str:
@@ -105,20 +156,6 @@ def _origin(manifest: Manifest) -> str:
     return source.name + where
 
 
-def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
-    """Compare the files of a prepared model with their hashes; return their number, and the names of others.
-
-    Raises:
-        ModelError: The model is not prepared, a file is missing, or the check of a pair is damaged.
-        IntegrityError: A file differs.
-    """
-    folder = find_prepared(home, model)
-    require_pair_file(folder)
-    parts = part_folders(folder) if read_pair(folder) is not None else [folder]
-    found = [_verify_folder(part) for part in parts]
-    return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
-
-
 def _verify_folder(folder: Path) -> tuple[int, list[str]]:
     try:
         manifest = read_manifest(folder)
@@ -134,36 +171,3 @@ def _verify_folder(folder: Path) -> tuple[int, list[str]]:
         return num_files, unlisted_files(folder, manifest)
     except PermissionError as error:
         raise ModelError(f"{error.filename or folder} may not be read; fix its permissions") from None
-
-
-def remove(home: ModelHome, model: str) -> Path:
-    """Delete a prepared model, not its source. Raises ModelError: the home has no such model."""
-    if model not in {own.name for own in prepared_models(home)}:
-        raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
-    folder = home.models / model
-    elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
-    try:
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
-    home.forget_use(model)
-    for compiled in elsewhere:  # what lay in the folder of the model is gone already
-        shutil.rmtree(compiled, ignore_errors=True)
-    return folder
-
-
-def find_prepared(home: ModelHome, model: str) -> Path:
-    """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
-    if model in {own.name for own in prepared_models(home)}:
-        return home.models / model
-    if not model or not Path(model).is_dir():
-        raise ModelError(f"'{model}' is not a prepared model and not a folder; see edgespec models list")
-    folder = Path(model)
-    if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
-        raise ModelError(
-            f"{folder} is a folder without {FILE_NAME}, so not a prepared model; see edgespec models list"
-        )
-    return folder

@@ -59,6 +59,19 @@ class PairCheck:
     verdict: str
     reason: str
 
+    def in_words(self) -> str:
+        """The check as lines for a person."""
+        return (
+            f"{self.drafter} drafting for {self.target}: {self.verdict}\n"
+            f"  why               {self.reason}\n"
+            f"  tokens accepted   {self.greedy_acceptance:.0%} greedy, "
+            f"{self.sampled_acceptance:.0%} at temperature 1\n"
+            f"  expected speed    {self.expected_gain:.2f} × plain decoding, "
+            f"with {self.num_draft} tokens per draft\n"
+            f"  special tokens    {'identical' if self.same_special_tokens else 'different'}\n"
+            f"  chat templates    {'identical' if self.same_chat_template else 'different'}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCheck:

@@ -31,7 +31,7 @@ _TO_RUN = "to run it"
 _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
-def in_words(document: Document) -> str:
+def plan_in_words(document: Document) -> str:
     """The document of a plan as lines for a person."""
     measured = document["measured"]
     lines = [*_wrap(_what(document), "", "  "), *_labelled(_summary(document))]

@@ -54,6 +54,10 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
+    def fixed(self, length: int) -> FixedLength:
+        """A policy whose drafts have a length, whatever they gain."""
+        return FixedLength(self.drafters(), length)
+
     def policy(
         self,
         max_unlearned: int = 0,

@@ -126,7 +126,7 @@ def lines_wait() -> Iterator[None]:
 
 
 def _is_terminal() -> bool:
-    """Whether stderr is a terminal that can overwrite a line."""
+    """True if stderr is a terminal that can overwrite a line."""
     is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
     return sys.stderr.isatty() and not is_dumb
 

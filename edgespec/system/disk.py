@@ -84,7 +84,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def has_content(path: Path) -> bool:
-    """Whether writing a file would lose what is in it; false for an empty file, a device and a pipe."""
+    """True if writing a file would lose its content; false for an empty file, a device and a pipe."""
     return path.is_file() and path.stat().st_size > 0
 
 

@@ -82,7 +82,7 @@ def _holder(path: Path) -> str:
 
 
 def _digits(path: Path) -> bytes:
-    """What is after the first byte, the one that Windows locks: b"" while a new holder writes its process id."""
+    """The bytes after the first one, which Windows locks: b"" while a new holder writes its process id."""
     with path.open("rb", buffering=0) as file:
         file.seek(1)
         return file.read(_MOST_BYTES) or b""

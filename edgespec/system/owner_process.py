@@ -13,7 +13,7 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether the current process is that one, and not a fork of it."""
+        """True if the current process is that one, and not a fork of it."""
         return os.getpid() == self._process_id
 
     def require_here(self) -> None:

@@ -11,7 +11,7 @@ _STARTING = threading.Lock()  # the size of stacks is a setting of the whole pro
 
 
 def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
-    """What work gives or raises, run in a thread with a stack of so many bytes, of which it takes what it uses."""
+    """Run work in a thread with a stack of so many bytes, of which it takes what it uses."""
     done: Future[T] = Future()
 
     def run() -> None:

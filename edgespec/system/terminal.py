@@ -41,7 +41,7 @@ def restore_terminal(modes: Modes | None) -> None:
 
 
 def is_in_foreground() -> bool:
-    """Whether this process has a terminal whose keys it gets, and not another job of the shell."""
+    """True if this process has a terminal whose keys it gets, and not another job of the shell."""
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
         try:
@@ -88,7 +88,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def has_unread_data(stream: TextIO) -> bool:
-    """Whether a pipe or a regular file has bytes to read, found without reading: a pipe may never end."""
+    """True if a pipe or a regular file has bytes to read, found without reading: a pipe may never end."""
     try:
         file = stream.fileno()
         found = os.fstat(file)

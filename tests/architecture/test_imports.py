@@ -23,7 +23,7 @@ HEAVY = {
     "onnx_ir": "export",
     "uvicorn": "edgespec/server",
     "starlette": "edgespec/server",
-    "pypdf": "edgespec/chat/pdf_text.py",
+    "pypdf": "edgespec/chat/attachments.py",
     "llguidance": "edgespec/grammar",
 }
 

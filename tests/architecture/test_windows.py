@@ -35,7 +35,7 @@ terminal.restore_terminal(terminal.terminal_modes())
 assert not terminal.has_unread_data(sys.stdin)
 assert free_memory._address_space_limit() is None
 assert child_process.die_of(2) == 130
-from edgespec.cli.crash import WorkerDeath
+from edgespec.cli.worker import WorkerDeath
 assert WorkerDeath(status=0xC0000005, is_out_of_memory=False, written="").exit_code == 1
 print(len(names))
 """

@@ -20,12 +20,14 @@ from edgespec.chat.attachments import (
     read_attachment,
     split_message,
 )
+from edgespec.chat.command import block_text, is_open_block
 from edgespec.chat.commands import run_command
+from edgespec.chat.files import AutosaveFile
 from edgespec.chat.past_rounds import describe_resumed
+from edgespec.chat.saved_chats import find_latest
 from edgespec.chat.session import ChatSession
-from edgespec.chat.text_block import block_text, is_open_block
 from edgespec.cli.main import main
-from edgespec.engine.transcript import AutosaveFile, find_latest, read_transcript
+from edgespec.engine.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 _LINES = st.text(alphabet=st.sampled_from("ab` \n:#File"), max_size=30).map(lambda text: text.strip("\n"))
@@ -239,7 +241,7 @@ def test_a_file_goes_with_one_message_and_stays_in_the_conversation(
     assert [each.user for each in session.conversation.rounds] == [message, "the"]
     saved = find_latest(tmp_path / "chats")
     assert saved is not None
-    assert read_transcript(saved).messages[0].content == message
+    assert Transcript.read(saved).messages[0].content == message
     assert "> [a.txt, 1 line] an on" in past(session, capfd)
     run_command(session, "/undo")
     assert "your last message: '[a.txt, 1 line] an on'" in describe_resumed(session)

@@ -19,8 +19,8 @@ from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec import Message
 from edgespec.chat.compacting import SUMMARY_REQUEST
-from edgespec.chat.saved_chats import list_chats
-from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
+from edgespec.chat.saved_chats import find_latest, list_chats
+from edgespec.engine.transcript import Transcript
 from edgespec.export.convert import export_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
@@ -59,7 +59,7 @@ def user_messages(home: Path) -> list[str]:
     """The user's messages in the last transcript."""
     path = find_latest(home / "chats")
     assert path is not None
-    return [message.content for message in read_transcript(path).messages if message.role == "user"]
+    return [message.content for message in Transcript.read(path).messages if message.role == "user"]
 
 
 def test_a_conversation_is_typed_stopped_and_kept(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_was(tmp_path: Path) -> None
     terminal.ask(f"/save {tmp_path / 'saved.jsonl'}", "2 messages saved")
     terminal.enter("done")
     terminal.wait_for("yes")
-    saved = read_transcript(tmp_path / "saved.jsonl")
+    saved = Transcript.read(tmp_path / "saved.jsonl")
     assert saved.messages[1].content.startswith("word0 word1 word2 word3 ")
     assert len(saved.messages[1].content) < 5000
     assert saved.cut_short == ((1, "cancelled"),)
@@ -292,14 +292,14 @@ def test_a_file_that_is_there_is_not_saved_over(tmp_path: Path) -> None:
     terminal.ask(f"/save! {tmp_path / 'notes'}", "2 messages saved")
     terminal.ask(f"/save {tmp_path / 'notes'}", "2 messages saved")  # which this chat has written
     terminal.leave()
-    assert len(read_transcript(tmp_path / "notes").messages) == 2
+    assert len(Transcript.read(tmp_path / "notes").messages) == 2
 
 
 def test_what_was_said_is_shown_when_a_conversation_is_loaded_and_on_demand(tmp_path: Path) -> None:
     talk = [("user", "first?"), ("assistant", "one **bold** word"), ("user", "second?"), ("assistant", "two")]
     talk += [("user", "third?"), ("assistant", "\n\n".join(["a", *(f"row {i}" for i in range(40))]))]
     messages = tuple(Message(*each) for each in talk)
-    save_transcript(tmp_path / "talk", Transcript(messages=messages))
+    Transcript(messages=messages).save(tmp_path / "talk")
     terminal = rule_chat(tmp_path, {})
     at = terminal.position
     terminal.ask(f"/load {tmp_path / 'talk'}", "6 messages")
@@ -642,7 +642,7 @@ def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path
     terminal.leave()
     path = find_latest(tmp_path / "chats")
     assert path is not None
-    assert out.read_text().rstrip("\n") == read_transcript(path).messages[1].content.rstrip("\n")
+    assert out.read_text().rstrip("\n") == Transcript.read(path).messages[1].content.rstrip("\n")
 
 
 def test_a_reader_that_leaves_ends_the_chat_in_peace(tiny_model: Path, tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ def test_two_chats_at_once_are_both_kept(tiny_model: Path, tmp_path: Path) -> No
         terminal.ask(f"the in {number}", "tokens/s")
     for terminal in terminals:
         terminal.leave()
-    saved = [read_transcript(path).messages[0].content for path in (tmp_path / "chats").iterdir()]
+    saved = [Transcript.read(path).messages[0].content for path in (tmp_path / "chats").iterdir()]
     assert sorted(saved) == ["the in 0", "the in 1"]
     assert len((tmp_path / "history").read_text().splitlines()) == 2
 
@@ -710,7 +710,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal.enter("an on")
     terminal.wait_for("an on")
     deadline = time.monotonic() + 120
-    while (path := find_latest(tmp_path / "chats")) is None or len(read_transcript(path).messages) < 5:
+    while (path := find_latest(tmp_path / "chats")) is None or len(Transcript.read(path).messages) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(terminal.process.pid, 9)  # the command, and its worker, which would keep what it has of the answer
@@ -720,12 +720,12 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal.ready()
     assert "your last message: 'an on'. Its answer was cut off" in " ".join(terminal.screen().split())
     assert "the in" in terminal.written
-    killed = read_transcript(path)
+    killed = Transcript.read(path)
     assert (user_messages(tmp_path), killed.cut_short[-1]) == (["the in", "an on"], (4, "cancelled"))
     terminal.ask("/retry", "tokens/s")
     terminal.leave()
-    assert read_transcript(path).messages[:4] == killed.messages[:4]
-    begun, again = killed.messages[4].content, read_transcript(path).messages[4].content
+    assert Transcript.read(path).messages[:4] == killed.messages[:4]
+    begun, again = killed.messages[4].content, Transcript.read(path).messages[4].content
     assert begun.startswith(again) or again.startswith(begun)
     assert begun
     assert len([*(tmp_path / "chats").iterdir()]) == 1

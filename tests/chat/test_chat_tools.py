@@ -15,10 +15,17 @@ from edgespec import ModelError, ToolCall, UsageError
 from edgespec.chat.call_text import brief_result, describe_steps, format_call
 from edgespec.chat.commands import run_command
 from edgespec.chat.loop import answer_once
-from edgespec.chat.permission import QUESTION, Permission, ask_at_terminal, ask_permission
 from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import ChatSession
-from edgespec.chat.tool_box import ToolBox, open_tools, require_tools
+from edgespec.chat.tool_box import (
+    QUESTION,
+    Permission,
+    ToolBox,
+    ask_at_terminal,
+    ask_permission,
+    open_tools,
+    require_tools,
+)
 from edgespec.chat.tool_calls import MOST_ROUNDS
 from edgespec.engine.conversation import Conversation
 

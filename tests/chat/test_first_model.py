@@ -27,7 +27,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     shown: list[str] = []
     monkeypatch.setattr(first_model, "_print", shown.append)
-    monkeypatch.setattr(first_model, "_can_fetch", lambda offer, offline: not offline)
+    monkeypatch.setattr(first_model, "can_fetch", lambda source, timeout_s: True)
     monkeypatch.setattr(first_model, "free_memory", lambda limit: SimpleNamespace(free_bytes=limit or AMPLE))
     monkeypatch.setattr(first_model, "_free_disk", lambda folder: AMPLE)
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))

@@ -13,9 +13,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 
 from edgespec.chat import input as chat_input
 from edgespec.chat.commands import COMMANDS
-from edgespec.chat.completion import CommandCompleter
-from edgespec.chat.history import HistoryFile
-from edgespec.chat.input import ChatInput
+from edgespec.chat.input import ChatInput, CommandCompleter, HistoryFile
 from edgespec.chat.status import Status
 
 STATUS = Status(model="m", devices=("cpu", "cpu"), drafter="none", num_context=0, context_length=9)

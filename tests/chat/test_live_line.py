@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.chat.live_figures import LiveFigures
-from edgespec.chat.live_line import LiveLine
+from edgespec.chat.live_line import LiveFigures, LiveLine
 from edgespec.cli.main import main
 from edgespec.engine.answers import Chunk
 from edgespec.system.clock import VirtualClock

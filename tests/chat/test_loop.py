@@ -16,11 +16,10 @@ import tiny
 from rich.console import Console
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
-from edgespec.chat.clipboard import find_commands, osc52
+from edgespec.chat.clipboard import code_blocks, find_commands, osc52
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
-from edgespec.chat.copied_text import code_blocks
-from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.files import AutosaveFile
 from edgespec.chat.loop import _obey, _prompt_progress, _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
@@ -29,10 +28,11 @@ from edgespec.chat.status import Status, format_answer, format_report, format_st
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.stats import Stats, Tally
-from edgespec.engine.transcript import AutosaveFile, Transcript, read_transcript, save_transcript
+from edgespec.engine.transcript import Transcript
 from edgespec.errors import MemoryExhausted
 from edgespec.policy.measured_gain import Gain
 from edgespec.system.clock import VirtualClock
+from edgespec.system.signals import Leave, catch_ctrl_c
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -167,7 +167,7 @@ def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> N
     folder = session.autosave.folder
     message = Message("user", "Hi")
     for stem in ("a", "b"):
-        save_transcript(folder / f"{stem}.jsonl", Transcript(messages=(message,), name="same"))
+        Transcript(messages=(message,), name="same").save(folder / f"{stem}.jsonl")
         os.utime(folder / f"{stem}.jsonl", (4e9, 4e9))
     with pytest.raises(UsageError, match="2 chats are called same"):
         run_command(session, "/delete! same")
@@ -546,14 +546,14 @@ def test_what_is_shown_of_an_answer_is_on_the_disk_each_second(
     shown, saved = "", []
     for chunk in _save_regularly(session, session.conversation.stream("the in")):
         if session.autosave.path:
-            saved.append(read_transcript(session.autosave.path))
+            saved.append(Transcript.read(session.autosave.path))
             assert shown.startswith(saved[-1].messages[1].content)
             assert saved[-1].cut_short == ((1, "cancelled"),)
         shown += chunk.text
     texts = [each.messages[1].content for each in saved]
     assert len(texts) > len(set(texts)) >= 3
     session.save()
-    assert read_transcript(session.autosave.path or Path()) == session.conversation.transcript(session.model)
+    assert Transcript.read(session.autosave.path or Path()) == session.conversation.transcript(session.model)
     assert len([*session.autosave.path.parent.iterdir()] if session.autosave.path else []) == 1
 
 

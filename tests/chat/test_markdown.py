@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from edgespec.chat.markdown.blocks import MarkdownStream, Table
-from edgespec.chat.markdown.code_lines import CodeLines
-from edgespec.chat.markdown.column_widths import column_widths
+from edgespec.chat.markdown.blocks import CodeLines, MarkdownStream, Table
 from edgespec.chat.markdown.inline import InlineStream, Span
 from edgespec.chat.markdown.line_wrap import LineWrap
+from edgespec.chat.printer import column_widths
 
 SAMPLE = """# Title **x**
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec import Message
 from edgespec.chat.saved_chats import describe_chats, find_chat, list_chats
-from edgespec.engine.transcript import Transcript, save_transcript
+from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 
 LONG = "How do the rivers of the north find their way to the warm sea?"
@@ -18,7 +18,7 @@ NOW = datetime(2026, 1, 2, 3, 4)
 def keep(folder: Path, stem: str, text: str, time_s: int, name: str | None = None) -> Path:
     path = folder / f"{stem}.jsonl"
     messages = (Message("user", text), Message("assistant", "Yes."))
-    save_transcript(path, Transcript(messages=messages, model="/home/me/models/tiny-model", name=name))
+    Transcript(messages=messages, model="/home/me/models/tiny-model", name=name).save(path)
     os.utime(path, (time_s, time_s))
     return path
 

@@ -12,7 +12,8 @@ pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows la
 
 from terminal import CTRL_C, CTRL_D, Terminal
 
-from edgespec.engine.transcript import find_latest, read_transcript
+from edgespec.chat.saved_chats import find_latest
+from edgespec.engine.transcript import Transcript
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
 
@@ -70,7 +71,7 @@ def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
     terminal.leave()
     path = find_latest(tmp_path / "chats")
     assert path is not None
-    roles = [message.role for message in read_transcript(path).messages]
+    roles = [message.role for message in Transcript.read(path).messages]
     assert roles == ["user", "assistant", "tool", "assistant"] * 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.chat.trace_file import TraceFile
+from edgespec.chat.files import TraceFile
 from edgespec.drafters.timeline import Interval
 from edgespec.errors import UsageError
 

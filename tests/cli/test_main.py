@@ -19,7 +19,6 @@ import pytest
 from row_proofs import FAILS
 from scripted import scripted_engine
 
-from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
@@ -27,6 +26,7 @@ from edgespec.engine.answer_stream import AnswerStream, Reply
 from edgespec.engine.answers import Chunk
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.system import signals
 from edgespec.system.command_line import quote
 from edgespec.types import Logits, TokenIds
 
@@ -683,7 +683,7 @@ def test_an_answer_that_was_left_is_in_the_trace_or_reported(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(PlainPrinter, "push", push)
-    monkeypatch.setattr(interrupt, "_ONE_PRESS_S", -1.0)
+    monkeypatch.setattr(signals, "_ONE_PRESS_S", -1.0)
     if hangs:  # its thread has not ended, so that there is no last chunk
         monkeypatch.setattr(AnswerStream, "last", None)
     path = tmp_path / "trace.json"

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgespec.chat.saved_chats import find_latest
 from edgespec.cli import supervisor
-from edgespec.cli.crash import WorkerDeath, note_line
 from edgespec.cli.supervisor import supervised_command
-from edgespec.engine.transcript import find_latest, read_transcript
+from edgespec.cli.worker import WorkerDeath, note_line
+from edgespec.engine.transcript import Transcript
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="needs POSIX signals and terminals, which Windows lacks"
@@ -91,7 +92,7 @@ def answered_in(home: Path) -> list[str]:
 
 def _said_in(home: Path, role: str) -> list[str]:
     path = find_latest(home / "chats")
-    return [each.content for each in read_transcript(path).messages if each.role == role] if path else []
+    return [each.content for each in Transcript.read(path).messages if each.role == role] if path else []
 
 
 def death(name: str, *, written: str = "", is_out_of_memory: bool = False) -> WorkerDeath:

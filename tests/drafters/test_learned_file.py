@@ -7,7 +7,7 @@ import pytest
 from made_rows import NUM_COLUMNS, made_rows
 
 from edgespec.drafters.correction_training import TrainingRule, train_correction
-from edgespec.drafters.learned_file import LearnedFile, forget, learned_files, require_domain
+from edgespec.drafters.learned_file import LearnedFile, learned_files, require_domain
 from edgespec.drafters.learned_head import LearnedHead, Tally
 from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.errors import UsageError
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_and_forgotten(head: Path, learned: LearnedHead)
     LearnedFile(head, "code").write(learned)
     assert [each.domain for each in learned_files(head)] == ["code", "mail"]
     for each in learned_files(head):
-        forget(each)
+        each.forget()
     assert [path.name for path in head.iterdir()] == ["edgespec.json"]
 
 

@@ -11,10 +11,9 @@ import tiny
 from scripted import scripted_engine
 
 from edgespec import EdgeSpecError, Engine, ModelError, UsageError, load
-from edgespec.chat.kept_prefix import keep_prefix, kept_path, take_prefix
-from edgespec.chat.saved_chats import delete_chat, list_chats
+from edgespec.chat.files import AutosaveFile
+from edgespec.chat.saved_chats import delete_chat, keep_prefix, kept_path, list_chats, take_prefix
 from edgespec.chat.session import ChatSession
-from edgespec.engine.transcript import AutosaveFile
 from edgespec.export.convert import export_model
 
 pytestmark = pytest.mark.usefixtures("one_template_process")

@@ -7,16 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgespec import EdgeSpecError, Message, UsageError
+from edgespec.chat.files import AutosaveFile
+from edgespec.chat.saved_chats import find_latest
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.transcript import (
-    AutosaveFile,
-    Transcript,
-    find_latest,
-    read_transcript,
-    save_transcript,
-    write_transcript,
-)
+from edgespec.engine.transcript import Transcript
 
 TALK = Transcript(
     messages=(Message("system", "s"), Message("user", "a\n\u2028\ud800"), Message("assistant", "b")),
@@ -27,22 +22,22 @@ HEADER = '{"format": "edgespec conversation", "version": 1}\n'
 
 
 def test_written_and_read_is_the_same_and_its_owners_alone(tmp_path: Path) -> None:
-    write_transcript(tmp_path / "t", TALK)
-    assert read_transcript(tmp_path / "t") == TALK
+    TALK.write(tmp_path / "t")
+    assert Transcript.read(tmp_path / "t") == TALK
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
     assert [*tmp_path.iterdir()] == [tmp_path / "t"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_transcript(tmp_path / "t", TALK)
+    TALK.write(tmp_path / "t")
 
     def refuse(*names: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(EdgeSpecError, match="No space left"):
-        save_transcript(tmp_path / "t", Transcript())
-    assert read_transcript(tmp_path / "t") == TALK
+        Transcript().save(tmp_path / "t")
+    assert Transcript.read(tmp_path / "t") == TALK
     assert len([*tmp_path.iterdir()]) == 1
 
 
@@ -65,7 +60,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 def test_damaged_and_foreign_files_are_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        read_transcript(tmp_path / "t")
+        Transcript.read(tmp_path / "t")
 
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
@@ -77,7 +72,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         (Path("a\0b"), "cannot read"),
     ]:
         with pytest.raises(UsageError, match=words):
-            read_transcript(path)
+            Transcript.read(path)
 
 
 @pytest.mark.parametrize("roles", [("assistant",), ("user", "assistant", "assistant"), ("user", "system")])
@@ -94,7 +89,7 @@ def test_a_conversation_is_saved_from_its_first_message_on(tmp_path: Path) -> No
     file.write(TALK)
     assert file.path is not None
     assert find_latest(tmp_path / "chats") == file.path
-    assert read_transcript(file.path) == TALK
+    assert Transcript.read(file.path) == TALK
     assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
 
 
@@ -110,7 +105,7 @@ def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -
     assert first.path != second.path
     assert len(lines) == 1
     assert "goes on in a new one" in lines[0]
-    assert [read_transcript(path) for path in (second.path, first.path) if path] == [longer, TALK]
+    assert [Transcript.read(path) for path in (second.path, first.path) if path] == [longer, TALK]
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:

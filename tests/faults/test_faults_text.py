@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import ContextOverflow, Engine, Message, load
-from edgespec.chat.history import HistoryFile
+from edgespec.chat.input import HistoryFile
+from edgespec.chat.saved_chats import SUFFIX
 from edgespec.cli.main import main
-from edgespec.engine.transcript import SUFFIX, Transcript, save_transcript
+from edgespec.engine.transcript import Transcript
 from edgespec.manifest import Manifest
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
@@ -217,7 +218,7 @@ def test_conversation_that_is_damaged_is_not_gone_on_with_and_stays_as_it_is(
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     path = tmp_path / "chats" / f"broken{SUFFIX}"
     path.parent.mkdir()
-    save_transcript(path, Transcript(messages=(Message("user", "the"), Message("assistant", "in"))))
+    Transcript(messages=(Message("user", "the"), Message("assistant", "in"))).save(path)
     whole = path.read_bytes()
     if damage in ("a folder", "a pipe"):
         path.unlink()

@@ -24,7 +24,7 @@ from edgespec.manifest import Origin, read_manifest
 from edgespec.models.catalog import CATALOG, HubRepository
 from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource
-from edgespec.models.inventory import prepared_models, remove, verify
+from edgespec.models.inventory import Inventory
 from edgespec.models.repository import HubId
 
 
@@ -40,7 +40,7 @@ def test_pair_without_its_file_is_listed_with_the_command_that_fixes_it(tiny_mod
     home = ModelHome(tmp_path)
     for part in ("target", "drafter"):
         shutil.copytree(tiny_model, home.models / "both" / part)
-    (listed,) = prepared_models(home)
+    (listed,) = Inventory(home).models()
     assert listed.problem is not None
     assert listed.problem.endswith(f"run: edgespec pair check {home.models / 'both'}")
     with pytest.raises(ModelError, match=r"both is a pair whose pair\.json is missing"):
@@ -48,15 +48,15 @@ def test_pair_without_its_file_is_listed_with_the_command_that_fixes_it(tiny_mod
 
 
 def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:
-    (model,) = prepared_models(home)
+    (model,) = Inventory(home).models()
     assert (model.name, model.precision, model.source, model.problem) == ("tiny", "int8", "tiny.gguf", None)
     assert model.bytes == sum(path.stat().st_size for path in (home.models / "tiny").iterdir())
-    num_files, others = verify(home, "tiny")
+    num_files, others = Inventory(home).verify("tiny")
     assert (num_files, others) == (len(read_manifest(home.models / "tiny").files), [])
     (home.models / "tiny" / "notes.txt").write_text("mine")
-    assert verify(home, "tiny")[1] == ["notes.txt"]
-    assert remove(home, "tiny") == home.models / "tiny"
-    assert not list(prepared_models(home))
+    assert Inventory(home).verify("tiny")[1] == ["notes.txt"]
+    assert Inventory(home).remove("tiny") == home.models / "tiny"
+    assert not list(Inventory(home).models())
 
 
 def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.Capture
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(IntegrityError):
-        verify(home, "tiny")
+        Inventory(home).verify("tiny")
     capsys.readouterr()
     assert main(["models", "verify", "tiny", "--json"]) == 6
     assert "changed since its export" in json.loads(capsys.readouterr().out)["tiny"]["problem"]
@@ -77,14 +77,14 @@ def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.Capture
 @pytest.mark.parametrize("name", ["..", "../home", "", "nothing", "/etc"])
 def test_what_is_no_model_of_the_home_is_never_removed(home: ModelHome, name: str) -> None:
     with pytest.raises(ModelError, match="not a prepared model"):
-        remove(home, name)
+        Inventory(home).remove(name)
 
 
 def test_model_that_is_damaged_is_listed_with_its_problem(
     home: ModelHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home.models / "tiny" / "edgespec.json").write_text("{")
-    (model,) = prepared_models(home)
+    (model,) = Inventory(home).models()
     assert "not JSON" in (model.problem or "")
     assert main(["models", "list"]) == 0
     assert "smollm2-135m        98 MB" in capsys.readouterr().out
@@ -92,11 +92,11 @@ def test_model_that_is_damaged_is_listed_with_its_problem(
 
 def test_home_that_is_a_file_and_models_that_are_links(home: ModelHome, tmp_path: Path) -> None:
     (home.models / "linked").symlink_to(home.models / "tiny")
-    remove(home, "linked")
+    Inventory(home).remove("linked")
     assert (home.models / "tiny").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeSpecError, match="not a folder"):
-        list(prepared_models(ModelHome(tmp_path / "file")))
+        list(Inventory(ModelHome(tmp_path / "file")).models())
 
 
 def test_pull_prepares_and_remove_forgets(
@@ -110,13 +110,13 @@ def test_pull_prepares_and_remove_forgets(
 
 
 def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
-    assert next(prepared_models(home)).last_used is None
+    assert next(Inventory(home).models()).last_used is None
     load(home.models / "tiny", drafter="none", home=home.path).close()
-    used = datetime.fromisoformat(next(prepared_models(home)).last_used or "")
+    used = datetime.fromisoformat(next(Inventory(home).models()).last_used or "")
     assert abs((datetime.now(UTC) - used).total_seconds()) < 60
     home.mark_used(tmp_path / "elsewhere")
     assert [path.name for path in (home.path / "used").iterdir()] == ["tiny"]
-    remove(home, "tiny")
+    Inventory(home).remove("tiny")
     assert not list((home.path / "used").iterdir())
 
 
@@ -155,7 +155,7 @@ def test_pull_fetches_a_pair_at_its_commits(
 @pytest.mark.slow
 def test_pull_compares_with_the_source_when_asked(home: ModelHome, tiny_gguf: Path) -> None:
     assert main(["models", "pull", str(tiny_gguf), "--check"]) == 0
-    assert sorted(model.check is None for model in prepared_models(home)) == [False, True]
+    assert sorted(model.check is None for model in Inventory(home).models()) == [False, True]
 
 
 def test_control_characters_of_a_model_are_shown_not_obeyed(
@@ -239,7 +239,7 @@ def test_pair_in_the_home_is_listed_as_one_with_its_size(
         for part, precision in (("target", "fp32"), ("drafter", "int8"))
     ]
     export_pair(*halves, home.models / "pair")
-    pair, _ = prepared_models(home)
+    pair, _ = Inventory(home).models()
     size = sum(path.stat().st_size for path in (home.models / "pair").rglob("*") if path.is_file())
     assert (pair.kind, pair.precision, pair.bytes, pair.problem) == ("pair", "fp32 + int8", size, None)
     assert main(["models", "list"]) == 0
@@ -252,7 +252,7 @@ def test_source_without_a_name_is_a_damaged_manifest(home: ModelHome) -> None:
     document = json.loads(path.read_text())
     document["source"]["name"] = None
     path.write_text(json.dumps(document))
-    (model,) = prepared_models(home)
+    (model,) = Inventory(home).models()
     assert "source.name is None" in (model.problem or "")
 
 

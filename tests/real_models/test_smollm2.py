@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.cli.bench import score
 from edgespec.cli.main import main
-from edgespec.cli.score import score
 from edgespec.errors import EdgeSpecError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest

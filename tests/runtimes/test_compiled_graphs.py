@@ -17,7 +17,7 @@ from edgespec.errors import DeviceUnavailable, IntegrityError, MemoryExhausted
 from edgespec.export.convert import export_model
 from edgespec.manifest import COMPILED, Manifest, read_manifest
 from edgespec.models.home import ModelHome
-from edgespec.models.inventory import prepared_models, remove, verify
+from edgespec.models.inventory import Inventory
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.compiled_graphs import RECORD, load_graphs
 from edgespec.runtimes.devices import Device
@@ -239,17 +239,17 @@ def test_models_list_verify_and_remove_know_compiled_graphs(
     model: Path, compiler: Compiler, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_writable: bool
 ) -> None:
     home = ModelHome(tmp_path / "home", offline=True)
-    (before,) = prepared_models(home)
+    (before,) = Inventory(home).models()
     if not is_writable:
         (model / COMPILED).write_text("")
     place = load(model, device())[0].parent
-    (after,) = prepared_models(home)
+    (after,) = Inventory(home).models()
     files = [path for path in place.iterdir() if path.name != "model.onnx.data"]
     assert after.bytes - before.bytes == sum(path.stat().st_size for path in files)
     num_files = len(read_manifest(model).files) + len(files)
-    assert verify(home, "tiny") == (num_files, [])
+    assert Inventory(home).verify("tiny") == (num_files, [])
     (place / "model.bin").write_bytes(b"")
     assert main(["models", "verify", "tiny"]) == 6
     assert "compiles it again" in capsys.readouterr().out
-    remove(home, "tiny")
+    Inventory(home).remove("tiny")
     assert not place.exists()

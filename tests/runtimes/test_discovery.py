@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec.cli.devices import device_lines
+from edgespec.cli.doctor import device_lines
 from edgespec.cli.main import main
 from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices, discovery, hardware

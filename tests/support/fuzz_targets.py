@@ -18,7 +18,7 @@ import tiny
 from edgespec.cli.main import command_parser
 from edgespec.config.config_file import read_file
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.transcript import Transcript, read_transcript, write_transcript
+from edgespec.engine.transcript import Transcript
 from edgespec.errors import EdgeSpecError
 from edgespec.evaluation.prompts import read_prompts
 from edgespec.export.convert import export_model
@@ -72,7 +72,7 @@ def targets(folder: Path) -> list[Target]:
         Target(
             "configuration", _reading(folder / "config.toml", read_file), (b'threads = 2\ndrafter = "none"\n',)
         ),
-        Target("transcript", _reading(folder / "talk.jsonl", read_transcript), (_transcript(folder),)),
+        Target("transcript", _reading(folder / "talk.jsonl", Transcript.read), (_transcript(folder),)),
         Target(
             "experience",
             _in_folder(folder / "known", "experience.json", _take_experience),
@@ -96,7 +96,7 @@ _ROUNDS = b'{"round": 2, "source": "m", "num_draft": 3, "num_accepted": 1, "draf
 
 def _transcript(folder: Path) -> bytes:
     path = folder / "seed.jsonl"
-    write_transcript(path, Transcript(messages=(Message("user", "hi"), Message("assistant", "Hello.")), model="m"))
+    Transcript(messages=(Message("user", "hi"), Message("assistant", "Hello.")), model="m").write(path)
     return path.read_bytes()
 
 

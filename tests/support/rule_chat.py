@@ -19,17 +19,16 @@ from typing import Any
 from chunk_stream import stream_of
 
 from edgespec import Message, SamplingParams
+from edgespec.chat.files import AutosaveFile
 from edgespec.chat.loop import answer_once, converse
-from edgespec.chat.permission import ask_at_terminal
 from edgespec.chat.printer import print_line
 from edgespec.chat.session import ChatSession
-from edgespec.chat.tool_box import open_tools
+from edgespec.chat.tool_box import ask_at_terminal, open_tools
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import Ticket
 from edgespec.engine.stats import Tally
-from edgespec.engine.transcript import AutosaveFile
 from edgespec.models.home import default_home
 from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
 
