@@ -117,7 +117,6 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.runtimes.device_names import form_of as form_of
     from edgespec.runtimes.device_names import parse_device_name as parse_device_name
     from edgespec.runtimes.devices import import_onnxruntime as import_onnxruntime
-    from edgespec.runtimes.discovery import DeviceReport as DeviceReport
     from edgespec.runtimes.discovery import Discovery as Discovery
     from edgespec.runtimes.discovery import discover as discover
     from edgespec.runtimes.half_floats import is_known_to_lack_half_floats as is_known_to_lack_half_floats
@@ -207,7 +206,6 @@ _WING_NAMES = {
     "CallMessage": "tools.messages",
     "CatalogEntry": "models.catalog",
     "Decoder": "decoders",
-    "DeviceReport": "runtimes.discovery",
     "Discovery": "runtimes.discovery",
     "DraftPolicy": "decoding.scheduler",
     "FixedLength": "policy.fixed",

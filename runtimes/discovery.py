@@ -14,6 +14,7 @@ from edgespec.runtimes.driver_check import check_driver
 from edgespec.runtimes.hardware import Accelerator, accelerators
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS
+from edgespec.system.printable import printable
 from edgespec.system.system_info import processor_name
 
 _CHECKED = ("webgpu",)  # list every GPU of the machine, with a driver or without
@@ -43,6 +44,17 @@ class DeviceReport:
     problem: str | None = None
     fix: str | None = None
 
+    def line(self) -> str:
+        """The device in a line for a person."""
+        if not self.is_usable:
+            advice = f". To fix it: {self.fix}" if self.fix else ""
+            return f"{self.device}: not usable, {self.problem}{advice}"
+        details = [self.name or self.vendor, f"driver {self.driver}" if self.driver else None]
+        if self.memory_bytes is not None and self.free_bytes is not None:
+            details.append(f"{self.free_bytes / 1e9:.1f} of {self.memory_bytes / 1e9:.1f} GB free")
+        known = "".join(f", {each}" for each in details if each)
+        return f"{self.device}: usable {self.kind}{known} ({self.provider})"
+
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
@@ -50,6 +62,12 @@ class Discovery:
 
     devices: tuple[DeviceReport, ...]
     unused: tuple[tuple[Accelerator, str], ...]
+
+    def lines(self) -> list[str]:
+        """One line per device, usable ones first, then one per accelerator that no installed provider can use."""
+        ordered = sorted(self.devices, key=lambda device: not device.is_usable)
+        unused = [f"unused {each.kind} of {each.vendor}: {advice}" for each, advice in self.unused]
+        return [printable(line, keep="") for line in (*(device.line() for device in ordered), *unused)]
 
     def document(self) -> dict[str, Any]:
         """The document of `edgespec devices --json`."""

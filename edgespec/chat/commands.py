@@ -24,7 +24,15 @@ from edgespec.chat.compacting import begin_compacting, undo_compacting
 from edgespec.chat.files import attach, detach, export_to, parse_new_path, parse_path, save_to, trace_to
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import describe_resumed, show_last, show_rounds
-from edgespec.chat.saved_chats import branch, delete_saved, name_chat, open_chat, show_chats, suggest_instead
+from edgespec.chat.saved_chats import (
+    branch,
+    delete_saved,
+    name_chat,
+    offer_deletion,
+    open_chat,
+    show_chats,
+    suggest_instead,
+)
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
@@ -239,19 +247,9 @@ def _prefill(session: ChatSession, argument: str) -> None:
     session.info(f"the next answer begins with: {argument}" if argument else "the model begins the next answer")
 
 
-@_command("branch", Argument.COUNT, "go on in a copy of the chat, with its first N messages")
-def _branch(session: ChatSession, argument: str) -> None:
-    branch(session, argument)
-
-
-@_command("name", Argument.TEXT, "name this chat; alone, show its name")
-def _name(session: ChatSession, argument: str) -> None:
-    name_chat(session, argument)
-
-
-@_command("chats", Argument.TEXT, "list the saved chats, or those with some words in them")
-def _chats(session: ChatSession, argument: str) -> None:
-    show_chats(session, argument)
+_command("branch", Argument.COUNT, "go on in a copy of the chat, with its first N messages")(branch)
+_command("name", Argument.TEXT, "name this chat; alone, show its name")(name_chat)
+_command("chats", Argument.TEXT, "list the saved chats, or those with some words in them")(show_chats)
 
 
 @_command("open", Argument.CHAT, "continue another chat, by its name or its number in /chats")
@@ -266,14 +264,8 @@ def _open(session: ChatSession, argument: str) -> None:
     session.info(describe_resumed(session) + hint)
 
 
-@_command("delete", Argument.CHAT, "delete a saved chat, once you confirm it with /delete!")
-def _delete(session: ChatSession, argument: str) -> None:
-    delete_saved(session, argument, is_sure=False)
-
-
-@_command("delete!", Argument.CHAT, "delete a saved chat for good")
-def _delete_surely(session: ChatSession, argument: str) -> None:
-    delete_saved(session, argument, is_sure=True)
+_command("delete", Argument.CHAT, "delete a saved chat, once you confirm it with /delete!")(offer_deletion)
+_command("delete!", Argument.CHAT, "delete a saved chat for good")(delete_saved)
 
 
 _file_command("export", "write the chat to be read elsewhere, as .md or .json", export_to, "talk.md")

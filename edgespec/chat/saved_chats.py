@@ -203,15 +203,6 @@ def _markdown(transcript: Transcript) -> Iterator[str]:
             yield f"\n*(ended early: {reasons[i]})*\n"
 
 
-def delete_chat(chat: SavedChat) -> None:
-    """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
-    try:
-        chat.path.unlink()
-        chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
-    except OSError as error:
-        raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None
-
-
 _FEWEST_READ = 100  # tokens; fewer take longer for each
 
 
@@ -321,7 +312,30 @@ def suggest_instead(session: ChatSession, wanted: str) -> None:
     )
 
 
-def delete_saved(session: ChatSession, wanted: str, *, is_sure: bool) -> None:
+def delete_chat(chat: SavedChat) -> None:
+    """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
+    try:
+        chat.path.unlink()
+        chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None
+
+
+def offer_deletion(session: ChatSession, wanted: str) -> None:
+    """Say how to delete a saved chat, which has to be confirmed. Raises UsageError: it cannot be deleted."""
+    chat = _deletable_chat(session, wanted)
+    num = len(chat.transcript.messages)
+    session.info(f"/delete! {wanted} deletes '{one_line(chat.title, 60)}' with {num} messages for good")
+
+
+def delete_saved(session: ChatSession, wanted: str) -> None:
+    """Delete a saved chat for good. Raises EdgeSpecError: it cannot be deleted."""
+    chat = _deletable_chat(session, wanted)
+    delete_chat(chat)
+    session.info(f"deleted '{one_line(chat.title, 60)}'")
+
+
+def _deletable_chat(session: ChatSession, wanted: str) -> SavedChat:
     if not wanted:
         raise UsageError("/delete needs the name of a chat or its number; /chats lists them")
     folder = require_folder(session)
@@ -329,15 +343,9 @@ def delete_saved(session: ChatSession, wanted: str, *, is_sure: bool) -> None:
     num_named = sum(each.transcript.name == wanted for each in list_chats(folder))
     if num_named > 1:
         raise UsageError(f"{num_named} chats are called {wanted}; /delete one by its number in /chats")
-    title = one_line(chat.title, 60)
     if chat.path == session.file:
         raise UsageError("this chat is open; /clear begins another one, and /delete can remove this one then")
-    if not is_sure:
-        num = len(chat.transcript.messages)
-        session.info(f"/delete! {wanted} deletes '{title}' with {num} messages for good")
-        return
-    delete_chat(chat)
-    session.info(f"deleted '{title}'")
+    return chat
 
 
 def branch(session: ChatSession, argument: str) -> None:

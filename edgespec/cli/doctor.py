@@ -18,10 +18,9 @@ from edgespec.config.speed import format_speed
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
-from edgespec.system.printable import printable
 
 if TYPE_CHECKING:
-    from edgespec import DeviceReport, Discovery, Engine
+    from edgespec import Engine
     from edgespec.evaluation.exactness import Difference
     from edgespec.types import TokenIds
 
@@ -70,7 +69,7 @@ def _check_installation(options: argparse.Namespace) -> int:
         code = DeviceUnavailable.exit_code
     elif not document["home"]:
         code = UsageError.exit_code
-    devices = [f"device {line}" for line in device_lines(found)]
+    devices = [f"device {line}" for line in found.lines()]
     tested = _format_self_test(document["self_test"], options.model)
     print_result(options, document, *_machine_lines(document), *devices, tested)
     return code
@@ -281,25 +280,4 @@ def _devices(options: argparse.Namespace) -> None:
     from edgespec import discover
 
     found = discover()
-    print_result(options, found.document(), *device_lines(found))
-
-
-def device_lines(found: "Discovery") -> list[str]:
-    """One line per device, usable ones first, then one per accelerator that no installed provider can use."""
-    usable = [_usable_line(device) for device in found.devices if device.is_usable]
-    others = [_unusable_line(device) for device in found.devices if not device.is_usable]
-    unused = [f"unused {each.kind} of {each.vendor}: {advice}" for each, advice in found.unused]
-    return [printable(line, keep="") for line in (*usable, *others, *unused)]
-
-
-def _usable_line(device: "DeviceReport") -> str:
-    details = [device.name or device.vendor, f"driver {device.driver}" if device.driver else None]
-    if device.memory_bytes is not None and device.free_bytes is not None:
-        details.append(f"{device.free_bytes / 1e9:.1f} of {device.memory_bytes / 1e9:.1f} GB free")
-    known = "".join(f", {each}" for each in details if each)
-    return f"{device.device}: usable {device.kind}{known} ({device.provider})"
-
-
-def _unusable_line(device: "DeviceReport") -> str:
-    advice = f". To fix it: {device.fix}" if device.fix else ""
-    return f"{device.device}: not usable, {device.problem}{advice}"
+    print_result(options, found.document(), *found.lines())

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec.cli.doctor import device_lines
 from edgespec.cli.main import main
 from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices, discovery, hardware
@@ -123,7 +122,7 @@ def test_devices_agree_with_what_device_takes(capsys: pytest.CaptureFixture[str]
 def test_lines_name_usable_ones_first_and_show_control_characters() -> None:
     lost = DeviceReport(device="x", kind="gpu", provider="P", problem="\x1b[2J", fix="run this")
     here = DeviceReport(device="y", kind="gpu", provider="Q", name="N", driver="1", is_usable=True)
-    lines = device_lines(Discovery((lost, here), ((Accelerator("npu", "Intel"), "install"),)))
+    lines = Discovery((lost, here), ((Accelerator("npu", "Intel"), "install"),)).lines()
     assert lines == [
         "y: usable gpu, N, driver 1 (Q)",
         "x: not usable, \\x1b[2J. To fix it: run this",
