@@ -16,6 +16,12 @@ ROOMS = [
     "runtimes", "export", "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation",
     "training", "server", "chat/markdown", "chat", "cli",
 ]  # fmt: skip
+# Wings import the face, the ground and their own room alone; the command line also imports the other wings.
+WINGS: dict[str, set[str]] = {
+    "chat": set(),
+    "cli": {"chat", "evaluation", "export", "server", "simulation", "training"},
+}
+GROUND = {"system", "config", "errors", "types", "manifest"}
 FLAT = ("runtimes", "export")  # folders beside edgespec/, sub-packages by pyproject.toml
 HEAVY = {
     "onnxruntime": "runtimes",
@@ -82,6 +88,17 @@ def test_every_folder_is_a_room() -> None:
 def test_rooms_import_from_those_above_them(room: str) -> None:
     allowed = {*ROOMS[: ROOMS.index(room) + 1]} - ({"runtimes"} if room == "export" else set())
     assert {path.name: rooms_of(path) for path in modules(room) if rooms_of(path) - allowed} == {}
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_wings_import_the_face_and_the_ground(wing: str) -> None:
+    allowed = GROUND | {wing} | WINGS[wing]
+    found = {
+        path.name: {name.split(".")[1] for name in imported_anywhere(path) if name.startswith("edgespec.")}
+        - allowed
+        for path in (ROOT / "edgespec" / wing).rglob("*.py")
+    }
+    assert {name: rooms for name, rooms in found.items() if rooms} == {}
 
 
 @pytest.mark.parametrize("name", ["decoders", "errors", "manifest", "types"])
