@@ -27,8 +27,8 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.synthetic import VOCAB_SIZE, Context, SyntheticDecoder, synthetic_target
+from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import VOCAB_SIZE, Context, SyntheticDecoder, synthetic_target
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Row
 

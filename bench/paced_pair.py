@@ -15,8 +15,8 @@ from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.drafters.lanes import VirtualLane
-from edgespec.runtimes.paced import PacedDecoder
 from edgespec.simulation.device_pair import Machine
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds
 

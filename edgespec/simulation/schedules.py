@@ -22,11 +22,11 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
 from edgespec.simulation.decisions import Calls, RecordedDrafter, ReplayPolicy
 from edgespec.simulation.device_pair import Machine, bound
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.simulation.recording import Recording
+from edgespec.simulation.synthetic import WINDOW, synthetic_drafter, synthetic_target
 from edgespec.system.clock import Clock, VirtualClock
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds
 

@@ -11,6 +11,7 @@ import pytest
 import tiny
 from double import Double, branch_logits, tree_pass
 from faulty import edit_graph
+from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
 from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
@@ -27,7 +28,6 @@ from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.soundness import is_argmax_sound, probe_tokens
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Acceptance, Logits, TokenIds
 
 PROMPT = "the in the an the in"

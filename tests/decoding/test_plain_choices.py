@@ -9,6 +9,7 @@ import pytest
 from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, drafters_of
 
 from edgespec.decoders import Decoder
@@ -18,7 +19,6 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.engine.near_ties import measure_width_change
 from edgespec.policy.fixed import FixedLength
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 
 CHANGE = 0.2  # of a logit, at most

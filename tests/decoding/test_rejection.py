@@ -13,6 +13,7 @@ import pytest
 from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import equality
@@ -31,8 +32,7 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.simulation.schedules import virtual_devices
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Acceptance, Distribution, Drafter, Logits, Sampler, TokenIds, Tree, append

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 from table_runs import (
     KINDS,
     PROMPT,
@@ -26,7 +27,6 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.errors import ContextOverflow
 from edgespec.policy.fixed import FixedLength
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import TokenMask, Tree
 
 

@@ -14,8 +14,7 @@ import pytest
 import tiny
 from passages import Index, Passage, read_folder
 from stuck import StuckDecoder, engine_of
-
-from edgespec.runtimes.table import TableDecoder
+from table_decoder import TableDecoder
 
 DEMOS = Path(__file__).parents[2] / "demos"
 

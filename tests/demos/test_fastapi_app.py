@@ -17,9 +17,9 @@ import tiny
 import uvicorn
 from fastapi_app import make_app
 from stuck import StuckDecoder, engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Engine, load
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 
 DEMOS = Path(__file__).parents[2] / "demos"

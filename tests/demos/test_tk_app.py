@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import tiny
 from stuck import StuckDecoder, engine_of
+from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, Engine, LoadProgress, Message
-from edgespec.runtimes.table import TableDecoder
 
 DEMOS = Path(__file__).parents[2] / "demos"
 WAIT_S = 120.0

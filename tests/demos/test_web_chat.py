@@ -17,10 +17,10 @@ import tiny
 import web_chat
 from scripted import scripted_engine
 from stuck import StuckDecoder, engine_of
+from table_decoder import TableDecoder
 from web_chat import MAX_BYTES, PAGE, ChatServer, runs
 
 from edgespec import Chunk, load
-from edgespec.runtimes.table import TableDecoder
 
 QUESTION = [{"role": "user", "content": "the in the"}]
 

@@ -13,10 +13,10 @@ import pytest
 import tiny
 from background_chat import BackgroundChat, Event
 from stuck import StuckDecoder, engine_of
+from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, Engine, Message
 from edgespec.decoders import Decoder
-from edgespec.runtimes.table import TableDecoder
 
 
 @pytest.fixture(autouse=True)

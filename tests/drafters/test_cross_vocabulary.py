@@ -10,6 +10,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.drafters.cross_vocabulary import (
@@ -25,7 +26,6 @@ from edgespec.drafters.guess import Guess
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ContextOverflow, VocabularyMismatch
 from edgespec.export.vocabulary import vocabulary_from_gguf
-from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import DraftRequest, TokenIds
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoders import CHAINS, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
@@ -14,7 +15,6 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.guess import Guess
 from edgespec.drafters.model_drafter import ModelDrafter, next_choices
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
-from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
 from edgespec.types import NO_DRAFT, DraftRequest, Tree, Worth, append
 

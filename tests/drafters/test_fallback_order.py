@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from imitated_machine import MIB, Machine
+from table_decoder import TableDecoder
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, Plain, speculative_decode
@@ -23,8 +24,7 @@ from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE
 from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.types import Drafter, Report
 

@@ -10,6 +10,7 @@ import pytest
 from double import Double
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 from threads_left import wait_for_threads_since
 
 from edgespec.decoders import Can, Decoder
@@ -31,9 +32,8 @@ from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
-from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Acceptance, Drafter, DraftRequest, Foreseen, Logits, TokenIds, Tree, append
 

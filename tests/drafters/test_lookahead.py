@@ -8,6 +8,7 @@ from double import tree_logits
 from hypothesis import given
 from hypothesis import strategies as st
 from pass_times import CPU, GPU
+from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, sampling_params, target, tokens_of
 
 from edgespec import SamplingParams
@@ -20,7 +21,6 @@ from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import DraftRequest, TokenIds, Tree, append
 
 GREEDY = GumbelSampler(SamplingParams())

@@ -1,12 +1,12 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoders import ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, TokenIds
 

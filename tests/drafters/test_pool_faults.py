@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from imitated_machine import ROOMY, VOCAB, Machine, target
 from pool_answers import answer
+from table_decoder import TableDecoder
 
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 from pool_answers import PROMPT, answer, tokens_of
+from table_decoder import TableDecoder
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
@@ -15,7 +16,6 @@ from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 
 

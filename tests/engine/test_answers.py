@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tiny
 from double import Double
+from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, Reply, SamplingParams
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
@@ -33,7 +34,6 @@ from edgespec.loading.open_model import SubsetDecoder
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds

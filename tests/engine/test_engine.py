@@ -12,6 +12,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import tiny
+from table_decoder import TableDecoder
 
 import edgespec
 from edgespec import (
@@ -32,7 +33,6 @@ from edgespec.manifest import read_manifest, write_manifest
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
 from edgespec.runtimes.devices import find_device, machine_key
-from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
 from edgespec.tokenization.tokenizer import Tokenizer

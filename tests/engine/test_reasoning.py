@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import tiny
 from stuck import engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Chunk, Completion, UsageError
 from edgespec.engine.answers import join_chunks
 from edgespec.engine.reasoning import ReasoningGate, ReasoningStream, split_reasoning
 from edgespec.engine.stats import Tally
-from edgespec.runtimes.table import TableDecoder
 
 CASES = [
     ("<think>\nLet me see.\n\nYes.\n</think>\n\nThe sky.", False, "Let me see.\n\nYes.", "The sky."),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from table_decoder import TableDecoder
 
 from edgespec import (
     ContextOverflow,
@@ -22,7 +23,6 @@ from edgespec import (
 from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
 from edgespec.manifest import SuggestedSampling
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

@@ -12,6 +12,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
@@ -21,7 +22,6 @@ from edgespec.engine.run_ahead import RunAhead
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 from table_runs import KINDS, PROMPT, VOCAB, drafters_of, sampling_params
 
 from edgespec.decoding.acceptance import equality
@@ -18,7 +19,6 @@ from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Acceptance, TokenIds, Tree
 
 

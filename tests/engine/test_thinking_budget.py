@@ -9,6 +9,7 @@ import pytest
 import tiny
 from scripted import scripted_engine
 from stuck import engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Completion, Engine, SamplingParams, UsageError, load
 from edgespec.drafters.model_drafter import ModelDrafter
@@ -18,7 +19,6 @@ from edgespec.engine.model_reasoning import CLOSING, ThinkingBudget, has_spent
 from edgespec.engine.reasoning import CLOSE
 from edgespec.export.convert import export_model
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 OPENS = "<|im_start|>user\n{{ messages[-1].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from double import Double
+from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, drafters_of
 
 from edgespec.decoders import Decoder
@@ -13,7 +14,6 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.evaluation.exactness import Comparison, compare
 from edgespec.policy.fixed import FixedLength
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]

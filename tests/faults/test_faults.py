@@ -17,6 +17,7 @@ from fault_answers import HOT, PROMPT, joined
 from faulty import SCHEDULES, drafted_engine, edit_graph, plain_engine, poisoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec import Chunk, EdgeSpecError, SamplingParams, load
 from edgespec.decoding.acceptance import equality
@@ -24,7 +25,6 @@ from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.manifest import Manifest
-from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Acceptance, DraftRequest, Logits, TokenIds, append
 

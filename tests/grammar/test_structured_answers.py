@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tiny
 from stuck import engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Completion, Drafting, Engine, SamplingParams, UsageError, load
 from edgespec.decoders import LOGITS, Can, Pass, Rows
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 pytestmark = pytest.mark.usefixtures("one_template_process")

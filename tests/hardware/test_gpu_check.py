@@ -15,9 +15,9 @@ from device_figures.page import format_machine, format_memory
 from device_figures.passes import bytes_of_pass
 from random_model import DRAFTER_LAYERS, NUM_KNOWN, SHAPES, drafter_of, write_model
 from safetensors.numpy import load_file
+from table_decoder import TableDecoder
 
 from edgespec.manifest import Signature, read_manifest
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"

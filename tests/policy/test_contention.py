@@ -15,8 +15,8 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats, split_surprise
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
+from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.system.clock import VirtualClock
 from edgespec.types import append
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from table_decoder import TableDecoder
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -16,8 +17,7 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.draft_trees import TreeGain, may_pay
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.model_rates import nodes_key
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.system.clock import VirtualClock
 
 GREEDY, PROMPT, NUM_TOKENS = SamplingParams(), np.array([1, 2, 3], np.int32), 300

@@ -8,6 +8,7 @@ import pytest
 from calls import decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoders import Can
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -17,7 +18,6 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import Profile
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 WIDTHS = range(1, 31)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from table_decoder import TableDecoder
 
 from edgespec import load
 from edgespec.cli.main import main
@@ -13,7 +14,6 @@ from edgespec.policy.costs import pass_costs
 from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.profiling.measure import measure_passes
 from edgespec.profiling.profile import DrafterProfile, Profile
-from edgespec.runtimes.table import TableDecoder
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

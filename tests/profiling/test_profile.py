@@ -12,7 +12,7 @@ from edgespec.decoders import Cache
 from edgespec.profiling import measure
 from edgespec.profiling.measure import complete_profile, measure_contention, profile_drafter, profile_target
 from edgespec.profiling.profile import DrafterProfile, Profile
-from edgespec.runtimes.table import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens, TableDecoder
 from edgespec.types import Logits, TokenIds
 
 PROFILE = Profile(

@@ -24,7 +24,7 @@ from edgespec.manifest import read_manifest
 from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.table import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens, TableDecoder
 from edgespec.types import TokenIds
 
 VOCAB = tiny.VOCAB

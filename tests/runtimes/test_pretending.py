@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from growing import write_growing
+from table_decoder import TableDecoder
 
 from edgespec.errors import ContextOverflow
 from edgespec.export.convert import export_model
@@ -15,7 +16,6 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import append
 

@@ -11,6 +11,7 @@ from double import branch_logits, tree_logits, tree_pass
 from families import FAMILIES, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoders import BEST, Rows
 from edgespec.decoding import trees
@@ -19,7 +20,6 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder, tree_manifest
 from edgespec.types import TokenIds, append
 

@@ -15,9 +15,9 @@ import pytest
 import tiny
 from served import Served, home_with, serving, table_engine
 from stuck import StuckDecoder
+from table_decoder import TableDecoder
 
 from edgespec import Engine
-from edgespec.runtimes.table import TableDecoder
 from edgespec.server.answer_fields import priority_of
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames

@@ -17,10 +17,10 @@ import pytest
 import tiny
 from served import Served, home_with, rest_of, serving, table_engine
 from stuck import StuckDecoder, engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Engine
 from edgespec.errors import EdgeSpecError, MemoryExhausted
-from edgespec.runtimes.table import TableDecoder
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 from edgespec.server.security import is_loopback, require_key_on_network

@@ -7,6 +7,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from table_decoder import TableDecoder
+
 from edgespec.drafters.background_loader import BackgroundLoader
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
@@ -18,7 +20,6 @@ from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE, Pressure
-from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Drafter

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from edgespec import Engine
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens, TableDecoder
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds

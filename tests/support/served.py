@@ -13,13 +13,13 @@ from typing import Any
 import httpx2
 import tiny
 from stuck import engine_of
+from table_decoder import TableDecoder
 
 from edgespec import Engine
 from edgespec.decoders import Decoder
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.models.home import ModelHome
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.server.answers import Services
 from edgespec.server.app import make_app
 from edgespec.server.kept_prefixes import KeptPrefixes

@@ -4,6 +4,7 @@ from itertools import islice
 
 import numpy as np
 from hypothesis import strategies as st
+from table_decoder import TableDecoder
 
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -16,7 +17,6 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 VOCAB = 12

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from edgespec.decoders import Can, Decoder, Pass, Rows
 from edgespec.decoding import trees
-from edgespec.runtimes.table import HeldTokens
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.errors import require_context
 from edgespec.types import Logits, Row, TokenIds
 
 VOCAB_SIZE = 64
@@ -24,6 +25,52 @@ _memoize = lru_cache(maxsize=1 << 12)  # a growing tree needs its rows again wit
 
 Context = tuple[int, ...]  # the last tokens, at most WINDOW
 RowOf = Callable[[Context, int], Row]  # and how many tokens there are → [VOCAB_SIZE]
+
+
+@dataclass(slots=True)
+class HeldTokens:
+    """The tokens that a KV cache would hold; num_fed counts those that it did not hold and that were run."""
+
+    num_fed: int = 0
+    _tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _parents: tuple[int, ...] = ()
+
+    def feed(self, tokens: TokenIds, num_last: int, context_length: int) -> None:
+        """Count a pass for the logits of the last num_last of tokens.
+
+        Raises ContextOverflow: tokens are more than context_length.
+        """
+        require_context(len(tokens), context_length)
+        self._settle(tokens)
+        self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
+        self._tokens = tokens
+
+    def feed_tree(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None, context_length: int
+    ) -> None:
+        """Count a pass over a tree after tokens, for the rows of all its nodes or of the last.
+
+        Raises ContextOverflow: A branch is more than fits after tokens.
+        """
+        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
+        require_context(longest, context_length)
+        tree = (self._nodes, self._parents)
+        num_held = 0 if num_last is None else trees.num_held(self._tokens, tree, tokens, nodes, parents)
+        if num_held and num_last is not None:
+            self.num_fed += len(nodes) - min(num_held, len(nodes) - num_last)
+        else:
+            self._settle(tokens)
+            self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + len(nodes)
+        self._tokens, self._nodes, self._parents = tokens, nodes, tuple(parents)
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Hold the branch of the last tree that tokens run through."""
+        base = len(self._tokens)
+        if len(self._nodes) and np.array_equal(self._tokens, tokens[:base]):
+            path = trees.matching_path(self._nodes, self._parents, tokens[base:])
+            self._tokens = tokens[: base + len(path)]
+        self._nodes, self._parents = self._nodes[:0], ()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.engine.stats import Tally
 from edgespec.policy.fixed import FixedLength
-from edgespec.runtimes.synthetic import VOCAB_SIZE, SyntheticDecoder, synthetic_drafter, synthetic_target
+from edgespec.simulation.synthetic import VOCAB_SIZE, SyntheticDecoder, synthetic_drafter, synthetic_target
 from edgespec.types import TokenIds, append
 
 PROMPT = np.array([1, 2, 3], np.int32)

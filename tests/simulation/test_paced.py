@@ -4,11 +4,11 @@ from time import perf_counter
 import numpy as np
 import pytest
 from double import Double, tree_logits
+from table_decoder import TableDecoder
 
 from edgespec.decoders import Decoder
 from edgespec.errors import EdgeSpecError
-from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.paced import PacedDecoder
 from edgespec.types import Logits, TokenIds
 
 TEXT = np.array([1, 2, 3, 4, 5], np.int32)
