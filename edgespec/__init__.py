@@ -79,11 +79,13 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.engine.plan import plan_document as plan_document
     from edgespec.engine.reasoning import ReasoningStream as ReasoningStream
     from edgespec.engine.reasoning import split_reasoning as split_reasoning
+    from edgespec.engine.request import require_embedding_model as require_embedding_model
     from edgespec.engine.request import require_writer as require_writer
     from edgespec.engine.transcript import Transcript as Transcript
     from edgespec.engine.wish import Wish as Wish
     from edgespec.grammar.response_format import read_format as read_format
     from edgespec.loading.device_choice import require_names_together as require_names_together
+    from edgespec.loading.head_target import read_whole_model as read_whole_model
     from edgespec.loading.open_model import measure_ranges as measure_ranges
     from edgespec.loading.open_model import open_decoder as open_decoder
     from edgespec.loading.open_model import open_with_states as open_with_states
@@ -111,6 +113,7 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.policy.expected import expected_tokens as expected_tokens
     from edgespec.policy.fixed import FixedLength as FixedLength
     from edgespec.policy.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
+    from edgespec.policy.reasons import main_reason as main_reason
     from edgespec.profiling.measure import profile_target as profile_target
     from edgespec.profiling.profile import Profile as Profile
     from edgespec.runtimes.device_names import device_names as device_names
@@ -122,12 +125,16 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.runtimes.half_floats import is_known_to_lack_half_floats as is_known_to_lack_half_floats
     from edgespec.runtimes.hardware import cores as cores
     from edgespec.tokenization.chat_template import Turn as Turn
+    from edgespec.tokenization.prompt_encoder import parse_ids as parse_ids
+    from edgespec.tokenization.prompt_encoder import parse_messages as parse_messages
     from edgespec.tokenization.tokenizer import TextStream as TextStream
     from edgespec.tokenization.tokenizer import Tokenizer as Tokenizer
+    from edgespec.tools.call_events import in_order as in_order
     from edgespec.tools.function_process import FunctionProcess as FunctionProcess
     from edgespec.tools.messages import CallMessage as CallMessage
     from edgespec.tools.messages import ResultMessage as ResultMessage
     from edgespec.tools.tool import Tool as Tool
+    from edgespec.tools.tool import ToolUse as ToolUse
 
 __version__ = "0.1.0"
 
@@ -228,6 +235,7 @@ _WING_NAMES = {
     "TextStream": "tokenization.tokenizer",
     "Tokenizer": "tokenization.tokenizer",
     "Tool": "tools.tool",
+    "ToolUse": "tools.tool",
     "Transcript": "engine.transcript",
     "Turn": "tokenization.chat_template",
     "Wish": "engine.wish",
@@ -248,16 +256,20 @@ _WING_NAMES = {
     "free_memory": "memory.free_memory",
     "has_spent": "engine.model_reasoning",
     "import_onnxruntime": "runtimes.devices",
+    "in_order": "tools.call_events",
     "is_known_to_lack_half_floats": "runtimes.half_floats",
     "join_chunks": "engine.answers",
     "latest": "drafters.timeline",
     "learned_files": "drafters.learned_file",
+    "main_reason": "policy.reasons",
     "mean_nll": "decoding.likelihood",
     "measure_ranges": "loading.open_model",
     "memory_bytes": "models.forecast",
     "open_decoder": "loading.open_model",
     "open_with_states": "loading.open_model",
     "parse_device_name": "runtimes.device_names",
+    "parse_ids": "tokenization.prompt_encoder",
+    "parse_messages": "tokenization.prompt_encoder",
     "pass_costs": "policy.costs",
     "picture": "drafters.timeline",
     "plan_document": "engine.plan",
@@ -268,6 +280,8 @@ _WING_NAMES = {
     "ranking_document": "planning.drafter_ranking",
     "ranking_in_words": "planning.drafter_ranking",
     "read_format": "grammar.response_format",
+    "read_whole_model": "loading.head_target",
+    "require_embedding_model": "engine.request",
     "require_names_together": "loading.device_choice",
     "require_runtime": "loading.open_model",
     "require_writer": "engine.request",

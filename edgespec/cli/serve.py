@@ -32,8 +32,7 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
     from edgespec.server.kept_prefixes import KeptPrefixes
-    from edgespec.server.limits import Admission, Drain, Limits
-    from edgespec.server.metrics import Metrics
+    from edgespec.server.limits import Limits
     from edgespec.server.model_host import ModelHost
     from edgespec.server.model_names import ModelNames
     from edgespec.server.security import require_key_on_network
@@ -51,7 +50,7 @@ def _serve(options: argparse.Namespace) -> int:
             _is_memory_short,
             prefixes=KeptPrefixes(default_home() / "prefixes") if options.keep_prefix else None,
         )
-        services = Services(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
+        services = Services.within(limits, names, host)
         url = url_of(listening)
 
         def tell() -> None:

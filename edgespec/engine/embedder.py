@@ -78,8 +78,8 @@ class Embedder:
         require_context(len(tokens), self.context_length)
         return tokens
 
-    def vector(self, tokens: TokenIds, cancel: Cancel | None = None) -> Vectors:
-        """The vector of a text's tokens, of length 1, [hidden_size].
+    def vector(self, tokens: TokenIds, cancel: Cancel | None = None, size: int | None = None) -> Vectors:
+        """The vector of a text's tokens, of length 1, [hidden_size], or its first numbers at length 1, [size].
 
         Raises:
             Cancelled: It was cancelled.
@@ -100,7 +100,8 @@ class Embedder:
                 "the vector of a text has numbers that are not finite; the weights are damaged, or too large for "
                 "their precision: export the model with --precision fp32"
             )
-        return normalize(vector)
+        whole = normalize(vector)
+        return whole if size is None else normalize(whole[:size])
 
 
 def normalize(vector: Vectors) -> Vectors:

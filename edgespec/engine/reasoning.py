@@ -8,7 +8,7 @@ from typing import NamedTuple
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A piece of an answer's text, and whether it is part of the reasoning."""
 
     text: str
@@ -27,7 +27,7 @@ class ReasoningStream:
         self._skips_space = True
         self._held = ""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Return what is known by now; a mark that is not complete waits."""
         self._held += text
         if not self._is_begun:
@@ -49,17 +49,17 @@ class ReasoningStream:
         ready = self._held[: len(self._held) - _num_undecided(self._held)]
         return self._take(ready, is_reasoning=True)
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """Return what was held back."""
         return self._take(self._held, is_reasoning=self.is_reasoning)
 
-    def _take(self, text: str, *, is_reasoning: bool) -> list[Part]:
+    def _take(self, text: str, *, is_reasoning: bool) -> list[AnswerPart]:
         self._held = self._held[len(text) :] if self._held.startswith(text) and is_reasoning else ""
         if self._skips_space:
             text = text.lstrip()
         if text:
             self._skips_space = False
-        return [Part(text, is_reasoning)] if text else []
+        return [AnswerPart(text, is_reasoning)] if text else []
 
 
 class ReasoningGate:

@@ -1,11 +1,26 @@
 """Which target a drafting head drafts for: the one whose vocabulary and hidden states it was made for."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from edgespec.errors import ModelError, UnsuitedModel, UsageError, VocabularyMismatch
 from edgespec.loading.device_choice import source_of
+from edgespec.loading.open_model import ModelFolder, read_any_manifest
 from edgespec.manifest import Manifest
+from edgespec.models.pair import TARGET, read_pair
 from edgespec.system.command_line import quote
+
+
+def read_whole_model(folder: Path, name: str) -> ModelFolder:
+    """The model of a folder that answers by itself; of a pair its target.
+
+    Raises ModelError: There is none, or it cannot serve as a target.
+    """
+    pair = read_pair(folder)
+    found = folder if pair is None else pair.part(TARGET) or folder
+    manifest = read_any_manifest(found, lambda line: None)
+    require_whole_model(manifest, name)
+    return ModelFolder(found, manifest)
 
 
 def require_whole_model(manifest: Manifest, name: str) -> None:

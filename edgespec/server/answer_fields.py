@@ -3,12 +3,10 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.drafting import Drafting
-from edgespec.engine.engine import Engine
+from edgespec import AnswerOptions, Drafting, Engine, SamplingParams, ToolUse, Turn
 from edgespec.errors import ToolError, UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
@@ -19,10 +17,10 @@ from edgespec.server.protocol import (
     ResponsesRequest,
     SamplingFields,
     SpeculationField,
+    Text,
     text_of,
     within,
 )
-from edgespec.tools.tool import ToolUse
 
 _SEEDS = 1 << 64
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -31,8 +29,32 @@ _TASK, _HISTORY = "### Task:", "<chat_history>"
 _OUTPUTS = ('"title"', '"tags"', '"follow_ups"')
 
 
-def sampling_of(asked: SamplingFields, default: SamplingParams, limits: Limits, index: int = 0) -> SamplingParams:
-    """How tokens of one of several answers are chosen; what a request leaves open is the default's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """An answer that is asked for.
+
+    use: The tools that it may call.
+    format_field: The field of the request that states what it has to match.
+    whole_tool_calls: Give calls once they are whole.
+    opens_reasoning: The prompt ends with the mark that begins the reasoning.
+    """
+
+    prompt: Text | Sequence[Turn]
+    options: AnswerOptions
+    use: ToolUse | None = None
+    format_field: str | None = None
+    whole_tool_calls: bool = False
+    opens_reasoning: bool = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.options.get("sampling") or SamplingParams()
+
+
+def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: int = 0) -> SamplingParams:
+    """How tokens of one of several answers are chosen.
+
+    What a request leaves open is as the model's own settings have it, else greedy.
 
     Args:
         index: Of the answer. Each has a seed of its own, also where the request gives one.
@@ -47,7 +69,7 @@ def sampling_of(asked: SamplingFields, default: SamplingParams, limits: Limits, 
     # Without a seed each answer is another one, as clients expect.
     seed = secrets.randbits(53) if asked.seed is None else asked.seed
     return replace(
-        default,
+        engine.model_sampling or SamplingParams(),
         **{name: value for name, value in stated.items() if value is not None},
         logit_bias=_bias(asked.logit_bias or {}, limits),
         seed=(seed + index) % _SEEDS,
@@ -114,14 +136,14 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
 
 
 class StatedFormat(NamedTuple):
-    """What an answer has to match, as response_format states it, and the field of the request that has it."""
+    """A format that an answer has to match, as response_format states it, and the field that has it."""
 
     field: str
     value: Mapping[str, Any]
 
 
 def format_of(asked: GenerationFields) -> StatedFormat | None:
-    """What the answer has to match; None for any text.
+    """The format that the answer has to match; None for any text.
 
     Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON, or no choices.
     """
@@ -190,6 +212,13 @@ def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
     except UsageError as error:
         param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
         raise ApiError(400, str(error), param=param) from None
+
+
+def tool_options(use: ToolUse | None) -> AnswerOptions:
+    """What an engine is told of the tools that an answer may call."""
+    if use is None:
+        return AnswerOptions()
+    return AnswerOptions(tools=use.tools, tool_choice=use.choice, parallel_tool_calls=use.is_parallel)
 
 
 def tool_notes(use: ToolUse | None, engine: Engine) -> dict[str, str]:

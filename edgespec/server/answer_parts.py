@@ -1,15 +1,14 @@
 """Parts of what endpoints answer, in OpenAI's shapes: identities, log-probabilities, and what an answer took."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
 
-from edgespec.decoding.logprobs import TokenLogprob
-from edgespec.drafters.prediction import PredictionDrafter
-from edgespec.engine.stats import Stats
-from edgespec.policy.reasons import ENDING
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec import Stats, TokenLogprob, main_reason
+
+_LEAST = -9999.0  # JSON has no infinity
+_PREDICTION = "prediction"  # whose drafts are parts of the text that the answer is expected to repeat
 
 
 class Identity(NamedTuple):
@@ -22,15 +21,12 @@ def new_identity(kind: str) -> Identity:
     return Identity(f"{kind}{secrets.token_hex(12)}", int(time()))
 
 
-_LEAST = -9999.0  # JSON has no infinity
-
-
 class TokenWords:
-    """How tokens are spelled for clients."""
+    """How tokens are spelled for clients; piece gives the names of special ones."""
 
-    def __init__(self, spellings: Mapping[int, bytes], tokenizer: Tokenizer) -> None:
+    def __init__(self, spellings: Mapping[int, bytes], piece: Callable[[int], str | None]) -> None:
         self._spellings = spellings
-        self._tokenizer = tokenizer
+        self._piece = piece
 
     def text(self, token: int) -> str:
         """The text of a token; bytes that are no character by themselves become U+FFFD."""
@@ -38,7 +34,7 @@ class TokenWords:
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; of a special one, its name's."""
-        return self._spellings.get(token) or (self._tokenizer.piece(token) or "").encode()
+        return self._spellings.get(token) or (self._piece(token) or "").encode()
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], words: TokenWords) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def usage_of(
         reasoning_tokens: Those of the answers that are reasoning.
     """
     completion_tokens = sum(stats.num_emitted for stats in answers)
-    predicted = [stats.sources.get(PredictionDrafter.name, {}) for stats in answers]
+    predicted = [stats.sources.get(_PREDICTION, {}) for stats in answers]
     accepted = sum(counts.get("accepted", 0) for counts in predicted)
     drafted = sum(counts.get("drafted", 0) for counts in predicted)
     return {
@@ -139,7 +135,7 @@ def usage_of(
 
 
 def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
-    """What drafting did for the answers: by whom, how much was accepted, and what it gained or why there was none.
+    """Describe the drafting for answers: by whom, how much was accepted, what it gained or why there was none.
 
     gain is the speed over plain decoding, with an interval that holds in 95 of 100 cases; both are null where they
     could not be measured, as over several answers.
@@ -189,10 +185,8 @@ def _by_drafter(answers: Sequence[Stats]) -> dict[str, dict[str, int]]:
 
 
 def _reason(answers: Sequence[Stats]) -> str | None:
-    """Why most passes had no draft."""
     counts: dict[str, int] = {}
     for stats in answers:
         for reason, count in stats.undrafted.items():
             counts[reason] = counts.get(reason, 0) + count
-    others = {reason: count for reason, count in counts.items() if reason != ENDING} or counts
-    return max(others, key=lambda reason: others[reason], default=None)
+    return main_reason(counts)

@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.engine import Engine
-from edgespec.engine.stats import Stats
+from edgespec import AnswerStream, Chunk, Completion, Engine, Stats, join_chunks
+from edgespec.errors import FormatError
+from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, TokenWords, notes_of, speculation_of, usage_of
-from edgespec.server.engine_adapter import AnswerRequest, OpenAnswer, fingerprint, open_answer
-from edgespec.server.errors import Preempted
+from edgespec.server.errors import Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
-from edgespec.server.model_host import HostedModel, Lease, ModelHost
+from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all requests share."""
+    """The parts of the server that all requests share."""
 
     names: ModelNames
     host: ModelHost
@@ -36,6 +36,10 @@ class Services:
     metrics: Metrics
     drain: Drain
     limits: Limits
+
+    @classmethod
+    def within(cls, limits: Limits, names: ModelNames, host: ModelHost) -> "Services":
+        return cls(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,13 @@ class AnswerPlan:
     requests: Callable[[Engine], Sequence[AnswerRequest]]
     num_prompts: int = 1
     priority: int = 0
+
+
+class OpenAnswer(NamedTuple):
+    """An answer that is ready to be made: nothing is before its first chunk is asked for."""
+
+    prompt_tokens: int
+    chunks: AsyncGenerator[Chunk, None]
 
 
 @dataclass(slots=True)
@@ -108,7 +119,7 @@ class Answers:
 
     @property
     def words(self) -> TokenWords:
-        return TokenWords(self.model.spellings, self.model.engine.tokenizer)
+        return TokenWords(self.model.spellings, self.model.engine.tokenizer.piece)
 
     def head(self, identity: Identity, kind: str) -> dict[str, Any]:
         """The fields that each document about the answers begins with."""
@@ -117,7 +128,7 @@ class Answers:
             "object": kind,
             "created": identity.created,
             "model": self.model.name,
-            "system_fingerprint": fingerprint(self.model.engine),
+            "system_fingerprint": _fingerprint(self.model.engine),
         }
 
     def usage(self) -> dict[str, object]:
@@ -143,7 +154,7 @@ async def open_answers(services: Services, plan: AnswerPlan, record: RequestReco
 async def write_answers(
     services: Services, plan: AnswerPlan, record: RequestRecord, write: Callable[[Answers], Awaitable[T]]
 ) -> T:
-    """What write makes of the answers to a request, which nobody has read of before.
+    """Make the answers to a request, and let write make the result of them.
 
     Where their model has to give way they are made once more, when it has its place back. Raises what open_answers
     raises but Preempted.
@@ -167,9 +178,9 @@ async def _lease_answers(
             raise Preempted
         engine = lease.model.engine
         requests = await asyncio.to_thread(plan.requests, engine)
-        opened = [await open_answer(engine, request) for request in requests]
+        opened = [await _open_answer(engine, request) for request in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
-        reasoning = [count_reasoning(request, engine.tokenizer) for request in requests]
+        reasoning = [count_reasoning(request, engine) for request in requests]
         answers = Answers(lease, requests, opened, firsts, reasoning)
         try:
             yield answers
@@ -177,6 +188,27 @@ async def _lease_answers(
             for each in opened:
                 await each.chunks.aclose()
             _record(services.metrics, record, answers)
+
+
+async def _open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
+    """Encode and check a request, while other tasks run; raises what Engine.stream raises.
+
+    Raises ApiError: 400, no answer can match its format.
+    """
+    ask = partial(engine.stream, request.prompt, **request.options, whole_tool_calls=request.whole_tool_calls)
+    # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
+    try:
+        stream = await in_daemon(ask)
+    except FormatError as error:
+        raise explain_format(error, request.format_field) from None
+    return OpenAnswer(stream.prompt_tokens, _chunks(stream))
+
+
+async def _chunks(stream: AnswerStream) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a stream, which ends with this."""
+    async with stream:
+        async for chunk in stream:
+            yield chunk
 
 
 def _record(metrics: Metrics, record: RequestRecord, answers: Answers) -> None:
@@ -219,3 +251,11 @@ async def merge(
         await asyncio.gather(*pending, ending, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
+
+
+def _fingerprint(engine: Engine) -> str:
+    """A name of all that decides the text of a seed: the model's weights, and its device."""
+    manifest = engine.manifest
+    weights = manifest.files.get(manifest.weights)
+    key = weights.sha256 if weights else manifest.vocab_sha256
+    return f"{key[:12]}-{engine.device_names[0]}"

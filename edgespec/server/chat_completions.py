@@ -6,14 +6,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.engine.answers import Chunk, Completion
-from edgespec.engine.engine import Engine
-from edgespec.engine.reasoning import ReasoningStream
-from edgespec.server.answer_fields import drafting_of, format_of, priority_of, sampling_of, tool_notes, tool_use_of
+from edgespec import AnswerOptions, CallArguments, CallStart, Chunk, Completion, Engine, ReasoningStream
+from edgespec.server.answer_fields import (
+    AnswerRequest,
+    drafting_of,
+    format_of,
+    priority_of,
+    sampling_of,
+    tool_notes,
+    tool_options,
+    tool_use_of,
+)
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
-from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
@@ -26,7 +32,6 @@ from edgespec.server.protocol import (
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import DONE, EventStream, event
 from edgespec.server.thinking import budget_of, content_deltas, content_of, reasoning_of, thinking_of
-from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
 
@@ -59,24 +64,30 @@ def plan_of(asked: ChatRequest, limits: Limits) -> AnswerPlan:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
         thinking = thinking_of(asked, engine)
         opens_reasoning = not prefill and engine.opens_reasoning(messages, thinking=thinking)
+        samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
+        stated = format_of(asked)
+        options = AnswerOptions(
+            max_tokens=max_tokens,
+            stop=stop,
+            prefill=prefill,
+            logprobs=(top or 0) if asked.logprobs else None,
+            drafting=drafting,
+            response_format=stated and stated.value,
+            priority=priority,
+            thinking=thinking,
+            thinking_budget=budget_of(asked, engine),
+            **tool_options(use),
+        )
         return [
             AnswerRequest(
                 prompt=messages,
-                sampling=sampling_of(asked, default_sampling(engine), limits, i),
-                max_tokens=max_tokens,
-                stop=stop,
-                prefill=prefill,
-                num_top_logprobs=(top or 0) if asked.logprobs else None,
-                drafting=drafting,
-                response_format=format_of(asked),
-                tool_use=use,
+                options={**options, "sampling": sampling},
+                use=use,
+                format_field=stated and stated.field,
                 whole_tool_calls=not asked.stream,
-                priority=priority,
-                thinking=thinking,
-                thinking_budget=budget_of(asked, engine),
                 opens_reasoning=opens_reasoning,
             )
-            for i in range(num_answers)
+            for sampling in samplings
         ]
 
     return AnswerPlan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)
@@ -91,7 +102,7 @@ async def _document(
         choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
         return {
             **answers.head(identity, "chat.completion"),
-            **tool_notes(answers.requests[0].tool_use, answers.model.engine),
+            **tool_notes(answers.requests[0].use, answers.model.engine),
             "choices": choices,
             "usage": answers.usage(),
         }
@@ -116,7 +127,7 @@ async def _events(
     services: Services, plan: AnswerPlan, record: RequestRecord, asked: ChatRequest, identity: Identity
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
-        notes = tool_notes(answers.requests[0].tool_use, answers.model.engine)
+        notes = tool_notes(answers.requests[0].use, answers.model.engine)
         head = {**answers.head(identity, "chat.completion.chunk"), **notes}
         words = answers.words if asked.logprobs else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
@@ -139,21 +150,21 @@ async def _events(
 def _deltas(
     index: int, chunk: Chunk, words: TokenWords | None, reasoning: ReasoningStream | None
 ) -> list[dict[str, Any]]:
-    """What a chunk adds to a choice; its end is by itself, as some clients read no text beside it."""
+    """The additions of a chunk to a choice; its end is by itself, as some clients read no text beside it."""
     logprobs = chat_logprobs(chunk.logprobs, words) if words and chunk.logprobs else None
     added = content_deltas(chunk.text, reasoning, is_last=chunk.finish_reason is not None)
     if logprobs and not added:
         added = [{"content": ""}]
     found = [_delta(index, delta, logprobs if i == 0 else None) for i, delta in enumerate(added)]
-    found += [_delta(index, {"tool_calls": [delta]}) for delta in _call_deltas(chunk.tool_calls)]
+    found += [_delta(index, {"tool_calls": [delta]}) for delta in _call_deltas(chunk)]
     if chunk.finish_reason:
         found.append(_delta(index, {}, None, _REASONS.get(chunk.finish_reason, "length")))
     return found
 
 
-def _call_deltas(events: Sequence[CallEvent]) -> Iterator[dict[str, Any]]:
-    """What a chunk adds to the calls of a choice of /v1/chat/completions, each in a delta of its own."""
-    for each in events:
+def _call_deltas(chunk: Chunk) -> Iterator[dict[str, Any]]:
+    """The additions of a chunk to the calls of a choice, each in a delta of its own."""
+    for each in chunk.tool_calls:
         if isinstance(each, CallStart):
             function = {"name": each.name, "arguments": ""}
             yield {"index": each.index, "id": each.id, "type": "function", "function": function}

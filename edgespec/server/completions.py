@@ -6,13 +6,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.engine.answers import Chunk
-from edgespec.engine.engine import Engine
-from edgespec.server.answer_fields import drafting_of, format_of, priority_of, sampling_of
+from edgespec import AnswerOptions, Chunk, Engine
+from edgespec.server.answer_fields import (
+    AnswerRequest,
+    drafting_of,
+    format_of,
+    priority_of,
+    sampling_of,
+)
 from edgespec.server.answer_parts import Identity, TokenWords, completion_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
-from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, texts_of, within
@@ -56,17 +60,21 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
+        stated = format_of(asked)
+        options = AnswerOptions(
+            max_tokens=max_tokens,
+            stop=stop,
+            raw=True,
+            logprobs=top,
+            drafting=drafting,
+            response_format=stated and stated.value,
+            priority=priority,
+        )
         return [
             AnswerRequest(
                 prompt=prompt,
-                sampling=sampling_of(asked, default_sampling(engine), limits, i),
-                max_tokens=max_tokens,
-                stop=stop,
-                raw=True,
-                num_top_logprobs=top,
-                drafting=drafting,
-                response_format=format_of(asked),
-                priority=priority,
+                options={**options, "sampling": sampling_of(asked, engine, limits, i)},
+                format_field=stated and stated.field,
             )
             for prompt in prompts
             for i in range(num_each)
@@ -121,7 +129,7 @@ async def _events(
 
 
 def _part(index: int, chunk: Chunk, words: TokenWords | None, offsets: list[int]) -> dict[str, Any]:
-    """What a chunk adds to a choice; offsets are where the next token of each choice begins in the text."""
+    """The addition of a chunk to a choice; offsets are where the next token of each choice begins in the text."""
     logprobs = completion_logprobs(chunk.logprobs, words, offsets[index]) if words and chunk.logprobs else None
     if words:
         offsets[index] += sum(len(words.text(each.token_id)) for each in chunk.logprobs)
@@ -139,5 +147,5 @@ def _echoed(answers: Answers, index: int, asked: CompletionRequest) -> str:
     """The prompt, where a request wants it before the answer."""
     if not asked.echo:
         return ""
-    prompt = answers.requests[index].prompt
-    return prompt if isinstance(prompt, str) else answers.model.engine.detokenize(prompt)  # type: ignore[arg-type]
+    prompt = texts_of("prompt", asked.prompt)[index // (asked.n or 1)]
+    return prompt if isinstance(prompt, str) else answers.model.engine.detokenize(prompt)

@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec.engine.embedder import Embedder, Vectors, normalize
-from edgespec.engine.engine import Engine
-from edgespec.engine.request import require_embedding_model
+from edgespec import Engine, parse_ids, require_embedding_model
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client, run_until_closing
@@ -20,7 +19,6 @@ from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.system.cancel import Cancel
-from edgespec.tokenization.prompt_encoder import parse_ids
 from edgespec.types import TokenIds
 
 
@@ -70,9 +68,10 @@ async def _document(
             param="dimensions",
         )
     record.prompt_tokens = num_tokens = sum(map(len, inputs))
+    vectors = [await _vector(engine, tokens, asked.dimensions) for tokens in inputs]
     data = [
-        {"object": "embedding", "index": i, "embedding": _written(await _vector(embedder, tokens), asked)}
-        for i, tokens in enumerate(inputs)
+        {"object": "embedding", "index": i, "embedding": _written(vector, asked.encoding_format)}
+        for i, vector in enumerate(vectors)
     ]
     services.metrics.count_tokens(name, num_tokens, 0)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -90,23 +89,21 @@ def _encode(engine: Engine, text: Text) -> TokenIds:
         raise ApiError(told.status, str(told), param="input", code=told.code) from None
 
 
-async def _vector(embedder: Embedder, tokens: TokenIds) -> Vectors:
-    """The vector, whose pass ends if nobody waits for it any more.
+async def _vector(engine: Engine, tokens: TokenIds, size: int | None) -> npt.NDArray[np.float32]:
+    """The vector, or its first numbers, whose pass ends if nobody waits for it any more.
 
     In a thread of its own: it may wait long for those of other requests, and asyncio's threads are few.
     """
     cancel = Cancel()
     try:
-        return await in_daemon(lambda: embedder.vector(tokens, cancel))
+        return await in_daemon(lambda: engine.embedder.vector(tokens, cancel, size))
     finally:
         cancel.set()
 
 
-def _written(vector: Vectors, asked: EmbeddingsRequest) -> list[float] | str:
-    """A vector as JSON has it: its first numbers, at length 1 again, if fewer are asked for."""
-    if asked.dimensions is not None:
-        vector = normalize(vector[: asked.dimensions])
-    if asked.encoding_format == "base64":
+def _written(vector: npt.NDArray[np.float32], encoding: str | None) -> list[float] | str:
+    """A vector as JSON has it."""
+    if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.astype(np.float64).tolist()
     return numbers

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from edgespec.decoding.sampling import SamplingParams
+from edgespec import SamplingParams
 from edgespec.errors import (
     ContextOverflow,
     ConversationError,
@@ -83,7 +83,7 @@ class Preempted(ApiError):
 
 
 def explain(error: Exception, path: str = "") -> ApiError:
-    """What a client is told of an error; of one that nobody foresaw, no more than that there was one.
+    """Tell a client of an error; of one that nobody foresaw, no more than that there was one.
 
     Args:
         path: The address that was asked: errors of the engine name the fields that requests to it have.
@@ -121,10 +121,10 @@ def _explain_usage(message: str, conversation: str) -> ApiError:
 
 
 def explain_format(error: FormatError, field: str | None) -> ApiError:
-    """What a client is told of a format that no answer can match; field is where the request has it."""
+    """Tell a client of a format that no answer can match; field is where the request has it."""
     return ApiError(400, _FORMAT_NAME.sub(field or "response_format", str(error), 1), param=field)
 
 
 def closing() -> ApiError:
-    """What is told to clients whose answers a shutdown cuts short."""
+    """The refusal for clients whose answers a shutdown cuts short."""
     return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})

@@ -1,4 +1,4 @@
-"""What models have read, kept on the disk when they are closed, so that they need not read it again later.
+"""Texts that models have read, kept on the disk when they are closed, so that they need not read them again later.
 
 A file for each text, as Engine.save_prefix writes it, in a folder for each key: that of a model, and of the
 device, the processor and the ONNX Runtime that its keys and values depend on. Names are hashes of what files
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec import Engine
 from edgespec.config.byte_size import format_bytes
-from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 from edgespec.types import TokenIds
@@ -166,7 +166,7 @@ def _texts_in(folder: Path) -> Sequence[_File]:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Whether it is a folder of a key, and no link to another place."""
+    """True if it is a folder of a key, and no link to another place."""
     return _OWN_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 

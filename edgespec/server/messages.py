@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
+from edgespec import Message, Turn, parse_messages
 from edgespec.errors import UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest, text_of
-from edgespec.tokenization.chat_template import Message, Turn
-from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
@@ -33,8 +32,7 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
     Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
     """
     try:
-        messages = [_turn(each.place, each.message, param) for each in stated]
-        require_answerable(messages)
+        messages = parse_messages(_plain_message(each.place, each.message, param) for each in stated)
     except UsageError as error:
         raise ApiError(400, str(error), param=param) from None
     prefill = ""
@@ -45,19 +43,19 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
     return messages, prefill
 
 
-def _turn(place: str, stated: ChatMessage, param: str) -> Turn:
+def _plain_message(place: str, stated: ChatMessage, param: str) -> dict[str, Any]:
+    """The message as engines take it."""
     text = text_of(stated.content, place)
     if stated.role == "tool":
-        return ResultMessage(text, stated.tool_call_id or "", stated.name or "")
+        return {"role": "tool", "content": text, "tool_call_id": stated.tool_call_id, "name": stated.name}
     if (role := _ROLES.get(stated.role)) is None:
         raise ApiError(
             400,
             f"{place} has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool",
             param=param,
         )
-    if role == "assistant" and stated.tool_calls:
-        return CallMessage(text, parse_calls(stated.tool_calls))
-    return Message(role, text)
+    calls = {"tool_calls": stated.tool_calls} if role == "assistant" else {}
+    return {"role": role, "content": text, **calls}
 
 
 def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:

@@ -1,12 +1,11 @@
-"""What the server has done since it started, as Prometheus reads it. One thread, that of the event loop."""
+"""Counts of the server's work since it started, as Prometheus reads them. One thread, that of the event loop."""
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from edgespec import __version__
-from edgespec.engine.stats import Stats
+from edgespec import Stats, __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
@@ -15,7 +15,7 @@ from threading import Thread
 from time import monotonic
 from typing import TypeVar
 
-from edgespec.engine.engine import Engine
+from edgespec import Engine
 from edgespec.errors import MemoryExhausted
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line
@@ -60,7 +60,7 @@ class PriorityLock:
             self._pass_on()
 
     def is_wanted_above(self, priority: int) -> bool:
-        """Whether somebody of a higher priority waits."""
+        """True if somebody of a higher priority waits."""
         return bool(self._waiting) and -self._waiting[0].rank > priority
 
     async def _acquire(self, priority: int, number: int) -> None:
@@ -330,23 +330,17 @@ def in_daemon(work: Callable[[], T]) -> "asyncio.Future[T]":
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            set_outcome()
 
     def run() -> None:
         try:
-            found, failed = work(), None
+            set_outcome = partial(done.set_result, work())
         except BaseException as error:
-            found, failed = None, error
-        try:
-            loop.call_soon_threadsafe(settle, found, failed)
-        except RuntimeError:  # the event loop is closed
-            return
+            set_outcome = partial(done.set_exception, error)
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(settle, set_outcome)
 
     Thread(target=run, name="edgespec models", daemon=True).start()
     return done

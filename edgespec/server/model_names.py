@@ -6,13 +6,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from edgespec import CATALOG, ModelHome, read_whole_model
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.head_target import require_whole_model
-from edgespec.loading.open_model import read_any_manifest
 from edgespec.manifest import FILE_NAME, Manifest
-from edgespec.models.catalog import CATALOG
-from edgespec.models.home import ModelHome
-from edgespec.models.pair import TARGET, read_pair
 from edgespec.server.errors import ApiError
 
 _NAME_LENGTH = 200  # characters of a name that is repeated in a message
@@ -96,11 +92,11 @@ class ModelNames:
         )
 
     def manifest(self, name: str) -> Manifest | None:
-        """What is known of a model before it is loaded; None where it has yet to be prepared."""
+        """The manifest of a model before it is loaded; None where it has yet to be prepared."""
         return next((model.manifest for model in self.models() if model.name == name), None)
 
     def source(self, name: str) -> str:
-        """What load() is to be given for a name."""
+        """The name or the folder that load() is to be given for a name."""
         if name == self.own_name and self.own is not None:
             return self.own
         # The catalogue also knows a drafter. Otherwise the folder itself, whatever lies in the working directory.
@@ -124,16 +120,8 @@ def _near_names(asked: str, names: Sequence[str]) -> list[str]:
 def _read(name: str, folder: Path) -> Iterator[ServedModel]:
     """The model of a folder, if it can answer."""
     try:
-        manifest = read_any_manifest(_target_of(folder), lambda line: None)
-        require_whole_model(manifest, name)
-        yield ServedModel(
-            name=name, manifest=manifest, created=int((_target_of(folder) / FILE_NAME).stat().st_mtime)
-        )
+        model = read_whole_model(folder, name)
+        created = int((model.folder / FILE_NAME).stat().st_mtime)
+        yield ServedModel(name=name, manifest=model.manifest, created=created)
     except (EdgeSpecError, OSError):
         return
-
-
-def _target_of(folder: Path) -> Path:
-    """The folder of the model that answers: of a pair its target."""
-    pair = read_pair(folder)
-    return folder if pair is None else pair.part(TARGET) or folder

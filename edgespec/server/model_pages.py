@@ -1,4 +1,4 @@
-"""What needs no answer: models, texts to tokens and back, health and metrics."""
+"""The pages beside answers: models, texts to tokens and back, health and metrics."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from edgespec.engine.engine import Engine
+from edgespec import Engine
 from edgespec.server.answer_parts import TokenWords
 from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client
@@ -60,7 +60,7 @@ async def detokenize(services: Services, request: Request) -> Response:
 
 
 async def _with_model(services: Services, request: Request, name: str | None, work: Any) -> Response:
-    """What work makes of a loaded model as JSON, in a thread."""
+    """Do work on a loaded model in a thread; the response has its result as JSON."""
 
     async def lend() -> Response:
         found = await asyncio.to_thread(services.names.require, name)
@@ -82,7 +82,7 @@ def _tokens(model: HostedModel, asked: TokenizeRequest) -> dict[str, Any]:
         tokens = [*engine.encode(messages).tolist(), *engine.tokenize(prefill)]
     else:
         tokens = list(engine.tokenize(text or ""))
-    words = TokenWords(model.spellings, engine.tokenizer) if asked.with_pieces else None
+    words = TokenWords(model.spellings, engine.tokenizer.piece) if asked.with_pieces else None
     shown = [{"id": token, "piece": words.text(token)} for token in tokens] if words else tokens
     return {"tokens": shown, "count": len(tokens), "max_model_len": engine.context_length}
 

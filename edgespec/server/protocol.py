@@ -27,7 +27,7 @@ _TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """What every request may have: the name of a model."""
+    """A request; each may name a model."""
 
     model: str | None = None
 
@@ -97,7 +97,7 @@ class SamplingFields(ModelRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields(SamplingFields):
-    """What chat completions and completions have in common.
+    """The fields that chat completions and completions have in common.
 
     The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
     """

@@ -20,7 +20,7 @@ _ONE_MODEL = "/v1/models/{model}"  # the only route with a parameter
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of a request once it has ended."""
+    """The figures of a request once it has ended."""
 
     method: str
     path: str

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from edgespec import CallArguments, CallEnd, CallStart, ToolUse
 from edgespec.server.answer_parts import new_identity
-from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
-from edgespec.tools.tool import Tool, ToolUse
 
 NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
 
@@ -46,7 +45,7 @@ class ResponseItems:
         self._part["text"] += text
         yield "response.reasoning_text.delta", {**self._place, "delta": text}
 
-    def add_call(self, event: CallEvent) -> Iterator[NamedEvent]:
+    def add_call(self, event: CallStart | CallArguments | CallEnd) -> Iterator[NamedEvent]:
         """Begin a call, add to its arguments, or end it."""
         if isinstance(event, CallStart):
             self._waiting = []  # of tokens that belong to no text
@@ -121,15 +120,18 @@ class ResponseItems:
         return {**self._item_place, "content_index": 0}
 
 
-def flat_tool(tool: Tool) -> dict[str, Any]:
-    """A tool as /v1/responses states it."""
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description or None,
-        "parameters": dict(tool.parameters),
-        "strict": tool.strict,
-    }
+def flat_tools(use: ToolUse | None) -> list[dict[str, Any]]:
+    """Tools as /v1/responses states them."""
+    return [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description or None,
+            "parameters": dict(tool.parameters),
+            "strict": tool.strict,
+        }
+        for tool in (use.tools if use else ())
+    ]
 
 
 def flat_choice(use: ToolUse | None) -> str | dict[str, str]:

@@ -8,32 +8,39 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import Chunk
-from edgespec.engine.engine import Engine
-from edgespec.engine.reasoning import Part, ReasoningStream
+from edgespec import (
+    AnswerOptions,
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Chunk,
+    Engine,
+    ReasoningStream,
+    SamplingParams,
+    ToolUse,
+    in_order,
+)
 from edgespec.server.answer_fields import (
+    AnswerRequest,
     StatedFormat,
     drafting_of,
     priority_of,
     sampling_of,
     tool_notes,
+    tool_options,
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
 from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
-from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import RequestRecord, record_of
-from edgespec.server.response_items import NamedEvent, ResponseItems, flat_choice, flat_tool
+from edgespec.server.response_items import NamedEvent, ResponseItems, flat_choice, flat_tools
 from edgespec.server.sse import EventStream, event
 from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
-from edgespec.tools.call_events import CallStart, TextPart, in_order
-from edgespec.tools.tool import ToolUse
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
 
@@ -65,21 +72,26 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         thinking = thinking_of(asked, engine)
+        options = AnswerOptions(
+            sampling=sampling_of(asked, engine, limits),
+            max_tokens=max_tokens,
+            prefill=prefill,
+            stop=stop,
+            logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
+            drafting=drafting_of(asked.speculation, None, engine.open_drafters),
+            response_format=stated_format and stated_format.value,
+            priority=priority,
+            thinking=thinking,
+            thinking_budget=budget_of(asked, engine),
+            **tool_options(use),
+        )
         return [
             AnswerRequest(
                 prompt=messages,
-                sampling=sampling_of(asked, default_sampling(engine), limits),
-                max_tokens=max_tokens,
-                prefill=prefill,
-                stop=stop,
-                num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
-                drafting=drafting_of(asked.speculation, None, engine.open_drafters),
-                response_format=stated_format,
-                tool_use=use,
+                options=options,
+                use=use,
+                format_field=stated_format and stated_format.field,
                 whole_tool_calls=not asked.stream,
-                priority=priority,
-                thinking=thinking,
-                thinking_budget=budget_of(asked, engine),
                 opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
             )
         ]
@@ -128,13 +140,13 @@ class _Writing:
         self._untold += self._take_logprobs(chunk, answers)
         num_events = len(chunk.tool_calls)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
-            if isinstance(part, TextPart):
-                yield from self._add_text(part.text, is_last=not num_events)
-            else:
+            if isinstance(part, CallStart | CallArguments | CallEnd):
                 num_events -= 1
                 if isinstance(part, CallStart):
                     yield from self._end_text()
                 yield from self.items.add_call(part)
+            else:
+                yield from self._add_text(part.text, is_last=not num_events)
         if self.reason is not None:
             yield from self._end_text()
         if self._untold and (self.use is None or (self.reason is not None and self.items.has_open_message)):
@@ -155,22 +167,23 @@ class _Writing:
 
     def _add_text(self, text: str, *, is_last: bool) -> Iterator[NamedEvent]:
         """Add text, reasoning apart; is_last: no call follows in its chunk."""
-        parts = self._reasoning.push(text) if self._reasoning else [Part(text, False)]
+        parts = self._reasoning.push(text) if self._reasoning else [(text, False)]
         yield from self._add_parts(parts, is_last=is_last)
 
     def _end_text(self) -> Iterator[NamedEvent]:
         """Add what was held back, as a call or the end follows."""
         held = self._reasoning.end() if self._reasoning else []
         yield from self._add_parts(
-            [Part(each.text.rstrip(), True) if each.is_reasoning else each for each in held], is_last=False
+            [(text.rstrip() if is_reasoning else text, is_reasoning) for text, is_reasoning in held], is_last=False
         )
 
-    def _add_parts(self, parts: Sequence[Part], *, is_last: bool) -> Iterator[NamedEvent]:
-        for part in parts:
-            if not part.is_reasoning:
-                yield from self.items.add_text(part.text, self._take_untold(part.text, is_last=is_last))
-            elif part.text:
-                yield from self.items.add_reasoning(part.text)
+    def _add_parts(self, parts: Sequence[tuple[str, bool]], *, is_last: bool) -> Iterator[NamedEvent]:
+        """Add texts, each with whether it is reasoning."""
+        for text, is_reasoning in parts:
+            if not is_reasoning:
+                yield from self.items.add_text(text, self._take_untold(text, is_last=is_last))
+            elif text:
+                yield from self.items.add_reasoning(text)
 
     def _take_untold(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
         """The log-probabilities of a text; where tools may be called, those of tokens before it are of calls."""
@@ -206,7 +219,7 @@ class _Writing:
             "instructions": asked.instructions,
             "output": self.items.items if has_ended else [],
             "error": None,
-            "tools": [flat_tool(tool) for tool in self.use.tools] if self.use else [],
+            "tools": flat_tools(self.use),
             "tool_choice": flat_choice(self.use),
             "truncation": "disabled",
             "parallel_tool_calls": self.use.is_parallel if self.use else True,

@@ -23,7 +23,7 @@ _SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; another name than localhost may lead anywhere."""
+    """True if only this machine reaches an address; another name than localhost may lead anywhere."""
     if host.lower() == "localhost":
         return True
     try:

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.engine.engine import Engine
+from edgespec import Engine
 from edgespec.errors import EdgeSpecError
 from edgespec.server.answers import Services
 from edgespec.server.errors import ApiError
@@ -120,7 +120,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None] = lambda: None) -> Server:
+def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
         app,
         http=patient_for(limits.headers_s, limits.reader_s),

@@ -7,12 +7,10 @@ responses it is an item of the type reasoning.
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.engine.engine import Engine
-from edgespec.engine.reasoning import Part, ReasoningStream, split_reasoning
-from edgespec.server.engine_adapter import AnswerRequest
+from edgespec import Engine, ReasoningStream, TextStream, split_reasoning
+from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.errors import ApiError
 from edgespec.server.protocol import ChatRequest, ResponsesRequest
-from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 
 _SWITCH = "enable_thinking"
 # Of Qwen's API, vLLM and llama.cpp.
@@ -26,10 +24,10 @@ class ReasoningTokens:
     is_open: The prompt has opened the reasoning already.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, is_open: bool) -> None:
+    def __init__(self, text: TextStream, *, is_open: bool) -> None:
         self.count = 0
         self.is_decided = False  # no further token is reasoning
-        self._text = TextStream(tokenizer)
+        self._text = text
         self._reasoning = ReasoningStream(is_open=is_open)
         self._num_undecided = 0  # which may still become the opening mark
 
@@ -50,7 +48,7 @@ class ReasoningTokens:
 
 
 def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool | None:
-    """Whether the model is to reason first; None where the request leaves it to a template, or that has no switch.
+    """True if the model is to reason first; None where the request leaves it to a template, or that has no switch.
 
     Raises ApiError: 400, the switch is neither true nor false.
     """
@@ -98,26 +96,28 @@ def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:
     return ReasoningStream(is_open=request.opens_reasoning) if _may_reason(request) else None
 
 
-def count_reasoning(request: AnswerRequest, tokenizer: Tokenizer) -> ReasoningTokens | None:
+def count_reasoning(request: AnswerRequest, engine: Engine) -> ReasoningTokens | None:
     """Counts the reasoning of an answer, where reasoning_of looks for it."""
-    return ReasoningTokens(tokenizer, is_open=request.opens_reasoning) if _may_reason(request) else None
+    if not _may_reason(request):
+        return None
+    return ReasoningTokens(TextStream(engine.tokenizer), is_open=request.opens_reasoning)
 
 
 def _may_reason(request: AnswerRequest) -> bool:
-    return not (request.raw or request.prefill)
+    return not (request.options.get("raw") or request.options.get("prefill"))
 
 
 def content_of(text: str, request: AnswerRequest) -> dict[str, str]:
     """The fields of a message with an answer's text; reasoning_content only where there is reasoning."""
-    if request.prefill:
+    if not _may_reason(request):
         return {"content": text}
     reasoning, content = split_reasoning(text, is_open=request.opens_reasoning)
     return {"content": content} | ({"reasoning_content": reasoning} if reasoning else {})
 
 
 def content_deltas(text: str, reasoning: ReasoningStream | None, *, is_last: bool) -> list[dict[str, Any]]:
-    """What a chunk's text adds to a message, as one field each."""
+    """The additions of a chunk's text to a message, as one field each."""
     if reasoning is None:
         return [{"content": text}] if text else []
-    parts: Sequence[Part] = [*reasoning.push(text), *(reasoning.end() if is_last else ())]
+    parts = [*reasoning.push(text), *(reasoning.end() if is_last else ())]
     return [{_NAMES[part.is_reasoning]: part.text} for part in parts]

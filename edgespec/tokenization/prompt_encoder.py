@@ -1,7 +1,7 @@
 """A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -184,13 +184,18 @@ def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
         raise UsageError(
             f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
         )
-    messages: list[Turn] = (
-        [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
-    )
-    if system is not None:
-        messages.insert(0, Message("system", system))
-    require_answerable(messages)
-    return messages
+    turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
+    return turns if system is None else [Message("system", system), *turns]
+
+
+def parse_messages(messages: Iterable[object]) -> list[Turn]:
+    """The turns of a conversation, from messages and from dicts in the form of OpenAI's API.
+
+    Raises UsageError: One is no message, or the result of a call stands before it.
+    """
+    turns = [_message(each) for each in messages]
+    require_answerable(turns)
+    return turns
 
 
 def _message(each: object) -> Turn:

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r":\d+$")  # behind the name of a call, its index
 
 
 class NoCall(Exception):
-    """What was read is no call."""
+    """The text that was read is no call."""
 
 
 class CallBodyReader:
@@ -37,7 +37,9 @@ class CallBodyReader:
     def read(self, body: Body, begin: str, end: str) -> Reading[bool]:
         """Take calls in a form, or as JSON; return whether the end of the frame may follow.
 
-        Raises NoCall: There is none. EndOfText: It is not complete.
+        Raises:
+            EndOfText: It is not complete.
+            NoCall: There is none.
         """
         if isinstance(body, (PythonBody, PairsBody)) and begin:
             yield from self._whole_body(body, end)
@@ -155,7 +157,7 @@ class CallBodyReader:
     # Calls with a name before their arguments
 
     def _named_body(self, body: NamedBody) -> Reading[bool]:
-        """Whether there is a call; otherwise text follows."""
+        """Take a call; False if text follows instead."""
         reader = self._reader
         for text in body.before:
             yield from reader.take(text)

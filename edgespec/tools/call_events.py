@@ -71,7 +71,7 @@ def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tupl
 
 
 def in_order(text: str, events: Sequence[CallEvent], places: Sequence[int]) -> Iterator[Part]:
-    """What split_parts took apart, with neighbouring texts as one."""
+    """Put together what split_parts took apart, with neighbouring texts as one."""
     done = 0
     for event, place in zip(events, places, strict=True):
         if place > done:
@@ -90,7 +90,7 @@ class StopSearch(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Give what was held back, when no more text comes."""
         ...
 
 
@@ -114,7 +114,7 @@ class CallOutput:
         self._is_text_last = True
 
     def take(self) -> list[Part]:
-        """What has come since it was asked last."""
+        """Take what has come since the last time."""
         self._flush_fragment()
         events, self._events = self._events, []
         return events
@@ -135,7 +135,7 @@ class CallOutput:
         self._space += text[len(body) :]
 
     def add_noise(self, text: str) -> None:
-        """What stands around calls, and is text only if more text follows."""
+        """Add marks around calls, which are text only if more text follows."""
         self._release_text()
         self._space += text
 

@@ -56,17 +56,17 @@ class CallParser:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has ended the answer."""
+        """True if a stop string has ended the answer."""
         return self._output.is_stopped
 
     def push(self, text: str) -> list[Part]:
-        """What a piece of the answer adds."""
+        """Read a piece of the answer."""
         self._reader.add(text)
         next(self._run)
         return self._output.take()
 
     def flush(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Give what was held back, when no more text comes."""
         self._reader.is_over = True
         for _ in self._run:
             pass
@@ -182,20 +182,20 @@ class CallReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has all the calls that it may have, or a stop string has ended it."""
+        """True if the answer has all the calls that it may have, or a stop string has ended it."""
         return self.is_stopped or (not self._is_parallel and self._parser.num_calls > 0)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has ended the answer."""
+        """True if a stop string has ended the answer."""
         return self._parser.is_stopped
 
     def push(self, text: str) -> list[Part]:
-        """What a piece of the answer adds to its text and to its calls."""
+        """Read a piece of the answer."""
         return self._take(self._parser.push(text))
 
     def flush(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Give what was held back, when no more text comes."""
         return self._take(self._parser.flush())
 
     def _take(self, found: Sequence[Part]) -> list[Part]:

@@ -60,7 +60,7 @@ class TagBody:
     space: str = "\n"
 
     def opening(self, key: str, *, is_text: bool) -> str:
-        """What stands before the value of an argument."""
+        """The text before the value of an argument."""
         kind = self.kinds[0] if is_text else self.kinds[1]
         return self.key + key + kind + self.key_end + ("\n" + self.value if self.value else "") + self.space
 

@@ -65,7 +65,7 @@ def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _described(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each argument; lines that are indented deeper continue one."""
+    """The text of a docstring on each argument; lines that are indented deeper continue one."""
     found: dict[str, list[str]] = {}
     lines = inspect.cleandoc(function.__doc__ or "").splitlines()
     in_section, width, current = False, 0, ""

@@ -22,7 +22,7 @@ _WAKE_S = 0.02  # how often Ctrl-C is noticed where the system does not wake a w
 
 
 class CallResult(NamedTuple):
-    """What a call gave.
+    """The result of a call.
 
     text: For the model.
     printed: What the function has printed, or the end of that.

@@ -32,7 +32,7 @@ _MAX_PRINTED = 2_000  # of what it prints, the last ones
 
 
 def load_functions(path: Path) -> Functions:
-    """What __all__ of a file names, or else the functions that it defines, but for names that begin with _.
+    """The functions that __all__ of a file names, or else those that it defines, but for names that begin with _.
 
     Modules beside the file can be imported by it.
 
@@ -42,14 +42,14 @@ def load_functions(path: Path) -> Functions:
     names = getattr(module, "__all__", None)
     if names is None:
         names = [name for name, value in vars(module).items() if name[0] != "_" and _is_own(value)]
-    functions = {name: getattr(module, name, None) for name in names}
-    if lacking := [name for name, value in functions.items() if not callable(value)]:
+    functions = {name: value for name in names if callable(value := getattr(module, name, None))}
+    if lacking := [name for name in names if name not in functions]:
         raise UsageError(f"{path} has no function '{lacking[0]}', which its __all__ names")
     if not functions:
         raise UsageError(
             f"{path} has no function; wanted at least one with typed arguments and a name without _ before it"
         )
-    return functions  # type: ignore[return-value]
+    return functions
 
 
 def _run(path: Path) -> ModuleType:

@@ -21,7 +21,7 @@ class CallMessage(NamedTuple):
 
 
 class ResultMessage(NamedTuple):
-    """What a tool gave back."""
+    """The result of a call."""
 
     content: str
     call_id: str

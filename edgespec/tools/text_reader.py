@@ -120,7 +120,7 @@ class JsonScanner:
         self._scalar = ""  # a number or a word, as far as it is read
 
     def push(self, character: str) -> str | None:
-        """What the character adds to the value; None if the value ended before it.
+        """The addition of a character to the value; None if the value ended before it.
 
         Raises ValueError: No JSON value goes on so.
         """

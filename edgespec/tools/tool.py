@@ -92,7 +92,9 @@ def schema_refusal(tool: Tool, reason: str) -> ToolError:
 def parse_tools(given: Any) -> tuple[Tool, ...]:
     """Tools from functions of Python and from dicts, in the form of chat completions or of responses.
 
-    Raises UsageError: They are no list; ToolError: one is no tool, or two have one name.
+    Raises:
+        ToolError: One is no tool, or two have one name.
+        UsageError: They are no list.
     """
     if given is None:
         return ()
@@ -112,7 +114,7 @@ def parse_tools(given: Any) -> tuple[Tool, ...]:
 def _parse_tool(given: Any, where: str) -> Tool:
     if isinstance(given, Tool):
         return replace(given, place=where) if given.place == "tools" else given
-    if isinstance(given, Callable):  # type: ignore[arg-type]
+    if callable(given):
         name = _require_name(getattr(given, "__name__", ""), where)
         return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
     if not isinstance(given, Mapping):
@@ -184,7 +186,7 @@ def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether objects and lists lie within each other more than MAX_DEPTH times."""
+    """True if objects and lists lie within each other more than MAX_DEPTH times."""
     level = [value] if isinstance(value, (Mapping, list, tuple)) else []
     for _ in range(MAX_DEPTH + 1):
         parts = chain.from_iterable(each.values() if isinstance(each, Mapping) else each for each in level)
@@ -257,7 +259,7 @@ class ToolUse:
 
     @property
     def is_ensured(self) -> bool:
-        """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
+        """True if a grammar has to ensure calls: one is demanded, or a tool is strict."""
         return self.choice != "auto" or any(tool.strict for tool in self.tools)
 
 

@@ -112,7 +112,7 @@ def test_many_who_wait_for_vectors_do_not_hold_up_other_requests(
     vectors(served, input="the")
     make, may_go, waiting = Embedder.vector, Event(), Semaphore(0)
 
-    def wait(self: Embedder, tokens: TokenIds, cancel: Cancel | None = None) -> Vectors:
+    def wait(self: Embedder, tokens: TokenIds, cancel: Cancel | None = None, size: int | None = None) -> Vectors:
         waiting.release()
         assert may_go.wait(WAIT_S)
         return make(self, tokens, cancel)

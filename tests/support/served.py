@@ -23,8 +23,7 @@ from edgespec.policy.speculation import Speculation
 from edgespec.server.answers import Services
 from edgespec.server.app import make_app
 from edgespec.server.kept_prefixes import KeptPrefixes
-from edgespec.server.limits import Admission, Drain, Limits
-from edgespec.server.metrics import Metrics
+from edgespec.server.limits import Limits
 from edgespec.server.model_host import ModelHost
 from edgespec.server.model_names import ModelNames
 from edgespec.server.serving import Server, make_server, open_socket, run_server, url_of
@@ -119,7 +118,7 @@ def serving(
     """Serve on a free port until the block ends; send_bytes is the size of the buffers of sockets."""
     limits = limits or Limits(drain_s=0.5)
     model_host = ModelHost(open_engine, max_models, prefixes=prefixes)
-    services = Services(names, model_host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
+    services = Services.within(limits, names, model_host)
     listening = open_socket("127.0.0.1", 0)
     if send_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
