@@ -23,12 +23,7 @@ from edgespec.server.client import read_request, run_for_client, run_until_closi
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
-from edgespec.server.protocol import (
-    ChatRequest,
-    answer_length,
-    stop_strings,
-    within,
-)
+from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import DONE, EventStream, event
 from edgespec.server.thinking import budget_of, content_deltas, content_of, reasoning_of, thinking_of

@@ -7,13 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import AnswerOptions, Chunk, Engine
-from edgespec.server.answer_fields import (
-    AnswerRequest,
-    drafting_of,
-    format_of,
-    priority_of,
-    sampling_of,
-)
+from edgespec.server.answer_fields import AnswerRequest, drafting_of, format_of, priority_of, sampling_of
 from edgespec.server.answer_parts import Identity, TokenWords, completion_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
