@@ -1,7 +1,7 @@
 """POST /v1/responses, without a store: a client sends the whole conversation each time."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from time import time
 from typing import Any
 
@@ -15,9 +15,6 @@ from edgespec import (
     CallStart,
     Chunk,
     Engine,
-    ReasoningStream,
-    SamplingParams,
-    ToolUse,
     in_order,
 )
 from edgespec.server.answer_fields import (
@@ -48,10 +45,10 @@ _LOGPROBS = "message.output_text.logprobs"  # in include
 async def responses(services: Services, request: Request) -> Response:
     asked = await read_request(ResponsesRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    writing = _Writing(asked, new_identity("resp_"), tool_use_of(asked))
+    make = partial(_Response, asked, new_identity("resp_"))
     if asked.stream:
-        return EventStream(_events(services, plan, record, writing), services.limits, services.drain.is_closing)
-    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, writing))
+        return EventStream(_events(services, plan, record, make), services.limits, services.drain.is_closing)
+    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, make))
     return JSONResponse(await run_for_client(request.receive, work))
 
 
@@ -109,35 +106,24 @@ def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
     return None if stated is None else StatedFormat("text.format", stated)
 
 
-@dataclass(slots=True)
-class _Writing:
+class _Response:
     """The response as far as it has come."""
 
-    asked: ResponsesRequest
-    identity: Identity
-    use: ToolUse | None
-    items: ResponseItems = field(default_factory=ResponseItems)
-    model: str = ""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    notes: dict[str, str] = field(default_factory=dict)  # edgespec's own fields
-    reason: str | None = None  # why the answer ended
-    usage: dict[str, Any] | None = None
-    _reasoning: ReasoningStream | None = None
-    _num_reasoning: int = 0  # tokens of reasoning that came so far
-    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens that may yet be reasoning
-    _untold: list[dict[str, Any]] = field(default_factory=list)  # of tokens that are none, and whose text may come
+    def __init__(self, asked: ResponsesRequest, identity: Identity, answers: Answers) -> None:
+        self.items = ResponseItems()
+        self._asked, self._identity, self._answers = asked, identity, answers
+        (self._request,) = answers.requests
+        self._use = self._request.use
+        self._reason: str | None = None  # why the answer ended
+        self._reasoning = reasoning_of(self._request)
+        self._num_reasoning = 0  # tokens of reasoning that came so far
+        self._logprobs: list[dict[str, Any]] = []  # of tokens that may yet be reasoning
+        self._untold: list[dict[str, Any]] = []  # of tokens that are none, and whose text may come
 
-    def begin(self, answers: Answers) -> None:
-        (request,) = answers.requests
-        self.model, self.sampling = answers.model.name, request.sampling
-        self.notes = tool_notes(self.use, answers.model.engine)
-        self._reasoning, self._num_reasoning = reasoning_of(request), 0
-        self._logprobs, self._untold = [], []
-
-    def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
+    def add(self, chunk: Chunk) -> Iterator[NamedEvent]:
         """Add what a chunk has, in the order in which the model wrote it."""
-        self.reason = chunk.finish_reason or self.reason
-        self._untold += self._take_logprobs(chunk, answers)
+        self._reason = chunk.finish_reason or self._reason
+        self._untold += self._take_logprobs(chunk)
         num_events = len(chunk.tool_calls)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, CallStart | CallArguments | CallEnd):
@@ -147,17 +133,17 @@ class _Writing:
                 yield from self.items.add_call(part)
             else:
                 yield from self._add_text(part.text, is_last=not num_events)
-        if self.reason is not None:
+        if self._reason is not None:
             yield from self._end_text()
-        if self._untold and (self.use is None or (self.reason is not None and self.items.has_open_message)):
+        if self._untold and (self._use is None or (self._reason is not None and self.items.has_open_message)):
             yield from self.items.add_text("", self._untold)
             self._untold = []
 
-    def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
+    def _take_logprobs(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
         if chunk.logprobs:
-            self._logprobs += token_entries(chunk.logprobs, answers.words)
-        if (tokens := answers.reasoning[0]) is not None:
+            self._logprobs += token_entries(chunk.logprobs, self._answers.words)
+        if (tokens := self._answers.reasoning[0]) is not None:
             del self._logprobs[: tokens.count - self._num_reasoning]
             self._num_reasoning = tokens.count
             if not tokens.is_decided and chunk.finish_reason is None:
@@ -187,50 +173,47 @@ class _Writing:
 
     def _take_untold(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
         """The log-probabilities of a text; where tools may be called, those of tokens before it are of calls."""
-        if self.use is None:
+        if self._use is None:
             taken, self._untold = self._untold, []
         else:
             taken, self._untold = entries_of(text, self._untold, is_last=is_last)
         return taken
 
-    def end(self, answers: Answers) -> None:
-        self.usage = _usage(answers.usage())
-
     @property
     def is_whole(self) -> bool:
-        return self.reason in ("stop", "tool_calls")
+        return self._reason in ("stop", "tool_calls")
 
     @property
     def status(self) -> str:
-        return "in_progress" if self.reason is None else "completed" if self.is_whole else "incomplete"
+        return "in_progress" if self._reason is None else "completed" if self.is_whole else "incomplete"
 
     def document(self) -> dict[str, Any]:
         """The response object, with every field that clients check for."""
-        asked, has_ended = self.asked, self.reason is not None
+        asked, sampling, has_ended = self._asked, self._request.sampling, self._reason is not None
         return {
-            "id": self.identity.id,
+            "id": self._identity.id,
             "object": "response",
-            "created_at": self.identity.created,
+            "created_at": self._identity.created,
             "completed_at": int(time()) if self.is_whole else None,
             "status": self.status,
             "incomplete_details": {"reason": "max_output_tokens"} if has_ended and not self.is_whole else None,
-            "model": self.model,
+            "model": self._answers.model.name,
             "previous_response_id": None,
             "instructions": asked.instructions,
             "output": self.items.items if has_ended else [],
             "error": None,
-            "tools": flat_tools(self.use),
-            "tool_choice": flat_choice(self.use),
+            "tools": flat_tools(self._use),
+            "tool_choice": flat_choice(self._use),
             "truncation": "disabled",
-            "parallel_tool_calls": self.use.is_parallel if self.use else True,
+            "parallel_tool_calls": self._use.is_parallel if self._use else True,
             "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
-            "top_p": self.sampling.top_p,
-            "presence_penalty": self.sampling.presence_penalty,
-            "frequency_penalty": self.sampling.frequency_penalty,
+            "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
             "top_logprobs": asked.top_logprobs or 0,
-            "temperature": self.sampling.temperature,
+            "temperature": sampling.temperature,
             "reasoning": {"effort": asked.reasoning.effort, "summary": None} if asked.reasoning else None,
-            "usage": self.usage,
+            "usage": _usage(self._answers.usage()) if has_ended else None,
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
             "store": False,
@@ -239,7 +222,7 @@ class _Writing:
             "metadata": asked.metadata or {},
             "safety_identifier": None,
             "prompt_cache_key": None,
-            **self.notes,
+            **tool_notes(self._use, self._answers.model.engine),
         }
 
 
@@ -256,44 +239,39 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _document(
-    services: Services, plan: AnswerPlan, record: RequestRecord, begun: _Writing
+    services: Services, plan: AnswerPlan, record: RequestRecord, make: Callable[[Answers], _Response]
 ) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
-        writing = replace(begun, items=ResponseItems())
-        writing.begin(answers)
-        chunks = answers.chunks()
+        response, chunks = make(answers), answers.chunks()
         try:
             async for _, chunk in chunks:
-                list(writing.add(chunk, answers))  # nobody listens to the events
+                list(response.add(chunk))  # nobody listens to the events
         finally:
             await chunks.aclose()
-        list(writing.items.finish(writing.status))
-        writing.end(answers)
-        return writing.document()
+        list(response.items.finish(response.status))
+        return response.document()
 
     return await write_answers(services, plan, record, write)
 
 
 async def _events(
-    services: Services, plan: AnswerPlan, record: RequestRecord, writing: _Writing
+    services: Services, plan: AnswerPlan, record: RequestRecord, make: Callable[[Answers], _Response]
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
-        writing.begin(answers)
-        numbered = _Numbered()
-        yield numbered("response.created", response=writing.document())
-        yield numbered("response.in_progress", response=writing.document())
+        response, numbered = make(answers), _Numbered()
+        yield numbered("response.created", response=response.document())
+        yield numbered("response.in_progress", response=response.document())
         chunks = answers.chunks()
         try:
             async for _, chunk in chunks:
-                for name, fields in writing.add(chunk, answers):
+                for name, fields in response.add(chunk):
                     yield numbered(name, **fields)
         finally:
             await chunks.aclose()
-        writing.end(answers)
-        for name, fields in writing.items.finish(writing.status):
+        for name, fields in response.items.finish(response.status):
             yield numbered(name, **fields)
-        ended = "response.completed" if writing.is_whole else "response.incomplete"
-        yield numbered(ended, response=writing.document())
+        ended = "response.completed" if response.is_whole else "response.incomplete"
+        yield numbered(ended, response=response.document())
 
 
 class _Numbered:
