@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from edgespec.errors import IntegrityError, ManifestError
 from edgespec.system.file_hashes import FileRecord
-from edgespec.system.json_file import read_json
-from edgespec.system.typed_json import read_as, require_known_fields
+from edgespec.system.typed_json import read_as, read_json, require_known_fields
 
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"

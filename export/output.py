@@ -15,9 +15,8 @@ from edgespec.errors import UsageError
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Check, Manifest, write_manifest
 from edgespec.system.console import show_progress
-from edgespec.system.disk import explain_write_errors, install_folder, require_disk_space
+from edgespec.system.disk import explain_write_errors, hold_lock, install_folder, require_disk_space
 from edgespec.system.file_hashes import file_record
-from edgespec.system.file_lock import hold_lock
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.signals import defer_signals
 from edgespec.types import Report

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.manifest import POOLING_KINDS, Pooling
-from edgespec.system.json_file import read_json
+from edgespec.system.typed_json import read_json
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
 MODULES = "modules.json"

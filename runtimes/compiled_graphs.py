@@ -26,9 +26,8 @@ from edgespec.runtimes.npu_options import QNN_SHARED_MEMORY
 from edgespec.runtimes.session import SessionOptions, load_graph, session_settings
 from edgespec.system.disk import install_folder
 from edgespec.system.file_hashes import FileRecord, file_record, verify_files
-from edgespec.system.json_file import read_json
 from edgespec.system.system_info import processor_name
-from edgespec.system.typed_json import read_as
+from edgespec.system.typed_json import read_as, read_json
 
 _log = logging.getLogger(__name__)
 RECORD = "compiled.json"

@@ -16,9 +16,8 @@ from msgspec import Meta
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.system.disk import replace_file
-from edgespec.system.json_file import read_json
 from edgespec.system.system_info import processor_name
-from edgespec.system.typed_json import read_as
+from edgespec.system.typed_json import read_as, read_json
 from edgespec.types import Logits
 
 FILE_NAME = "device_checks.json"

@@ -13,9 +13,8 @@ from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, ph
 from edgespec.runtimes.row_probe import RowProof
 from edgespec.runtimes.row_rule import read_l2_bytes
 from edgespec.system.disk import replace_file
-from edgespec.system.json_file import read_json
 from edgespec.system.system_info import processor_name
-from edgespec.system.typed_json import read_as
+from edgespec.system.typed_json import read_as, read_json
 from edgespec.types import Report
 
 FILE_NAME = "row_proofs.json"

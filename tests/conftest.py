@@ -14,7 +14,7 @@ from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.models.catalog import CATALOG, CatalogFile
 from edgespec.models.fetch import fetch
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import hold_lock
 from edgespec.tokenization.template_process import TemplateProcess
 
 

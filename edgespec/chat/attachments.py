@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 

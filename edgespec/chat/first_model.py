@@ -25,9 +25,9 @@ from edgespec import (
     free_memory,
     memory_bytes,
 )
-from edgespec.config.byte_size import format_bytes, parse_bytes
 from edgespec.config.config_file import config_path, default_home, set_option
 from edgespec.config.options import DEFAULT_MODEL
+from edgespec.config.units import format_bytes, parse_bytes
 from edgespec.errors import EdgeSpecError
 from edgespec.system.command_line import quote
 

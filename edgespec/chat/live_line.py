@@ -21,9 +21,8 @@ from rich.cells import cell_len
 from edgespec import Chunk
 from edgespec.chat.plain import is_plain
 from edgespec.chat.session import ChatSession
-from edgespec.config.byte_size import format_bytes
 from edgespec.config.drafter_names import TEXT
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_bytes, format_speed
 from edgespec.errors import UsageError
 from edgespec.system.clock import Clock
 from edgespec.system.printable import one_line

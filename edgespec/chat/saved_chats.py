@@ -17,7 +17,7 @@ from edgespec.chat.call_text import format_turn
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.command_line import join_words
 from edgespec.system.printable import one_line

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec import Gain, Stats
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_speed
 from edgespec.system.printable import one_line
 
 _NOT_DRAFTING = "none"

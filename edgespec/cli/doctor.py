@@ -14,7 +14,7 @@ from edgespec.cli.arguments import (
     print_result,
 )
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_speed
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info

@@ -24,7 +24,7 @@ from edgespec.cli.export_parts import (
     require_compatible,
     trimming,
 )
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import DeviceUnavailable
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.console import info, warn
 

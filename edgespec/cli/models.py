@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec import CATALOG, CatalogEntry
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from edgespec.system.child_process import die_of, run_child
+from edgespec.system.processes import die_of, run_child
 from edgespec.system.terminal import restore_terminal, terminal_modes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from edgespec.cli.arguments import (
     model_home,
     print_result,
 )
-from edgespec.config.byte_size import parse_bytes
+from edgespec.config.units import parse_bytes
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info

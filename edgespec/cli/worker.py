@@ -18,7 +18,7 @@ from typing import Literal
 from edgespec import __version__
 from edgespec.cli.supervisor import WORKER
 from edgespec.errors import EdgeSpecError, MemoryExhausted
-from edgespec.system.child_process import follow_parent
+from edgespec.system.processes import follow_parent
 from edgespec.system.signals import defer_signals
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import platformdirs
 
-from edgespec.config.byte_size import parse_bytes
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
+from edgespec.config.units import parse_bytes
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file

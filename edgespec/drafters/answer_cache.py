@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.drafters.suffix import Follower, draft_of
-from edgespec.system.disk import sync
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import hold_lock, sync
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 CAP_BYTES = 1 << 20

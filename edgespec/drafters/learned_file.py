@@ -27,9 +27,8 @@ from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.models.pair import part_folders
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
-from edgespec.system.file_lock import hold_lock
 from edgespec.types import Report
 
 FOLDER, _SUFFIX = "learned", ".npz"

@@ -16,7 +16,7 @@ from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.request_queue import Ticket
 from edgespec.engine.run_ahead import Made, RunAhead
-from edgespec.system.owner_process import Owner
+from edgespec.system.processes import Owner
 from edgespec.tokenization.chat_template import Turn
 from edgespec.tools.call_events import join_calls
 from edgespec.tools.tool import ToolCall

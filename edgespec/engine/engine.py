@@ -49,7 +49,7 @@ from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.speculation import Speculation
-from edgespec.system.owner_process import Owner
+from edgespec.system.processes import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder, parse_ids
 from edgespec.tools.tool import ToolUse, parse_tools

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from edgespec.config.byte_size import parse_bytes
 from edgespec.config.drafter_names import DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
+from edgespec.config.units import parse_bytes
 from edgespec.drafters.learned_file import require_domain
 from edgespec.errors import UsageError
 from edgespec.planning.measured_placements import ScheduleChoice

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.evaluation.document import OWN_NAME, BenchDocument, PeerInfo, Position, RatioInterval, Summary
 
 _WIDE = 0.3  # from the one end of an interval to the other

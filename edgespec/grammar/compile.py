@@ -18,7 +18,7 @@ from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import subschemas
 from edgespec.grammar.vocabulary import GrammarVocabulary, first_words
 from edgespec.grammar.work_bounds import require_bounded
-from edgespec.system.stack import run_with_stack
+from edgespec.system.threads import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}

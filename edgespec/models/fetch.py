@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import IntegrityError, ModelError
 from edgespec.models.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.models.download import download

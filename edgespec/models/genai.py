@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import ManifestError, SourceError
 from edgespec.export.settings import sampling_from_json
 from edgespec.manifest import KVCache, Manifest, Signature, Source, SuggestedSampling, parse_manifest
-from edgespec.system.json_file import read_json
+from edgespec.system.typed_json import read_json
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 
 FILE_NAME = "genai_config.json"

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.manifest import Origin
 from edgespec.models.catalog import HubRepository
 from edgespec.models.download import download
 from edgespec.models.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
-from edgespec.system.disk import explain_write_errors, require_disk_space
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.types import Report
 

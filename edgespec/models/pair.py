@@ -18,8 +18,7 @@ from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
-from edgespec.system.json_file import read_json
-from edgespec.system.typed_json import read_as, require_known_fields
+from edgespec.system.typed_json import read_as, read_json, require_known_fields
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Report
 

@@ -9,13 +9,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_speed
 from edgespec.planning.device_search import Where
 from edgespec.planning.plan_option import AnySchedule, Option, Plan
 from edgespec.runtimes.devices import Device
 from edgespec.system.disk import replace_file
-from edgespec.system.json_file import read_json
-from edgespec.system.typed_json import read_as
+from edgespec.system.typed_json import read_as, read_json
 
 FOLDER = "placements"
 _VERSION = 1

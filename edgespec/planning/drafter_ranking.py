@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.models.known_drafters import Kind
 from edgespec.policy.limits import MIN_GAIN_OF_PAIR
 from edgespec.system.command_line import quote

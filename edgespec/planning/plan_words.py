@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_speed
 from edgespec.planning.drafter_ranking import PossibleDrafter, drafter_document, short_rows
 from edgespec.planning.plan_option import Layout, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted

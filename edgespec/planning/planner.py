@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgespec.config.speed import format_speed
+from edgespec.config.units import format_speed
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.planning.plan_option import (

@@ -9,8 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgespec.system.disk import replace_file
-from edgespec.system.json_file import read_json
-from edgespec.system.typed_json import read_as
+from edgespec.system.typed_json import read_as, read_json
 
 FILE_NAME = "devices.json"
 _VERSION = 1

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from edgespec.policy.acceptance_rates import Key
 from edgespec.profiling.profile import Profile
 from edgespec.system.disk import replace_file
-from edgespec.system.json_file import read_json
+from edgespec.system.typed_json import read_json
 from edgespec.types import Report
 
 FILE_NAME = "experience.json"

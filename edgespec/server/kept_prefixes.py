@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec import Engine
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 from edgespec.types import TokenIds

@@ -1,13 +1,18 @@
-"""How often threads of Python give up the interpreter to each other, and which go before others."""
+"""Threads of Python: how often they give up the interpreter, which go before others, and how deep they go."""
 
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
+T = TypeVar("T")
 # By default a thread that computes keeps the interpreter for 5 ms at a time; a pass of a fast GPU takes 3.
 # Not less than this: what Python does between two passes would be interrupted itself.
 _SWITCH_S = 2e-4
 _IDLE_NICENESS = 10
+_STARTING = threading.Lock()  # the size of stacks is a setting of the whole process
 
 
 def hand_over_soon() -> None:
@@ -19,3 +24,23 @@ def lower_priority() -> None:
     """Let other threads and programs go before this thread, where the system has priorities of threads."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _IDLE_NICENESS)
+
+
+def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
+    """Run work in a thread with a stack of so many bytes, of which it takes what it uses."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="deep stack", daemon=True)
+    with _STARTING:
+        before = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return done.result()

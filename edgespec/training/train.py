@@ -15,14 +15,13 @@ from time import monotonic
 import numpy as np
 
 from edgespec import Engine, LocalSource, Profile, profile_target
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.system.console import show_progress
-from edgespec.system.disk import explain_write_errors, replace_file
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
 from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.network import HeadShape

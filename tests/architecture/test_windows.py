@@ -27,14 +27,14 @@ for name in names:
     importlib.import_module(name)
 
 from edgespec.memory import free_memory
-from edgespec.system import child_process, file_lock, signals, terminal
+from edgespec.system import processes, signals, terminal
 signals.exit_on_signals()
 with signals.defer_signals(), terminal.unseen_keys():
-    child_process.follow_parent(os.getpid())
+    processes.follow_parent(os.getpid())
 terminal.restore_terminal(terminal.terminal_modes())
 assert not terminal.has_unread_data(sys.stdin)
 assert free_memory._address_space_limit() is None
-assert child_process.die_of(2) == 130
+assert processes.die_of(2) == 130
 from edgespec.cli.worker import WorkerDeath
 assert WorkerDeath(status=0xC0000005, is_out_of_memory=False, written="").exit_code == 1
 print(len(names))

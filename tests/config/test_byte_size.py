@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 
 
 @pytest.mark.parametrize(

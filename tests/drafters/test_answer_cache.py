@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS, AnswerCache, AnswerDrafter, AnswerIndex
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import hold_lock
 from edgespec.types import DraftRequest, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())

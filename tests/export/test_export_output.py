@@ -20,7 +20,7 @@ from edgespec.system.file_hashes import verify_files
 KILLED_EXPORTS = """
 import os, signal, sys
 from pathlib import Path
-import edgespec.system.disk, edgespec.system.file_lock
+import edgespec.system.disk, edgespec.system.disk
 from edgespec.export import convert, output as output_module, plan, weights
 
 source, parent = Path(sys.argv[1]), Path(sys.argv[2])

@@ -22,7 +22,7 @@ from edgespec.manifest import FILE_NAME, Signature, read_manifest
 from edgespec.models.pair import FILE_NAME as PAIR_FILE
 from edgespec.models.pair import read_pair
 from edgespec.system.file_hashes import file_record
-from edgespec.system.json_file import read_json
+from edgespec.system.typed_json import read_json
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 

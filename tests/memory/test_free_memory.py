@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config.byte_size import parse_bytes
+from edgespec.config.units import parse_bytes
 from edgespec.errors import UsageError
 from edgespec.memory.free_memory import free_in_groups, free_memory
 

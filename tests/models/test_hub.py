@@ -18,7 +18,7 @@ import edgespec.engine.pair_export
 import edgespec.models.download
 import edgespec.models.hub
 from edgespec.cli.main import main
-from edgespec.config.byte_size import format_bytes
+from edgespec.config.units import format_bytes
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import Origin, read_manifest
 from edgespec.models.catalog import CatalogFile, HubSource

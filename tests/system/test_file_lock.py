@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.system.file_lock import hold_lock
+from edgespec.system.disk import hold_lock
 
 HOLDER = (
-    "import sys; from pathlib import Path; from edgespec.system.file_lock import hold_lock\n"
+    "import sys; from pathlib import Path; from edgespec.system.disk import hold_lock\n"
     "with hold_lock(Path(sys.argv[1]), print):\n"
     "    print('held', flush=True); sys.stdin.readline()"
 )

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from edgespec.system.stack import run_with_stack
+from edgespec.system.threads import run_with_stack
 
 
 def test_work_runs_in_a_thread_of_its_own_and_its_result_and_errors_come_back() -> None:

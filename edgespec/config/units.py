@@ -1,4 +1,4 @@
-"""Sizes in bytes, as users write and read them."""
+"""Sizes in bytes and speeds in tokens per second, as users write and read them."""
 
 import re
 
@@ -37,3 +37,10 @@ def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
     if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
         raise UsageError(f"{what} is '{str(size)[:40]}'; wanted 1M to a million T, such as 2G or 512M")
     return num_bytes
+
+
+def format_speed(tokens_per_second: float, decimals: int = 1) -> str:
+    """29.7, 0.4 or 0.032: a slow speed never rounds to 0. decimals: of speeds from 10 on."""
+    if tokens_per_second >= 10:
+        return f"{tokens_per_second:.{decimals}f}"
+    return f"{tokens_per_second:.1f}" if tokens_per_second >= 0.1 else f"{tokens_per_second:.2g}"

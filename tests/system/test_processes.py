@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from edgespec.system import child_process
-from edgespec.system.child_process import run_child
+from edgespec.system import processes
+from edgespec.system.processes import run_child
 
 
 def test_windows_waits_for_the_exit_code_and_takes_ctrl_c_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,5 +24,5 @@ def test_windows_waits_for_the_exit_code_and_takes_ctrl_c_for_the_child(monkeypa
 @pytest.mark.parametrize("platform", [sys.platform, "win32"])
 def test_a_parent_that_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert child_process._has_parent(os.getppid())
-    assert not child_process._has_parent(2**22 + 1)  # more than Linux gives out
+    assert processes._has_parent(os.getppid())
+    assert not processes._has_parent(2**22 + 1)  # more than Linux gives out
