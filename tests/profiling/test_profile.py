@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import ValidationError, convert
+from table_decoder import TableDecoder
 
 from edgespec.decoders import Cache
 from edgespec.profiling import measure
 from edgespec.profiling.measure import complete_profile, measure_contention, profile_drafter, profile_target
 from edgespec.profiling.profile import DrafterProfile, Profile
-from edgespec.simulation.synthetic import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens
 from edgespec.types import Logits, TokenIds
 
 PROFILE = Profile(

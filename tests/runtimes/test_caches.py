@@ -15,6 +15,7 @@ from growing import write_growing
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from table_decoder import TableDecoder
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -24,7 +25,7 @@ from edgespec.manifest import read_manifest
 from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.simulation.synthetic import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens
 from edgespec.types import TokenIds
 
 VOCAB = tiny.VOCAB

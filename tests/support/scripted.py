@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from double import Double
+from table_decoder import TableDecoder
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
-from edgespec.simulation.synthetic import HeldTokens, TableDecoder
+from edgespec.simulation.synthetic import HeldTokens
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
