@@ -275,7 +275,7 @@ class Pooling:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a model folder holds: shapes, vocabulary, graphs, files and where they come from."""
+    """The description of a model folder: shapes, vocabulary, graphs, files and where they come from."""
 
     name: str
     architecture: str

@@ -102,7 +102,7 @@ def _recut_difference(decoder: Decoder, tokens: TokenIds, middle: Logits, last: 
 def compare_structure(
     decoder: Decoder, tokens: TokenIds, written: Logits, noisy: Logits, *, is_half: bool = False
 ) -> Structure:
-    """What a graph with activations in floats computes, beside the logits of the weights that it holds.
+    """Compare a graph with activations in floats with the logits of the weights that it holds.
 
     Two passes give every row, for the weights are widened to floats in each, and some rows are in both: at once
     from an empty cache, and after half of the text, once the cache was rewound over tokens that do not follow it.

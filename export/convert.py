@@ -129,7 +129,7 @@ def export_model(
 def _require_steps(
     planned: PlannedModel, measure_ranges: MeasureRanges | None, open_decoder: OpenDecoder | None
 ) -> None:
-    """Raises UsageError: the ranges of activations are needed and not measured, or no check is possible."""
+    """Raises UsageError: The ranges of activations are needed and not measured, or no check is possible."""
     trimming, num_layers = planned.options.trimming, planned.loaded.config.num_layers
     if planned.rule.precision == "w8a16" and measure_ranges is None:
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")

@@ -153,7 +153,7 @@ def config_from_gguf(
 ) -> DecoderConfig:
     """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
 
-    Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks.
+    Raises SourceError: An unknown architecture, a missing key, or a feature that the graph lacks.
     """
     stored_name = str(metadata.get("general.architecture"))
     stated = SourceSettings(path, metadata, f"{stored_name}.")

@@ -46,7 +46,7 @@ def check_folder(
     *,
     is_quick: bool = False,
 ) -> Check:
-    """Compare a folder with its source; raises as judge does.
+    """Compare a folder with its source. Raises as judge does.
 
     is_quick: Compare fewer tokens, and no passes of one token beside others, for a first use.
     """

@@ -1,4 +1,4 @@
-"""What a model folder will hold, by source and options: the rule for its weights, and its manifest."""
+"""The rule for the weights of a model folder, and its manifest, by source and options."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def rule_of(loaded: LoadedSource, options: ExportOptions) -> Rule:
 
 
 def require_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
-    """Raises SourceError: an id exceeds the rows of the embedding, so that a look-up would read past its end."""
+    """Raises SourceError: An id exceeds the rows of the embedding, so that a look-up would read past its end."""
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     ends = [("eos", token) for token in vocabulary.eos_token_ids]
     for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:

@@ -59,7 +59,7 @@ def read_blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
 
 
 def read_floats(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
-    """Rows in a storage type, as bytes where the file has it; raises SourceError: a half float cannot hold one."""
+    """Rows in a storage type, as bytes where the file has it. Raises SourceError: A half float cannot hold one."""
     if storage in ("F32", tensor.storage):
         yield from tensor.raw_floats() if storage == tensor.storage else tensor.floats()
         return

@@ -1,4 +1,4 @@
-"""What an export is asked for: precision, form and length, and what a drafter keeps of a model."""
+"""The options of an export: precision, form and length, and the layers and tokens that a drafter keeps."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Trimming:
     corpus: Path | None = None
 
     def require_valid(self) -> None:
-        """Raises UsageError: only one of num_tokens and corpus is given, or the corpus cannot be read."""
+        """Raises UsageError: Only one of num_tokens and corpus is given, or the corpus cannot be read."""
         if (self.num_tokens is None) != (self.corpus is None):
             raise UsageError(
                 "a trimmed head takes --vocab-subset, the number of tokens, and --vocab-corpus, a text to count "
@@ -54,7 +54,7 @@ class Trimming:
     def layers(self, num_layers: int) -> tuple[int, ...] | None:
         """The layers of the model that the drafter keeps; None without keep and skip.
 
-        Raises UsageError: all layers would be kept, or none, or the model has no such layer.
+        Raises UsageError: All layers would be kept, or none, or the model has no such layer.
         """
         named = self.skip if self.keep is None else self.keep
         if named is None:
@@ -71,7 +71,7 @@ class Trimming:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What the folder of a model is to be.
+    """The wishes for the folder of a model.
 
     precision: One of PRECISIONS; auto picks one and says why.
     form: The kind of device to lay the graphs out for, one of FORMS.
@@ -118,13 +118,13 @@ class ExportOptions:
 
 
 def require_layers(layers: Iterable[int], num_layers: int) -> None:
-    """Raises UsageError: the model has no such layer."""
+    """Raises UsageError: The model has no such layer."""
     if (last := max(layers, default=0)) >= num_layers:
         raise UsageError(f"there is no layer {last} in a model that has 0 to {num_layers - 1}; choose among these")
 
 
 def parse_layers(text: str, what: str) -> frozenset[int]:
-    """Parse numbers and ranges: `0-5,9` is {0, 1, 2, 3, 4, 5, 9}; raises UsageError for any other text."""
+    """Parse numbers and ranges: `0-5,9` is {0, 1, 2, 3, 4, 5, 9}. Raises UsageError: It is another text."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -135,7 +135,7 @@ def parse_layers(text: str, what: str) -> frozenset[int]:
 
 
 def require_head_size(num_tokens: int, always: Sequence[int], size: int) -> None:
-    """Raises UsageError: num_tokens leaves no room beside the tokens that are always kept, or keeps all."""
+    """Raises UsageError: There is no room beside the tokens that are always kept, or keeps all."""
     if not len(set(always)) < num_tokens < size:
         raise UsageError(
             f"the head would keep {num_tokens} tokens; wanted {len(set(always)) + 1} to {size - 1} "

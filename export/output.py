@@ -29,7 +29,7 @@ _OTHER, _WORSE = 0.9, 0.75
 
 
 def require_absent(output: Path) -> None:
-    """Raises UsageError: output exists already."""
+    """Raises UsageError: Output exists already."""
     if os.path.lexists(output):
         raise UsageError(f"{output} already exists; remove it or choose another --output")
 

@@ -35,7 +35,7 @@ _THROUGH_PYTORCH = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCost:
-    """What an export takes without fetching; write_bytes is the size of the folder; the others are estimates."""
+    """The cost of an export without fetching; write_bytes is the size of the folder; the others are estimates."""
 
     source: str
     precision: str

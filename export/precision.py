@@ -107,7 +107,7 @@ class Rule:
         return Form(bits, size, rounding="symmetric")
 
     def _needs_eight_bits(self, tensor: StoredTensor, name: str) -> bool:
-        """Whether four bits lose too much of a matrix; what is stored in four bits is found again exactly."""
+        """True if four bits lose too much of a matrix; what is stored in four bits is found again exactly."""
         stored_bits = BLOCK_FORMATS[tensor.storage].bits if tensor.is_blocks else None
         if not self.is_half and stored_bits == 4:
             return False

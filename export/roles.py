@@ -50,7 +50,7 @@ def tensors_by_role(
 ) -> dict[str, StoredTensor]:
     """Every weight by its role, checked for shape; without a head the embedding is the head.
 
-    Raises SourceError: a tensor is missing, has another shape, or would not be used by the graph.
+    Raises SourceError: A tensor is missing, has another shape, or would not be used by the graph.
     """
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
@@ -178,7 +178,7 @@ def expert_tensors(
 ) -> tuple[dict[str, StoredTensor], set[str]]:
     """Router and experts of all layers by role, checked for shape, and the names that they are stored under.
 
-    Raises SourceError: one is missing or has another shape.
+    Raises SourceError: One is missing or has another shape.
     """
     reader = _Reader(path, config, stored)
     for i in range(config.num_layers):

@@ -41,7 +41,7 @@ class StoredIntegers:
         return self.count * np.dtype(_INTEGERS[self.storage]).itemsize
 
     def values(self) -> npt.NDArray[np.int64]:
-        """All of them; raises SourceError: the file ends too early."""
+        """All of them. Raises SourceError: The file ends too early."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             values = np.fromfile(file, _INTEGERS[self.storage], self.count)
@@ -53,7 +53,7 @@ class StoredIntegers:
 def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder by name, from the files in the index if there is one.
 
-    Raises SourceError: no weights, a missing shard, a damaged header, or a dtype other than F32, F16, BF16.
+    Raises SourceError: No weights, a missing shard, a damaged header, or a dtype other than F32, F16, BF16.
     """
     tensors, integers = read_tensors(weight_files(folder))
     for one in integers.values():
@@ -62,7 +62,7 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(files: Sequence[Path]) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
-    """The weights and the lists of integers of some files by name; raises as read_safetensors does."""
+    """The weights and the lists of integers of some files by name. Raises as read_safetensors does."""
     tensors: dict[str, StoredTensor] = {}
     integers: dict[str, StoredIntegers] = {}
     for path in files:
@@ -75,7 +75,7 @@ def read_tensors(files: Sequence[Path]) -> tuple[dict[str, StoredTensor], dict[s
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; raises SourceError where there are none, or one is missing."""
+    """The safetensors files of a model. Raises SourceError: There are none, or one is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         single = folder / "model.safetensors"

@@ -32,7 +32,7 @@ class SourceSettings:
         return default if value is None else value
 
     def number(self, key: str, default: Any = None) -> float:
-        """Raises SourceError: the value is not a positive number, or is too large for any model."""
+        """Raises SourceError: The value is not a positive number, or is too large for any model."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _TOO_LARGE:
             raise SourceError(
@@ -41,7 +41,7 @@ class SourceSettings:
         return value
 
     def count(self, key: str, default: Any = None) -> int:
-        """Raises SourceError: the value is not a positive whole number."""
+        """Raises SourceError: The value is not a positive whole number."""
         value = self.number(key, default)
         if not isinstance(value, int):
             raise SourceError(f"{self.path}: {self.prefix}{key} is {value!r}, wanted a whole number")
@@ -68,7 +68,7 @@ def translate_unusual(source: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
-    """A JSON object; empty where an unneeded file is missing. Raises SourceError."""
+    """A JSON object; empty where an unneeded file is missing. Raises SourceError: It is none."""
     if not path.exists() and not needed:
         return {}
     try:
@@ -83,7 +83,7 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file; raises SourceError where it is large, or no regular file."""
+    """The text of a small file. Raises SourceError: It is large, or no regular file."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
         raise SourceError(f"{path} is no regular file; fetch it again")

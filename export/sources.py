@@ -51,7 +51,7 @@ class LoadedSource:
 
     @property
     def use_of_left_out(self) -> str:
-        """What the tensors that are left out are for, for messages."""
+        """The use of the tensors that are left out, for messages."""
         if self.config.architecture == "mimo":
             return "for multi-token prediction; --drafter mtp exports them as a drafting head"
         return "that see images; the export reads text"
@@ -65,7 +65,7 @@ class LoadedSource:
 def read_source(source: Path, context_length: int | None = None) -> LoadedSource:
     """Read all of a source but its weights, for texts of up to context_length tokens if that is given.
 
-    Raises SourceError: it is missing, broken, foreign or unsupported.
+    Raises SourceError: It is missing, broken, foreign or unsupported.
     """
     with translate_unusual(source):
         if not source.exists():
@@ -77,7 +77,10 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Tokenizer, special tokens and chat template of a Hugging Face folder; raises SourceError."""
+    """Tokenizer, special tokens and chat template of a Hugging Face folder.
+
+    Raises SourceError: They are damaged.
+    """
     try:
         vocabulary = _huggingface_vocabulary(folder, read_json(folder / "config.json"))
     except UNUSUAL as error:
@@ -144,13 +147,13 @@ def _name_as_decoder(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTens
 
 
 def read_sampling(folder: Path) -> SuggestedSampling | None:
-    """The sampling that a Hugging Face folder suggests; raises SourceError."""
+    """The sampling that a Hugging Face folder suggests. Raises SourceError: A value makes no sense."""
     path = folder / _GENERATION
     return sampling_from_json(path, read_json(path, needed=False))
 
 
 def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether the embedding is the head; without the setting it is where there is no other.
+    """True if the embedding is the head; without the setting it is where there is no other.
 
     Raises SourceError: The setting is neither true nor false, or the head that it requires is missing.
     """
@@ -169,7 +172,10 @@ def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, Store
 
 
 def _mask_token_id(folder: Path, config: DecoderConfig, settings: dict[str, Any]) -> int | None:
-    """The token in the place of unknown ones, which a parallel drafter (PARD) has; raises SourceError."""
+    """The token in the place of unknown ones, which a parallel drafter (PARD) has.
+
+    Raises SourceError: It is no token of the model.
+    """
     token = settings.get("pard_token")
     if token is not None and not (type(token) is int and 0 <= token < config.vocab_size):
         raise SourceError(

@@ -51,7 +51,7 @@ class StoredTensor:
         return self.rows * self.row_bytes
 
     def chunks(self) -> Iterator[Bytes]:
-        """The stored bytes, [some rows, row_bytes], in order; raises SourceError: the file ends too early."""
+        """The stored bytes, [some rows, row_bytes], in order. Raises SourceError: The file ends too early."""
         step = max(1, CHUNK_WEIGHTS // self.columns)
         if self.row_order is None:
             yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))

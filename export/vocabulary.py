@@ -63,7 +63,7 @@ class Vocabulary:
 
 
 def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabulary:
-    """Raises SourceError: the file has no tokenizer, or one of an unknown kind."""
+    """The tokenizer that the metadata describes. Raises SourceError: There is none, or one of an unknown kind."""
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
@@ -111,7 +111,7 @@ def _count_real(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Whether a token controls turns; some files declare <end_of_turn> as user-defined."""
+    """True if a token controls turns; some files declare <end_of_turn> as user-defined."""
     # gemma's </s> is HTML, and really is user-defined.
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 

@@ -204,7 +204,7 @@ def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
 
 
 def _constant(value: ir.Value | None) -> ir.TensorProtocol:
-    """What an input holds, which may be widened before it is used."""
+    """The tensor of an input, which may be widened before it is used."""
     assert value is not None
     if (widening := value.producer()) is not None:
         return _constant(widening.inputs[0])

@@ -95,7 +95,7 @@ class _Writer:
         return _join(self._literal(opening), "tool", self._literal(end), several, behind)
 
     def _start(self, trigger: str, text_schema: Mapping[str, Any] | None) -> list[str]:
-        """What the answer is: calls, or text, or text before calls."""
+        """The rule of the whole answer: calls, or text, or text before calls."""
         if self._use.choice != "auto":
             return ["start: calls"]
         if text_schema is not None:
@@ -127,7 +127,7 @@ class _Writer:
         return rules
 
     def _bare_head(self, tools: Sequence[Tool]) -> str:
-        """What a call without a frame begins with, as a regular expression."""
+        """The beginning of a call without a frame, as a regular expression."""
         assert isinstance(self._format.body, JsonBody)
         key = self._format.body.names[0]
         names = "|".join(tool.name for tool in tools)

@@ -97,7 +97,7 @@ class Closer:
 
     @staticmethod
     def leads_to_end(matcher: Matcher, way: tuple[int, ...]) -> bool:
-        """Whether a way that was found elsewhere is one from here, too."""
+        """True if a way that was found elsewhere is one from here, too."""
         copy = matcher.deep_copy()
         return all(may_follow(copy, token) for token in way[:-1]) and bool(copy.is_accepting())
 
@@ -144,7 +144,7 @@ class Closer:
         return None
 
     def _steps(self, matcher: Matcher, mask: Mask) -> list[list[int]]:
-        """What to try in a state: what is forced, or else what is preferred and then one token for each byte."""
+        """The tokens to try in a state: the forced ones, or else the preferred ones, then one for each byte."""
         if forced := forced_by(matcher):
             return [forced]
         tried = self._preferred(matcher, mask, _PREFERRED)
@@ -198,7 +198,7 @@ class Closer:
         return []
 
     def _ends_by_quote(self, matcher: Matcher, mask: Mask) -> bool:
-        """Whether a text is free, and a quotation mark ends it."""
+        """True if a text is free, and a quotation mark ends it."""
         quote = self._tokens.quote
         if quote < 0 or not mask[quote] or not _is_free(mask):
             return False
@@ -207,7 +207,7 @@ class Closer:
 
 
 def _is_free(mask: Mask) -> bool:
-    """Whether nearly any text may follow."""
+    """True if nearly any text may follow."""
     return bool(np.count_nonzero(mask) * _FREE_SHARE > len(mask))
 
 

@@ -43,7 +43,7 @@ class _Walk:
 
 
 class GrammarConstraint(TokenConstraint):
-    """What one answer has to match.
+    """A grammar that one answer has to match.
 
     An answer ends by an end token within its limit. Where few tokens are left, a token is only let through if a
     way to the end behind it is known that is short enough. How often that has to be checked follows from the most
@@ -124,7 +124,7 @@ class GrammarConstraint(TokenConstraint):
         return way[0]
 
     def _require_possible(self, given: TokenIds, max_tokens: int) -> bool:
-        """Whether a way to the end is known; raises FormatError: it is too long, or given does not match."""
+        """True if a way to the end is known. Raises FormatError: It is too long, or given does not match."""
         walk = self._walk_to(given)
         if walk is None:
             raise FormatError("the beginning of the answer does not match its response_format; change one of them")

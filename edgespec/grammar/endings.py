@@ -34,7 +34,7 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
 class Endings(NamedTuple):
-    """What to try where a text or a number has to be ended, those first that are to be tried first."""
+    """The texts to try where a text or a number has to be ended, in the order in which they are tried."""
 
     texts: list[str]
     numbers: list[str]

@@ -1,4 +1,4 @@
-"""How much more may be needed to end a value, once a single token has begun it: of schemas and of expressions."""
+"""Bounds of what is still needed to end a value, once a single token has begun it: by schema or by expression."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What an answer has to be, as callers say it: the response_format of the OpenAI API, read and bounded.
+"""The response_format of the OpenAI API, which an answer has to match: read and bounded.
 
 Knows neither tokens nor models.
 """
@@ -21,7 +21,7 @@ _KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 
 
 class ResponseFormat(NamedTuple):
-    """What an answer has to match.
+    """A schema, an expression or a grammar that an answer has to match.
 
     kind: json_schema, regex or grammar.
     source: The schema as JSON, the regular expression, or the grammar in the Lark dialect of llguidance.

@@ -1,4 +1,4 @@
-"""What is checked of a JSON schema before it is compiled, and what is worked out from it."""
+"""Checks of a JSON schema before it is compiled, and its form for the library that compiles it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,7 +121,7 @@ def _require_ensured(schema: Schema, pointer: str) -> None:
 
 
 def is_note(stated: Any) -> bool:
-    """Whether a format bounds no text: it is none of JSON Schema's, such as password, binary and int32."""
+    """True if a format bounds no text: it is none of JSON Schema's, such as password, binary and int32."""
     return isinstance(stated, str) and stated not in ENSURED_FORMATS | _LACKING_FORMATS
 
 
@@ -151,7 +151,7 @@ def _require_end(part: Any, pointer: str, root: Any, ending: set[int]) -> None:
 
 
 def resolve(reference: str, root: Any) -> Any:
-    """What a reference such as #/$defs/name stands for, with the escapes of URIs or without; None for nothing."""
+    """The schema that a reference such as #/$defs/name names, with the escapes of URIs or without; else None."""
     found = root
     for name in unquote(reference).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
@@ -174,7 +174,7 @@ class _Comparison:
     values: dict[int, frozenset[Any] | None] = field(default_factory=dict)
 
     def exclude(self, one: Any, other: Any, depth: int = 0) -> bool:
-        """Whether surely no value matches both schemas."""
+        """True if surely no value matches both schemas."""
         self.num_left -= 1
         one, other = _followed(one, self.root), _followed(other, self.root)
         if one is False or other is False:
@@ -316,7 +316,7 @@ def values_of(schema: Schema) -> Sequence[Any] | None:
 
 
 def _comparable(value: Any) -> Any:
-    """What values have in common exactly if JSON takes them for the same; 1 and 1.0 are, 1 and true are not."""
+    """A key that values share exactly if JSON takes them for the same: 1 and 1.0 do, 1 and true do not."""
     if isinstance(value, bool):
         return "boolean", value
     if isinstance(value, Mapping):

@@ -59,7 +59,7 @@ class GrammarVocabulary:
 
 
 def mask_of(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """True for each token that may follow, [vocab_size]; raises what require_sound raises."""
+    """True for each token that may follow, [vocab_size]. Raises what require_sound raises."""
     return np.unpackbits(_bits(matcher), bitorder="little")[:vocab_size].view(np.bool_)
 
 

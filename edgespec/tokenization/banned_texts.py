@@ -51,7 +51,7 @@ class BannedTexts:
         self._num_bytes = max(map(len, banned), default=1) - 1
 
     def __call__(self, answer: TokenIds) -> npt.NDArray[np.bool_]:
-        """Whether each token may follow the answer so far, [vocab_size]."""
+        """True for each token that may follow the answer so far, [vocab_size]."""
         end = self._end_of(answer)
         allowed = self._alone
         for size in range(1, min(len(end), self._num_bytes) + 1):

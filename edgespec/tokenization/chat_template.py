@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 def read_template(path: Path) -> str:
-    """Raises ManifestError: the file cannot be read or is not UTF-8."""
+    """Raises ManifestError: The file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

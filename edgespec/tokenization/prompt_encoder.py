@@ -54,11 +54,11 @@ class PromptEncoder:
 
     @property
     def can_switch_thinking(self) -> bool:
-        """Whether the chat template asks if the model is to reason first."""
+        """True if the chat template asks if the model is to reason first."""
         return self.spells_in_template(_THINKING)
 
     def spells_in_template(self, text: str) -> bool:
-        """Whether the chat template has a text in it."""
+        """True if the chat template has a text in it."""
         return self._template is not None and text in self._template
 
     def encode(
@@ -93,7 +93,7 @@ class PromptEncoder:
         return self._encode(parsed, tools, thinking)
 
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
-        """Tokens of the beginning of an answer, [num_tokens]; raises as a bounded encode does."""
+        """Tokens of the beginning of an answer, [num_tokens]. Raises as a bounded encode does."""
         if not isinstance(prefill, str):
             if not isinstance(prefill, (Sequence, np.ndarray)) or isinstance(prefill, bytes):
                 raise UsageError(f"prefill is {prefill!r}; wanted a text or token ids")
@@ -227,7 +227,7 @@ def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
 
 
 def is_ids(found: Any) -> bool:
-    """Whether something is meant as token ids: an array, or a sequence that begins with a whole number."""
+    """True if something is meant as token ids: an array, or a sequence that begins with a whole number."""
     if isinstance(found, np.ndarray):
         return True
     if not isinstance(found, Sequence) or isinstance(found, (str, bytes)) or not found:

@@ -37,7 +37,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Raises SecurityError: the result could be larger than any template needs."""
+        """Raises SecurityError: The result could be larger than any template needs."""
         if operator == "%" and isinstance(left, str):
             raise SecurityError("formatting with % is not allowed")
         sizes = [abs(side) if isinstance(side, (int, float)) else len(side) for side in (left, right)]

@@ -107,7 +107,7 @@ class Tokenizer:
     """The tokenizer of a model folder."""
 
     def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
-        """Raises ManifestError: the file is not a tokenizer, or is malicious."""
+        """Raises ManifestError: The file is not a tokenizer, or is malicious."""
         self._path = path
         self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
         self._tokenizer.encode_special_tokens = (
@@ -154,7 +154,7 @@ class Tokenizer:
         return None if spelling is None else str(spelling)
 
     def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
-        """Whether the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
+        """True if the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
         if not self._has_byte_tokens:
             return False
         last = next((token for token in reversed(tokens) if token not in self.special_tokens.values()), None)

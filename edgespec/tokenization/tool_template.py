@@ -1,4 +1,4 @@
-"""What a chat template does with tools: found out by rendering it, not by the name of a model."""
+"""The way in which a chat template takes tools, found by rendering it and not by the name of a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _VARIABLES = ("tools", "xml_tools")
 
 
 class Render(Protocol):
-    """Renders a template with names; raises what rendering raises."""
+    """Renders a template with names. Raises what rendering raises."""
 
     def __call__(self, template: str, **names: Any) -> str: ...
 
@@ -97,7 +97,7 @@ class _Probe:
     special: Mapping[str, str]
 
     def text(self, messages: Sequence[Any], **names: Any) -> str:
-        """What the template makes of messages; nothing where it takes them not."""
+        """The text that the template makes of messages; empty where it does not take them."""
         try:
             return self.render(
                 self.template, messages=messages, add_generation_prompt=True, **{**self.special, **names}
@@ -142,7 +142,7 @@ class _Probe:
         return replace(found, takes_results=results)
 
     def _comes_back(self, format: CallFormat, message: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
-        """Whether a call can be read from what the template writes for it."""
+        """True if a call can be read from what the template writes for it."""
         for follows in ([_result()], []):  # some templates write calls only if results follow, others otherwise
             whole = self.text([_USER, message, *follows], **names)
             same = _num_same(whole, self.text([_USER], **names))

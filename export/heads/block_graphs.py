@@ -211,7 +211,7 @@ class _BlockWriter:
         return self.op("Reshape", self.write.norm(self.op("Reshape", projected, heads), f"{role}_norm"), row)
 
     def _held(self, present: ir.Value, num_before: ir.Value) -> ir.Value:
-        """What a cache holds of the tokens before the block, [num_kv_heads, total, head_dim]."""
+        """The keys or values of the tokens before the block, [num_kv_heads, total, head_dim]."""
         held = self.op("Slice", present, self._index(0), num_before, self._index(2))
         return self.op("Squeeze", held, self._index(0))
 

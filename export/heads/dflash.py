@@ -37,7 +37,7 @@ _WRAPPER = "logit_head."  # before the names of DSpark's own parts in early file
 
 @dataclass(frozen=True, kw_only=True)
 class _Stated:
-    """What the settings of a head say, whichever dialect they are in.
+    """The settings of a head, whichever dialect they are in.
 
     inner: The object of config.json that describes the layers; None where it is config.json itself.
     """
@@ -225,7 +225,7 @@ def _markov_kind(source: HeadSource) -> str:
 def _read_markov(
     source: HeadSource, reader: Reader, config: DecoderConfig, num_rows: int, row_order: Any
 ) -> dict[str, StoredTensor]:
-    """What biases logits by the token before (DSpark); empty where the head has none."""
+    """The weights that bias logits by the token before (DSpark); empty where the head has none."""
     embedding = reader.optional("markov_head.markov_w1.weight")
     if embedding is None:
         if _own_setting(source, "markov_rank"):
@@ -250,7 +250,7 @@ def _read_markov(
 def _read_confidence(
     source: HeadSource, reader: Reader, config: DecoderConfig, markov: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """What gives the chance that a token is accepted; empty where the head has none."""
+    """The weights that give the chance that a token is accepted; empty where the head has none."""
     matrix = reader.optional("confidence_head.proj.weight")
     if matrix is None:
         if _own_setting(source, "enable_confidence_head"):

@@ -34,7 +34,7 @@ _SETTINGS_OF_HEADS = (
 
 
 def find_dialect(source: HeadSource) -> Dialect:
-    """The first dialect that recognizes a head; raises SourceError where none does."""
+    """The first dialect that recognizes a head. Raises SourceError: None does."""
     found = next((dialect for dialect in DIALECTS if dialect.recognizes(source)), None)
     if found is None:
         stated = source.settings.get("speculators_model_type") or ", ".join(source.architectures) or "nothing"
@@ -46,7 +46,7 @@ def find_dialect(source: HeadSource) -> Dialect:
 
 
 def is_head(path: Path) -> bool:
-    """Whether a file or folder is a drafting head, and not a model that runs by itself."""
+    """True if a file or folder is a drafting head, and not a model that runs by itself."""
     if path.is_file():
         return path.suffix == ".safetensors" or is_pickle(path)
     try:

@@ -198,7 +198,7 @@ def _said_by(source: HeadSource) -> str:
 
 
 def _reads_aux(source: HeadSource) -> bool:
-    """Whether it reads states of several layers, and not the one after the final norm as EAGLE-1 does."""
+    """True if it reads states of several layers, and not the one after the final norm as EAGLE-1 does."""
     return nested(source.settings, _CONFIG).get("use_aux_hidden_state", True) is not False
 
 

@@ -94,7 +94,7 @@ def weights_of_head(source: Path) -> list[Path]:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file's name is that of a pickle, which is never opened."""
+    """True if a file's name is that of a pickle, which is never opened."""
     return path.suffix in _PICKLES
 
 
@@ -124,7 +124,7 @@ WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPlan:
-    """What the folder of a head will hold, in whatever precision and form.
+    """The contents of a head's folder, in whatever precision and form.
 
     dialect: The name of the format that it was read from, for messages.
     graph: The file of its main graph.
@@ -152,8 +152,8 @@ class HeadPlan:
 class Dialect:
     """A format in which heads are published.
 
-    recognizes: Whether a head is in this format, by its settings and the names of its tensors.
-    plan: What the folder of such a head for a target will hold; raises SourceError, or VocabularyMismatch.
+    recognizes: True if a head is in this format, by its settings and the names of its tensors.
+    plan: Plans the folder of such a head for a target. Raises SourceError or VocabularyMismatch: They do not fit.
     """
 
     name: str

@@ -126,7 +126,7 @@ def take_tensor(source: HeadSource, name: str, rows: int, columns: int) -> Store
 
 
 def take_any(source: HeadSource, name: str) -> StoredTensor:
-    """A tensor of any shape; raises SourceError where it is missing."""
+    """A tensor of any shape. Raises SourceError: It is missing."""
     if name not in source.tensors:
         raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
     return source.tensors[name]

@@ -99,7 +99,7 @@ def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int,
 
 
 def read_numbers(source: HeadSource, key: str, found: Any) -> list[int]:
-    """The value of a setting that lists layers; raises SourceError where it is something else."""
+    """The value of a setting that lists layers. Raises SourceError: It is something else."""
     if isinstance(found, list) and found and all(type(number) is int for number in found):
         return found
     raise SourceError(f"{source.settings.path}: {key} is {found!r}, wanted numbers of layers")

@@ -28,7 +28,7 @@ _MAX_STEPS = 32
 
 
 def _unnested(source: HeadSource) -> HeadSource:
-    """A head whose names of tensors have one number; raises SourceError where a part is a sequence of several."""
+    """A head whose names of tensors have one number. Raises SourceError: A part is a sequence of several."""
     source = without_prefixes(source)
     several = [name for name in source.tensors if re.fullmatch(r"(emb|proj|ln)\.\d+\.[1-9]\d*\.\w+", name)]
     if several:
@@ -41,7 +41,7 @@ def _unnested(source: HeadSource) -> HeadSource:
 
 
 def _num_steps(source: HeadSource) -> tuple[int, int]:
-    """The steps that a head was trained for, and those that it drafts; raises SourceError."""
+    """The steps that a head was trained for, and those that it drafts. Raises SourceError: They are too many."""
     trained = source.settings.count("n_predict")
     drafted = source.settings.count("num_lookahead_tokens", trained)
     if not max(trained, drafted) <= _MAX_STEPS:

@@ -93,7 +93,7 @@ class Recurrence:
         return write.nodes.model("head", inputs, [logits, *outputs], context_length=str(config.context_length))
 
     def _begin(self, write: LayerWriter, embedded: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What the first layer reads, and what it adds to."""
+        """The values that the first layer reads, and those that it adds to."""
         token, state = write.norm(embedded, "token_norm"), write.norm(hidden, "state_norm")
         if self.is_wide:
             return write.op("Concat", token, state, axis=-1), state if self.adds_to_normed else hidden

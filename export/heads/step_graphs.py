@@ -299,7 +299,7 @@ def require_all_used(source: HeadSource, tensors: Mapping[str, StoredTensor], pa
 
 
 def recognizer(*patterns: str) -> Callable[[HeadSource], bool]:
-    """Whether a head has a tensor for each of some patterns of names."""
+    """A function that tells if a head has a tensor for each of some patterns of names."""
 
     def recognizes(source: HeadSource) -> bool:
         names = without_prefixes(source).tensors
