@@ -67,30 +67,19 @@ def build_graph(
     variant: Variant = Variant(),
 ) -> ir.Model:
     """Write the weights that the file does not hold yet, and return the graph over it."""
-    return _Decoder(config, tensors, weights, rule, variant).build()
+    trees, apart = variant.has_tree_inputs, variant.rotates_apart
+    write = LayerWriter(config, tensors, weights, rule, has_tree_inputs=trees, rotates_apart=apart)
+    return _Decoder(write, variant).build()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Decoder:
-    config: DecoderConfig
-    tensors: Mapping[str, StoredTensor]
-    weights: WeightsFile
-    rule: Rule
+    write: LayerWriter
     variant: Variant
 
-    def __post_init__(self) -> None:
-        variant = self.variant
-        self.write = LayerWriter(
-            self.config,
-            self.tensors,
-            self.weights,
-            self.rule,
-            has_tree_inputs=variant.has_tree_inputs,
-            rotates_apart=variant.rotates_apart,
-        )
-
     def build(self) -> ir.Model:
-        config, write = self.config, self.write
+        write, tensors = self.write, self.write.tensors
+        config = write.config
         input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
         mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
         num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
@@ -99,14 +88,13 @@ class _Decoder:
         layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
 
         embedded, head = write.linear.embedding(
-            self.tensors["embedding"], input_ids, self.variant.head, self.tensors.get(self.variant.head)
+            tensors["embedding"], input_ids, self.variant.head, tensors.get(self.variant.head)
         )
         residual = write.scale(embedded, config.embedding_scale)
         norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
         normed = write.norm(residual, norms[0])
         for number, i in enumerate(layers):
-            past = [write.cache(f"past_key_values.{number}.{part}") for part in ("key", "value")]
-            present = [write.cache(f"present.{number}.{part}") for part in ("key", "value")]
+            past, present = write.caches(number)
             attended = write.norm(write.attention(i, normed, past, present, lengths), f"{i}.attended_norm")
             attended = write.scale(attended, config.residual_scale)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
@@ -119,7 +107,7 @@ class _Decoder:
         if config.num_layers in self.variant.hidden_layers:
             outputs.append(self._hidden_output(config.num_layers, normed))
         logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
-        rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
+        rows = tensors.get(self.variant.head, tensors["embedding"]).rows
         shape = ("batch", "num_logits", rows)
         logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)
         if self.variant.has_best:
@@ -134,7 +122,7 @@ class _Decoder:
         """
         op, constant = self.write.op, self.write.constant
         last = constant("axis_2", np.array([2]))
-        ids = self.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
+        ids = self.write.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
         none = constant("no_token", np.array(vocab_size, np.float32))
         is_largest = op("Equal", logits, op("ReduceMax", logits, last))
         first = op("ReduceMin", op("Where", is_largest, ids, none), last)
@@ -143,7 +131,7 @@ class _Decoder:
 
     def _hidden_output(self, i: int, residual: ir.Value) -> ir.Value:
         hidden = self.write.op("Cast", residual, to=int(ir.DataType.FLOAT))
-        shape = ("batch", "num_tokens", self.config.hidden_size)
+        shape = ("batch", "num_tokens", self.write.config.hidden_size)
         return make_output(hidden, f"hidden_states.{i}", ir.DataType.FLOAT, shape)
 
 

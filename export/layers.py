@@ -43,14 +43,22 @@ class LayerWriter:
         self.biases: dict[ir.Value, ir.Value] = {}
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
-    def cache(self, name: str) -> ir.Value:
-        return typed_value(name, self.type, ["batch", self.config.num_kv_heads, "capacity", self.config.head_dim])
+    def caches(self, number: int) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Keys and values of a layer as inputs of the graph, and as its outputs."""
+        shape = ("batch", self.config.num_kv_heads, "capacity", self.config.head_dim)
+        past, present = (
+            [typed_value(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
+            for side in ("past_key_values", "present")
+        )
+        return past, present
+
+    def as_activation(self, x: ir.Value) -> ir.Value:
+        """A value of float32 in the type of activations."""
+        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
 
     def _cast_bias(self, bias: ir.Value) -> ir.Value:
-        if self.type == ir.DataType.FLOAT:
-            return bias
         if bias not in self.biases:
-            self.biases[bias] = self.op("Cast", bias, to=int(self.type))
+            self.biases[bias] = self.as_activation(bias)
         return self.biases[bias]
 
     def as_float(self, x: ir.Value) -> ir.Value:

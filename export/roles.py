@@ -117,18 +117,26 @@ def _split_fused(
     return apart
 
 
-def _shape(config: DecoderConfig, role: str) -> tuple[int, int]:
+def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int, int]]:
+    """Rows and columns by role within a layer whose queries, keys and values read num_inputs numbers."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     whole = FAMILIES[config.architecture].norms_whole_projections
     return {
-        "embedding": (config.vocab_size, hidden), "head": (config.vocab_size, hidden), "final_norm": (1, hidden),
-        "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
-        "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
+        "q": (q, num_inputs), "k": (kv, num_inputs), "v": (kv, num_inputs), "o": (hidden, q),
         "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
         "q_norm": (1, q if whole else config.head_dim), "k_norm": (1, kv if whole else config.head_dim),
+        "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
-    }[role.removeprefix("{i}.")]  # fmt: skip
+    }  # fmt: skip
+
+
+def _shape(config: DecoderConfig, role: str) -> tuple[int, int]:
+    if role in ("embedding", "head"):
+        return config.vocab_size, config.hidden_size
+    if role == "final_norm":
+        return 1, config.hidden_size
+    return layer_shapes(config, config.hidden_size)[role.removeprefix("{i}.")]
 
 
 def _require_shape(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
@@ -196,9 +204,8 @@ class _Reader:
     def __init__(self, path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> None:
         assert config.routing is not None
         self._path, self._stored, self._num_experts = path, stored, config.routing.num_experts
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self._hidden = hidden
-        self._shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        self._hidden = config.hidden_size
+        self._shapes = layer_shapes(config, config.hidden_size)
         self.found: dict[str, StoredTensor] = {}
         self.used: set[str] = set()
 

@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.recurrent_graphs import build_fuse
 from edgespec.export.heads.step_graphs import StepWriter
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import make_output, typed_value
@@ -67,7 +68,9 @@ class BlockShape:
         assert head.fuse_graph is not None
         graphs = {
             manifest.graph: _BlockWriter(self, LayerWriter(self.config, tensors, weights, rule)).build(),
-            head.fuse_graph: _build_fuse(LayerWriter(self.config, tensors, weights, rule)),
+            head.fuse_graph: build_fuse(
+                LayerWriter(self.config, tensors, weights, rule), norm_behind="state_norm"
+            ),
         }
         for file in head.step_graphs:
             graphs[file] = self._build_step(StepWriter(tensors, weights, rule))
@@ -129,7 +132,7 @@ class _BlockWriter:
         num_before = self.op("Shape", mask, start=1, end=2)
         places = self.constant("places", np.arange(num_tokens)[None])
         positions = self.op("Add", places, num_before)
-        before = hidden if write.type == ir.DataType.FLOAT else self.op("Cast", hidden, to=int(write.type))
+        before = write.as_activation(hidden)
 
         embedded, head = write.linear.embedding(
             write.tensors["embedding"], input_ids, "head", write.tensors.get("head")
@@ -137,8 +140,7 @@ class _BlockWriter:
         residual = write.scale(embedded, config.embedding_scale)
         normed = write.norm(residual, "0.input_norm")
         for i in range(config.num_layers):
-            past = [write.cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
-            present = [write.cache(f"present.{i}.{part}") for part in ("key", "value")]
+            past, present = write.caches(i)
             attended = self._attention(i, normed, before, past, present, lengths, num_before, positions)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
@@ -246,14 +248,3 @@ class _BlockWriter:
         if self.write.rule.has_fused_products:
             return self.op("FusedMatMul", x, y, transB=1)
         return self.op("MatMul", x, self.op("Transpose", y, perm=[0, 2, 1]))
-
-
-def _build_fuse(write: LayerWriter) -> ir.Model:
-    """From hidden states of the target, one layer's after another's, to one normed state for each token."""
-    matrix = write.tensors["fuse"]
-    features = typed_value("features", ir.DataType.FLOAT, ["batch", "num_tokens", matrix.columns])
-    x = features if write.type == ir.DataType.FLOAT else write.op("Cast", features, to=int(write.type))
-    fused = write.norm(write.linear("fuse", x, [matrix])[0], "state_norm")
-    hidden = write.op("Cast", fused, to=int(ir.DataType.FLOAT))
-    shape = ("batch", "num_tokens", matrix.rows)
-    return write.nodes.model("fuse", [features], [make_output(hidden, "hidden", ir.DataType.FLOAT, shape)])

@@ -17,14 +17,9 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, BlockShape
 from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import LAYER_NAMES, Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import (
-    layer_settings,
-    layer_shapes,
-    layers_config,
-    read_numbers,
-    require_layers,
-)
+from edgespec.export.heads.layer_settings import layer_settings, layers_config, read_numbers, require_layers
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
+from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor

@@ -18,15 +18,10 @@ from functools import partial
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import (
-    layer_settings,
-    layer_shapes,
-    layers_config,
-    read_numbers,
-    require_layers,
-)
+from edgespec.export.heads.layer_settings import layer_settings, layers_config, read_numbers, require_layers
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
+from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor

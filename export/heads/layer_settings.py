@@ -85,19 +85,6 @@ def layers_config(
     )
 
 
-def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int, int]]:
-    """Shapes by role within a layer whose queries, keys and values read num_inputs numbers."""
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return {
-        "q": (q, num_inputs), "k": (kv, num_inputs), "v": (kv, num_inputs), "o": (hidden, q),
-        "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
-        "q_norm": (1, config.head_dim), "k_norm": (1, config.head_dim),
-        "input_norm": (1, hidden), "mlp_norm": (1, hidden),
-        "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
-    }  # fmt: skip
-
-
 def read_numbers(source: HeadSource, key: str, found: Any) -> list[int]:
     """The value of a setting that lists layers. Raises SourceError: It is something else."""
     if isinstance(found, list) and found and all(type(number) is int for number in found):

@@ -11,9 +11,10 @@ from pathlib import Path
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource, read_head
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
+from edgespec.export.heads.layer_settings import layer_settings, layers_config
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.vocabulary import with_logits_of
+from edgespec.export.roles import layer_shapes
 from edgespec.export.sources import LoadedSource
 from edgespec.manifest import Head
 

@@ -61,7 +61,7 @@ class Recurrence:
             graphs[manifest.tree_graph] = self._build(write)
         if manifest.head.fuse_graph is not None:
             write = LayerWriter(self.config, tensors, weights, rule)
-            graphs[manifest.head.fuse_graph] = _build_fuse(write, len(manifest.head.target_layers))
+            graphs[manifest.head.fuse_graph] = build_fuse(write, len(manifest.head.target_layers))
         return graphs
 
     def _build(self, write: LayerWriter) -> ir.Model:
@@ -74,10 +74,9 @@ class Recurrence:
         inputs, outputs = [input_ids, hidden, mask, num_logits, *write.tree.values()], []
 
         embedded, head = write.linear.embedding(tensors["embedding"], input_ids, "head", tensors.get("head"))
-        normed, residual = self._begin(write, embedded, _cast(write, hidden))
+        normed, residual = self._begin(write, embedded, write.as_activation(hidden))
         for i in range(config.num_layers):
-            past = [write.cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
-            present = [write.cache(f"present.{i}.{part}") for part in ("key", "value")]
+            past, present = write.caches(i)
             attended = write.attention(i, normed, past, present, lengths)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
@@ -131,26 +130,25 @@ def plan_recurrent(
     )
 
 
-def _build_fuse(write: LayerWriter, num_parts: int) -> ir.Model:
-    """From hidden states of the target to states, with a norm over all of them, or one over each, or none."""
+def build_fuse(write: LayerWriter, num_parts: int = 1, norm_behind: str = "") -> ir.Model:
+    """From hidden states of the target to states, with a norm over all of them, or one over each, or none.
+
+    norm_behind: The role of a norm of the states, if there is one.
+    """
     matrix = write.tensors["fuse"]
     features = _floats("features", matrix.columns)
-    parts = write.norm(_cast(write, features), "fuse_norm")
+    parts = write.norm(write.as_activation(features), "fuse_norm")
     if "fuse_norm.0" in write.tensors:
         sizes = write.constant("feature_sizes", np.array([matrix.columns // num_parts] * num_parts))
         split = [ir.Value(name=f"features.{at}") for at in range(num_parts)]
         write.nodes.node("Split", [parts, sizes], split, axis=-1)
         normed = [write.norm(part, f"fuse_norm.{at}") for at, part in enumerate(split)]
         parts = write.op("Concat", *normed, axis=-1)
-    fused = write.op("Cast", write.linear("fuse", parts, [matrix])[0], to=int(ir.DataType.FLOAT))
-    hidden = make_output(fused, "hidden", ir.DataType.FLOAT, ("batch", "num_tokens", matrix.rows))
+    fused = write.norm(write.linear("fuse", parts, [matrix])[0], norm_behind)
+    hidden = write.op("Cast", fused, to=int(ir.DataType.FLOAT))
+    hidden = make_output(hidden, "hidden", ir.DataType.FLOAT, ("batch", "num_tokens", matrix.rows))
     return write.nodes.model("fuse", [features], [hidden])
 
 
 def _floats(name: str, size: int) -> ir.Value:
     return typed_value(name, ir.DataType.FLOAT, ["batch", "num_tokens", size])
-
-
-def _cast(write: LayerWriter, x: ir.Value) -> ir.Value:
-    """x in the type of activations."""
-    return x if write.type == ir.DataType.FLOAT else write.op("Cast", x, to=int(write.type))
