@@ -63,7 +63,6 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import (
     ModelFolder,
-    kept_hidden_states,
     open_drafter,
     open_model,
     read_tokenizer,
@@ -336,7 +335,7 @@ def read_target(
     Raises UsageError: The file holds answers of another model.
     """
     decoder = open_model(target, find_device("cpu"), None, False, False, hidden_layers=layers)
-    kept, answers, num_own, num_tokens = kept_hidden_states(decoder), [], 0, 0
+    kept, answers, num_own, num_tokens = decoder.hidden_states, [], 0, 0
     for prompt in replay.read_answers(path, None):
         text = append(prompt.prompt, prompt.tokens)
         if int(text.max()) >= decoder.vocab_size or len(text) > decoder.context_length:

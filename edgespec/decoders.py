@@ -4,13 +4,19 @@ All decoders run chains. What else one does it says in `can` and by its optional
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.system.cancel import Cancel
 from edgespec.types import NO_DRAFT, Logits, TokenIds, Tree, append
+
+if TYPE_CHECKING:
+    from edgespec.decoding.hidden_states import HiddenStates
+    from edgespec.decoding.pass_queue import Caller
 
 
 class Wants(Enum):
@@ -130,6 +136,13 @@ class Cache(Protocol):
             MemoryExhausted: The cache does not fit.
         """
 
+    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
+        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
+
+        Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
+        """
+        return False
+
     def forget(self) -> None:
         """Empty the cache and free its memory."""
 
@@ -161,8 +174,8 @@ class Forks(Protocol):
     def fork(self) -> "Decoder":
         """A decoder over the same weights with an empty cache of its own."""
 
-    def serve(self, caller: Any) -> None:
-        """Run passes for another text, a Caller of the queue, from now on."""
+    def serve(self, caller: "Caller") -> None:
+        """Run passes for another text from now on."""
 
     def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
         """Copy keys and values of tokens from another fork, whose cache begins with them; False if it cannot.
@@ -240,8 +253,17 @@ class Decoder(Protocol):
         """Let the pass that another thread runs end with an error, if that can be; the cache stays usable."""
         return
 
+    def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block passes end, and no other begins, once cancel is set; raises Cancelled then."""
+        return nullcontext()
+
     @property
     def cache(self) -> Cache | None:
+        return None
+
+    @property
+    def hidden_states(self) -> "HiddenStates | None":
+        """Hidden states of the tokens whose keys and values are held; None where none are kept."""
         return None
 
     @property

@@ -80,7 +80,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 self._check(device, DeviceChecks(folder, manifest, device))
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        """Let passes of this decoder and its forks take turns, or run as one, which may_join has memory for."""
         self._passes.share(max_callers, may_join)
 
     def fork(self) -> Self:
@@ -93,7 +92,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return fork
 
     def serve(self, caller: Caller) -> None:
-        """Run passes for another text from now on."""
         self._passes.caller = caller
 
     def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
@@ -115,7 +113,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return self._find_key()
 
     def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
-        """The tokens that are held, and their keys and values as SharedCache.read gives them."""
         assert isinstance(self._passes.cache, SharedCache)
         with self._lock:
             return self._held, self._passes.cache.read(len(self._held))
@@ -129,11 +126,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def can_exchange(self) -> bool:
-        """Whether this decoder and a fork can exchange their caches: not where hidden states belong to its own."""
-        return self._hidden is None
+        return self._hidden is None  # which belong to the cache of this decoder
 
     def exchange(self, other: Self) -> None:
-        """Exchange caches with a fork, and what they hold, while neither runs passes."""
         assert self.can_exchange
         with self._lock, other._lock:
             self._passes.exchange(other._passes)
@@ -141,7 +136,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def hidden_states(self) -> HiddenStates | None:
-        """Hidden states of the tokens whose keys and values are held; None where none were asked for."""
         return self._hidden
 
     @property
@@ -168,7 +162,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._passes.interrupt()
 
     def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
-        """Within the block passes end, and no other begins, once `cancel` is set; raises Cancelled then."""
         return self._passes.cancelled_by(cancel)
 
     def pretend(self, tokens: TokenIds) -> None:
@@ -181,10 +174,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
-
-        Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
-        """
         cache = self._passes.cache
         if not self._is_on_host or not isinstance(cache, SharedCache):
             return False

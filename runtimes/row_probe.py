@@ -9,7 +9,6 @@ positions is compared within a few passes.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -47,13 +46,6 @@ class RowProof:
     max_difference: float
     longest_past: int
     seconds: float
-
-
-@runtime_checkable
-class _Imitating(Protocol):
-    """A decoder whose cache can be filled without running tokens."""
-
-    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -154,10 +146,10 @@ def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
     if len(tokens) <= _NUM_RUN:
         _forget(decoder)
         return True
-    if not isinstance(decoder, _Imitating):
+    if decoder.cache is None:
         return len(tokens) <= _PROMPT
     decoder.logits(tokens[:_NUM_RUN], 1)
-    return decoder.imitate(tokens, _NUM_RUN, len(tokens)) or len(tokens) <= _PROMPT
+    return decoder.cache.imitate(tokens, _NUM_RUN, len(tokens)) or len(tokens) <= _PROMPT
 
 
 def _compare_stretch(
@@ -205,8 +197,7 @@ def _random_widths(total: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def _forget(decoder: Decoder) -> None:
-    forget = getattr(decoder, "forget", None)
-    if forget is not None:
-        forget()
+    if decoder.cache:
+        decoder.cache.forget()
     else:
         decoder.logits(np.zeros(1, np.int32), 1)

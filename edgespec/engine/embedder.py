@@ -1,14 +1,11 @@
 """Vectors of texts, from a model that was trained for embeddings."""
 
-from contextlib import AbstractContextManager
 from threading import Lock
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
@@ -19,20 +16,6 @@ _LONG = 16  # characters a token, more than nearly any text has
 Vectors = npt.NDArray[np.float32]
 
 
-@runtime_checkable
-class StatesDecoder(Decoder, Protocol):
-    """A decoder that keeps hidden states of the tokens it has run."""
-
-    @property
-    def hidden_states(self) -> HiddenStates | None: ...
-
-    def forget(self) -> None:
-        """Empty the cache and free its memory."""
-
-    def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
-        """Within the block passes end, and no other begins, once cancel is set; raises Cancelled then."""
-
-
 class Embedder:
     """One pass over each text, one text at a time; several threads may share it.
 
@@ -40,18 +23,16 @@ class Embedder:
     context_length: The most tokens of a text.
     """
 
-    def __init__(
-        self, decoder: StatesDecoder, pooling: Pooling, tokenizer: Tokenizer, context_length: int
-    ) -> None:
-        self._decoder, self._pooling = decoder, pooling
+    def __init__(self, decoder: Decoder, pooling: Pooling, tokenizer: Tokenizer, context_length: int) -> None:
+        assert decoder.hidden_states is not None
+        self._decoder, self._states, self._pooling = decoder, decoder.hidden_states, pooling
         self._tokenizer, self.context_length = tokenizer, context_length
         self._lock = Lock()
 
     @property
     def size(self) -> int:
         """How many numbers a vector has."""
-        assert self._decoder.hidden_states is not None
-        return self._decoder.hidden_states.hidden_size
+        return self._states.hidden_size
 
     def encode(self, text: str) -> TokenIds:
         """The tokens of a text, with those that the model wants around it, [num_tokens].
@@ -90,10 +71,10 @@ class Embedder:
             try:
                 with self._decoder.cancelled_by(cancel or Cancel()):
                     self._decoder.logits(tokens, 1)
-                assert self._decoder.hidden_states is not None
-                states = self._decoder.hidden_states.read(tokens, 0)
+                states = self._states.read(tokens, 0)
             finally:
-                self._decoder.forget()  # its vector is the same whatever was read before it
+                if self._decoder.cache:
+                    self._decoder.cache.forget()  # its vector is the same whatever was read before it
         vector = states[-1] if self._pooling.kind == "last" else states.mean(axis=0)
         if not np.isfinite(vector).all():
             raise ModelError(

@@ -14,7 +14,7 @@ from edgespec.decoding.rejection import rejection
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.draft_models import make_pool
-from edgespec.engine.embedder import Embedder, StatesDecoder
+from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
@@ -22,7 +22,6 @@ from edgespec.engine.setup import Setup
 from edgespec.engine.wish import AcceptanceName
 from edgespec.loading.open_model import (
     ModelFolder,
-    kept_hidden_states,
     open_model,
     read_chat_template,
     read_tokenizer,
@@ -96,7 +95,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> OpenModels:
     for each in (target, *setup.models):
         setup.home.mark_used(each.folder)
     answers = _answer_cache(setup) if wish.answer_cache and "suffix" in setup.texts else None
-    pool = make_pool(setup, kept_hidden_states(decoder), learner.learner if learner else None, answers)
+    pool = make_pool(setup, decoder.hidden_states, learner.learner if learner else None, answers)
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
     speculation = pool.with_relief(lambda: learned_speculation(setup, pool.drafters, decoder, pool.decoders))
@@ -157,7 +156,6 @@ def _embedder(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> Embedde
     pooling = setup.target.manifest.pooling
     if pooling is None:
         return None
-    assert isinstance(decoder, StatesDecoder)
     return Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length)
 
 

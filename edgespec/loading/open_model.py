@@ -101,7 +101,6 @@ def calibration_texts(prompts: Iterable[str], encoder: PromptEncoder) -> list[To
     return [tokens[start : start + length] for start in range(0, len(tokens), length)]
 
 
-AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
 Opened = TypeVar("Opened")
 _SIGNAL_S = 0.2
 
@@ -165,7 +164,7 @@ def open_model(
     is_verified: bool = False,
     cancel: Cancel | None = None,
     progress: ReportProgress = lambda progress: None,
-) -> AnyDecoder:
+) -> Decoder:
     """Load the graph while another thread hashes its files; a wrong hash is raised before any other error.
 
     Ctrl-C ends both at once.
@@ -179,7 +178,7 @@ def open_model(
     """
     folder, manifest = model
     cancel = cancel or Cancel()
-    open_graph: Callable[[], AnyDecoder] = partial(
+    open_graph: Callable[[], Decoder] = partial(
         _decoder_class(manifest, deterministic, has_trees=has_trees),
         folder,
         manifest,
@@ -241,11 +240,6 @@ def self_drafter(manifest: Manifest) -> Manifest:
         vocab_subset=drafter.vocab_subset,
         hidden_layers=(),
     )
-
-
-def kept_hidden_states(decoder: Decoder) -> HiddenStates | None:
-    """The hidden states that a target's decoder keeps; None where it keeps none."""
-    return decoder.hidden_states if isinstance(decoder, (OnnxDecoder, OnnxTreeDecoder)) else None
 
 
 def open_drafter(
@@ -319,7 +313,7 @@ def open_with_states(
     )
 
 
-def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> AnyDecoder:
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder:
     """Open a folder that has no manifest file yet, for the check of an export."""
     return _decoder_class(manifest, deterministic)(
         folder, manifest, find_device("auto"), deterministic=deterministic
@@ -342,7 +336,7 @@ def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Se
     return observe_ranges(graph, manifest, texts)
 
 
-def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool = False) -> type[AnyDecoder]:
+def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool = False) -> Callable[..., Decoder]:
     if has_trees:
         return OnnxBranchDecoder if deterministic else OnnxTreeDecoder
     return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder

@@ -10,7 +10,7 @@ from typing import Literal
 
 from edgespec.loading.device_choice import Placement
 from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import ModelFolder, kept_hidden_states, open_drafter, open_model
+from edgespec.loading.open_model import ModelFolder, open_drafter, open_model
 from edgespec.manifest import Manifest
 from edgespec.planning.plan_option import Layout, Schedule
 from edgespec.planning.planner import is_counted, plan_on, schedule_of
@@ -101,7 +101,7 @@ class MeasuredPlacements:
                 drafter,
                 placement.drafter_device,
                 placement.drafter_threads,
-                hidden_states=kept_hidden_states(decoder),
+                hidden_states=decoder.hidden_states,
             )
             opening_s += perf_counter() - begun
             named = {placement.drafter_key(drafter.manifest.name): opened}
