@@ -6,17 +6,13 @@ All decoders run chains. What else one does it says in `can` and by its optional
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.system.cancel import Cancel
 from edgespec.types import NO_DRAFT, Logits, TokenIds, Tree, append
-
-if TYPE_CHECKING:
-    from edgespec.decoding.hidden_states import HiddenStates
-    from edgespec.decoding.pass_queue import Caller
 
 
 class Wants(Enum):
@@ -174,8 +170,8 @@ class Forks(Protocol):
     def fork(self) -> "Decoder":
         """A decoder over the same weights with an empty cache of its own."""
 
-    def serve(self, caller: "Caller") -> None:
-        """Run passes for another text from now on."""
+    def serve(self, caller: Any) -> None:
+        """Run passes for another text, a Caller of the queue of passes, from now on."""
 
     def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
         """Copy keys and values of tokens from another fork, whose cache begins with them; False if it cannot.
@@ -262,8 +258,8 @@ class Decoder(Protocol):
         return None
 
     @property
-    def hidden_states(self) -> "HiddenStates | None":
-        """Hidden states of the tokens whose keys and values are held; None where none are kept."""
+    def hidden_states(self) -> Any | None:
+        """The store of HiddenStates of the tokens whose keys and values are held; None where none are kept."""
         return None
 
     @property
