@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
@@ -25,7 +26,8 @@ class Embedder:
 
     def __init__(self, decoder: Decoder, pooling: Pooling, tokenizer: Tokenizer, context_length: int) -> None:
         assert decoder.hidden_states is not None
-        self._decoder, self._states, self._pooling = decoder, decoder.hidden_states, pooling
+        states: HiddenStates = decoder.hidden_states
+        self._decoder, self._states, self._pooling = decoder, states, pooling
         self._tokenizer, self.context_length = tokenizer, context_length
         self._lock = Lock()
 
