@@ -130,11 +130,11 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.tokenization.tokenizer import TextStream as TextStream
     from edgespec.tokenization.tokenizer import Tokenizer as Tokenizer
     from edgespec.tools.call_events import in_order as in_order
-    from edgespec.tools.function_process import FunctionProcess as FunctionProcess
     from edgespec.tools.messages import CallMessage as CallMessage
     from edgespec.tools.messages import ResultMessage as ResultMessage
     from edgespec.tools.tool import Tool as Tool
     from edgespec.tools.tool import ToolUse as ToolUse
+    from edgespec.tools.tool import parse_tools as parse_tools
 
 __version__ = "0.1.0"
 
@@ -216,7 +216,6 @@ _WING_NAMES = {
     "Discovery": "runtimes.discovery",
     "DraftPolicy": "decoding.scheduler",
     "FixedLength": "policy.fixed",
-    "FunctionProcess": "tools.function_process",
     "GumbelSampler": "decoding.sampling",
     "HubRepository": "models.catalog",
     "Inventory": "models.inventory",
@@ -270,6 +269,7 @@ _WING_NAMES = {
     "parse_device_name": "runtimes.device_names",
     "parse_ids": "tokenization.prompt_encoder",
     "parse_messages": "tokenization.prompt_encoder",
+    "parse_tools": "tools.tool",
     "pass_costs": "policy.costs",
     "picture": "drafters.timeline",
     "plan_document": "engine.plan",

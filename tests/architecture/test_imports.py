@@ -19,6 +19,7 @@ ROOMS = [
 # Wings import the face, the ground and their own room alone; the command line also imports the other wings.
 WINGS: dict[str, set[str]] = {
     "chat": set(),
+    "server": set(),
     "cli": {"chat", "evaluation", "export", "server", "simulation", "training"},
 }
 GROUND = {"system", "config", "errors", "types", "manifest"}

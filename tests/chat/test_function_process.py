@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from edgespec import ToolCall, UsageError
-from edgespec.tools.function_process import FunctionProcess
-from edgespec.tools.function_worker import MAX_RESULT
+from edgespec.chat.function_process import FunctionProcess
+from edgespec.chat.function_worker import MAX_RESULT
 
 TOOLS = '''
 import os, subprocess, sys, time

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
+from edgespec import Tool, ToolCall, parse_tools
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.tools.tool import Tool, ToolCall, parse_tools
 
 _WAKE_S = 0.02  # how often Ctrl-C is noticed where the system does not wake a waiting thread for it
 
@@ -86,7 +86,7 @@ class FunctionProcess:
 
 def _start_python(path: Path) -> "subprocess.Popen[bytes]":
     # -P: no module of the current folder hides one of Python's.
-    command = [sys.executable or "python3", "-P", "-m", "edgespec.tools.function_worker", str(path.absolute())]
+    command = [sys.executable or "python3", "-P", "-m", "edgespec.chat.function_worker", str(path.absolute())]
     try:
         return subprocess.Popen(
             command,
