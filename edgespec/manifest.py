@@ -5,8 +5,6 @@ SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model 
 """
 
 import json
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from edgespec.errors import IntegrityError, ManifestError
-from edgespec.system.file_hashes import FileRecord
+from edgespec.errors import ManifestError
+from edgespec.system.file_hashes import FileRecord, require_size
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
 
 SCHEMA_VERSION = 1
@@ -370,7 +368,7 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = parse_manifest(path, stated)
     _require_listed(path, manifest)
     for name, record in manifest.files.items():
-        _require_size(folder, name, record)
+        require_size(folder, name, record)
     return manifest
 
 
@@ -459,25 +457,3 @@ def _require_listed(path: Path, manifest: Manifest) -> None:
     for name in (manifest.graph, manifest.weights, manifest.tokenizer, *optional):
         if name is not None and name not in manifest.files:
             raise ManifestError(f"{path} lists no hash for {name!r}; export the model again")
-
-
-def _require_size(folder: Path, name: str, record: FileRecord) -> None:
-    if not name or Path(name).name != name or name == ".." or "\0" in name:
-        raise ManifestError(f"{folder}: the manifest names {name!r}, which is not a file of its own folder")
-    try:
-        status = (folder / name).stat()
-    except OSError as error:
-        raise ManifestError(f"{folder / name}: {error.strerror}; export the model again") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ManifestError(f"{folder / name} is no regular file; export the model again")
-    if not os.access(folder / name, os.R_OK):
-        raise ManifestError(f"{folder / name} may not be read; change its permissions")
-    if status.st_size != record.bytes:
-        raise IntegrityError(
-            f"{folder / name} has {status.st_size} bytes, its manifest says {record.bytes}; export the model again"
-        )
-
-
-def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """The names of files in a folder that its manifest does not list."""
-    return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED})

@@ -7,13 +7,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import subschemas
 
+# Python's own reader of expressions, which its types do not declare.
+_codes, _parser = import_module("re._constants"), import_module("re._parser")
 _FORMATS = {
     "date-time": "2000-01-01T00:00:00Z",
     "date": "2000-01-01",
@@ -127,8 +128,9 @@ _BOUNDS = {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMax
 
 def _bound(schema: Mapping[str, Any], name: str) -> float | None:
     value = schema.get(name)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < _LARGEST else None  # type: ignore[arg-type]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
 
 
 _LARGEST = 1e9
@@ -153,7 +155,7 @@ class _Unmatched(ValueError):
 def _matches(pattern: str) -> list[str]:
     """A short text that a regular expression matches; none where it is of a dialect that Python does not read."""
     try:
-        return [_match_of(parser.parse(pattern))]
+        return [_match_of(_parser.parse(pattern))]
     except (re.error, RecursionError, OverflowError, ValueError):
         return []
 
@@ -169,46 +171,46 @@ def _match_of(parsed: Any) -> str:
 
 
 def _match_of_part(code: Any, argument: Any) -> str:
-    if code is codes.LITERAL:
+    if code is _codes.LITERAL:
         return chr(argument)
-    if code is codes.NOT_LITERAL:
+    if code is _codes.NOT_LITERAL:
         return "a" if argument != ord("a") else "b"
-    if code is codes.ANY:
+    if code is _codes.ANY:
         return "a"
-    if code is codes.IN:
+    if code is _codes.IN:
         return _member_of(argument)
-    if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
+    if code in (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT):
         least, _, inner = argument
         if least > _MAX_MATCH:
             raise _Unmatched("a match is too long to be of use")
         return _match_of(inner) * least if least else ""
-    if code is codes.SUBPATTERN:
+    if code is _codes.SUBPATTERN:
         return _match_of(argument[-1])
-    if code is codes.BRANCH:
+    if code is _codes.BRANCH:
         return min((_match_of(branch) for branch in argument[1]), key=len)
-    if code is codes.AT:
+    if code is _codes.AT:
         return ""
     raise _Unmatched(str(code))
 
 
 _CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
-_CATEGORIES = {codes.CATEGORY_DIGIT: "0", codes.CATEGORY_WORD: "a", codes.CATEGORY_SPACE: " "}
+_CATEGORIES = {_codes.CATEGORY_DIGIT: "0", _codes.CATEGORY_WORD: "a", _codes.CATEGORY_SPACE: " "}
 
 
 def _member_of(members: Any) -> str:
     """A character of a set; letters and digits rather than others."""
-    is_negated = members[0][0] is codes.NEGATE
+    is_negated = members[0][0] is _codes.NEGATE
     if is_negated:
         pattern = re.compile(_set_text(members))
         if (found := next((each for each in _CHARACTERS if pattern.match(each)), None)) is None:
             raise _Unmatched("a set without any of the characters that are tried")
         return found
     code, argument = members[0]
-    if code is codes.LITERAL:
+    if code is _codes.LITERAL:
         return chr(argument)
-    if code is codes.RANGE:
+    if code is _codes.RANGE:
         return chr(argument[0])
-    if code is codes.CATEGORY and argument in _CATEGORIES:
+    if code is _codes.CATEGORY and argument in _CATEGORIES:
         return _CATEGORIES[argument]
     raise _Unmatched(str(code))
 
@@ -217,11 +219,11 @@ def _set_text(members: Any) -> str:
     """A negated set as a regular expression."""
     parts = []
     for code, argument in members[1:]:
-        if code is codes.LITERAL:
+        if code is _codes.LITERAL:
             parts.append(re.escape(chr(argument)))
-        elif code is codes.RANGE:
+        elif code is _codes.RANGE:
             parts.append("-".join(re.escape(chr(each)) for each in argument))
-        elif code is codes.CATEGORY and argument in _CATEGORIES:
+        elif code is _codes.CATEGORY and argument in _CATEGORIES:
             parts.append({"0": r"\d", "a": r"\w", " ": r"\s"}[_CATEGORIES[argument]])
         else:
             raise _Unmatched(str(code))

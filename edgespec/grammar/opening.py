@@ -4,18 +4,19 @@ import json
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 from edgespec.grammar.schema import Schema, number_of, resolve, subschemas, values_of
 
+# Python's own reader of expressions, which its types do not declare.
+_codes, _parser = import_module("re._constants"), import_module("re._parser")
 _ENDLESS = 1 << 16  # bytes, of values that cannot end
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
 _UNKNOWN = 40  # bytes, of an expression in a dialect that Python does not read
-_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
-_CHARACTERS = (codes.LITERAL, codes.RANGE)
+_REPEATS = (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT)
+_CHARACTERS = (_codes.LITERAL, _codes.RANGE)
 
 
 def largest_opening(schema: Any, *, is_part: bool = False) -> int:
@@ -113,7 +114,7 @@ def longest_way(pattern: str) -> int:
     Of `b|a{30}` it is 30, and of `x(abc)?` 4.
     """
     try:
-        return min(_length(parser.parse(pattern)), _ENDLESS)
+        return min(_length(_parser.parse(pattern)), _ENDLESS)
     except (re.error, RecursionError, OverflowError, ValueError):
         return _UNKNOWN
 
@@ -123,19 +124,19 @@ def _length(parsed: Any) -> int:
 
 
 def _length_of_part(code: Any, argument: Any) -> int:
-    if code is codes.LITERAL:
+    if code is _codes.LITERAL:
         return _bytes_of_character(argument)
-    if code is codes.IN:
-        return max(_bytes_of_character(each[0] if kind is codes.RANGE else each) if kind in _CHARACTERS else 1
+    if code is _codes.IN:
+        return max(_bytes_of_character(each[0] if kind is _codes.RANGE else each) if kind in _CHARACTERS else 1
                    for kind, each in argument)  # fmt: skip
     if code in _REPEATS:
         least, _, inner = argument
         return min(max(int(least), 1), _ENDLESS) * _length(inner)
-    if code is codes.SUBPATTERN:
+    if code is _codes.SUBPATTERN:
         return _length(argument[-1])
-    if code is codes.BRANCH:
+    if code is _codes.BRANCH:
         return max(map(_length, argument[1]))
-    return 0 if code is codes.AT else 1
+    return 0 if code is _codes.AT else 1
 
 
 def _bytes_of_character(character: int) -> int:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files
+from edgespec.manifest import COMPILED, FILE_NAME, Check, Manifest, read_manifest
 from edgespec.models.forecast import needed_bytes
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
@@ -168,6 +168,7 @@ def _verify_folder(folder: Path) -> tuple[int, list[str]]:
                     "compiles it again, or delete it"
                 )
             num_files += len(compiled_files(compiled))
-        return num_files, unlisted_files(folder, manifest)
+        unlisted = {path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED}
+        return num_files, sorted(unlisted)
     except PermissionError as error:
         raise ModelError(f"{error.filename or folder} may not be read; fix its permissions") from None

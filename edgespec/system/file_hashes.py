@@ -1,6 +1,8 @@
-"""Sizes and SHA-256 of files, recorded once and compared later. Knows nothing of what is in them."""
+"""Sizes and SHA-256 of files of a model folder, recorded once and compared later. Knows no content."""
 
 import hashlib
+import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgespec.errors import IntegrityError
+from edgespec.errors import IntegrityError, ManifestError
 from edgespec.system.cancel import Cancel
 from edgespec.system.progress import LoadProgress, ReportProgress
 
@@ -37,6 +39,29 @@ def file_record(
             size += len(chunk)
             on_read(len(chunk))
     return FileRecord(sha256=digest.hexdigest(), bytes=size)
+
+
+def require_size(folder: Path, name: str, record: FileRecord) -> None:
+    """Check that a folder has a file, and as many bytes of it as were recorded.
+
+    Raises:
+        ManifestError: It is missing, or no regular file of the folder that may be read.
+        IntegrityError: It has another length.
+    """
+    if not name or Path(name).name != name or name == ".." or "\0" in name:
+        raise ManifestError(f"{folder}: the manifest names {name!r}, which is not a file of its own folder")
+    try:
+        status = (folder / name).stat()
+    except OSError as error:
+        raise ManifestError(f"{folder / name}: {error.strerror}; export the model again") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ManifestError(f"{folder / name} is no regular file; export the model again")
+    if not os.access(folder / name, os.R_OK):
+        raise ManifestError(f"{folder / name} may not be read; change its permissions")
+    if status.st_size != record.bytes:
+        raise IntegrityError(
+            f"{folder / name} has {status.st_size} bytes, its manifest says {record.bytes}; export the model again"
+        )
 
 
 def verify_files(
