@@ -215,7 +215,7 @@ def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
 
 
 def tool_options(use: ToolUse | None) -> AnswerOptions:
-    """What an engine is told of the tools that an answer may call."""
+    """The options of Engine.stream for the tools that an answer may call."""
     if use is None:
         return AnswerOptions()
     return AnswerOptions(tools=use.tools, tool_choice=use.choice, parallel_tool_calls=use.is_parallel)

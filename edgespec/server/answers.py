@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from edgespec import AnswerStream, Chunk, Completion, Engine, Stats, join_chunks
 from edgespec.errors import FormatError
 from edgespec.server.answer_fields import AnswerRequest
-from edgespec.server.answer_parts import Identity, TokenWords, notes_of, speculation_of, usage_of
+from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
 from edgespec.server.errors import Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
@@ -116,10 +116,6 @@ class Answers:
         async for i, chunk in self.chunks():
             parts[i].append(chunk)
         return [join_chunks(chunks, self.opened[i].prompt_tokens) for i, chunks in enumerate(parts)]
-
-    @property
-    def words(self) -> TokenWords:
-        return TokenWords(self.model.spellings, self.model.engine.tokenizer.piece)
 
     def head(self, identity: Identity, kind: str) -> dict[str, Any]:
         """The fields that each document about the answers begins with."""

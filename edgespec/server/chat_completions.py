@@ -92,7 +92,7 @@ async def _document(
     services: Services, plan: AnswerPlan, record: RequestRecord, asked: ChatRequest, identity: Identity
 ) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
-        words = answers.words if asked.logprobs else None
+        words = answers.model.words if asked.logprobs else None
         made = zip(await answers.complete(), answers.requests, strict=True)
         choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
         return {
@@ -124,7 +124,7 @@ async def _events(
     async with open_answers(services, plan, record) as answers:
         notes = tool_notes(answers.requests[0].use, answers.model.engine)
         head = {**answers.head(identity, "chat.completion.chunk"), **notes}
-        words = answers.words if asked.logprobs else None
+        words = answers.model.words if asked.logprobs else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         nothing = {"usage": None} if has_usage else {}
         reasoning = [reasoning_of(request) for request in answers.requests]

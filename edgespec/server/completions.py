@@ -83,7 +83,7 @@ async def _document(
     services: Services, plan: AnswerPlan, record: RequestRecord, asked: CompletionRequest, identity: Identity
 ) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
-        words = answers.words if asked.logprobs is not None else None
+        words = answers.model.words if asked.logprobs is not None else None
         choices = [
             {
                 "index": i,
@@ -103,7 +103,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
         head = answers.head(identity, "text_completion")
-        words = answers.words if asked.logprobs is not None else None
+        words = answers.model.words if asked.logprobs is not None else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         nothing = {"usage": None} if has_usage else {}
         offsets = [0] * plan.num_answers

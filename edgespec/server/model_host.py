@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from edgespec import Engine
 from edgespec.errors import MemoryExhausted
+from edgespec.server.answer_parts import TokenWords
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line
 
@@ -106,9 +107,9 @@ class HostedModel:
         return not self.leases and self.loading.done()
 
     @cached_property
-    def spellings(self) -> dict[int, bytes]:
-        """The bytes of each token that stands for text; takes a while, once."""
-        return self.engine.tokenizer.spellings
+    def words(self) -> TokenWords:
+        """How its tokens are spelled; takes a while, once."""
+        return TokenWords(self.engine.tokenizer.spellings, self.engine.tokenizer.piece)
 
 
 @dataclass(eq=False, slots=True)

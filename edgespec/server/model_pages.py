@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgespec import Engine
-from edgespec.server.answer_parts import TokenWords
 from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client
 from edgespec.server.errors import ApiError
@@ -82,7 +81,7 @@ def _tokens(model: HostedModel, asked: TokenizeRequest) -> dict[str, Any]:
         tokens = [*engine.encode(messages).tolist(), *engine.tokenize(prefill)]
     else:
         tokens = list(engine.tokenize(text or ""))
-    words = TokenWords(model.spellings, engine.tokenizer.piece) if asked.with_pieces else None
+    words = model.words if asked.with_pieces else None
     shown = [{"id": token, "piece": words.text(token)} for token in tokens] if words else tokens
     return {"tokens": shown, "count": len(tokens), "max_model_len": engine.context_length}
 

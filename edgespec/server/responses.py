@@ -142,7 +142,7 @@ class _Response:
     def _take_logprobs(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
         if chunk.logprobs:
-            self._logprobs += token_entries(chunk.logprobs, self._answers.words)
+            self._logprobs += token_entries(chunk.logprobs, self._answers.model.words)
         if (tokens := self._answers.reasoning[0]) is not None:
             del self._logprobs[: tokens.count - self._num_reasoning]
             self._num_reasoning = tokens.count

@@ -278,7 +278,7 @@ def functions_among(tools: Sequence[Any]) -> Mapping[str, Callable[..., Any]]:
 
 
 def run_call(functions: Mapping[str, Callable[..., Any]], call: ToolCall) -> str:
-    """What a called function gives, as text; what was wrong, as the model may then try another call."""
+    """The result of a called function, as text; what was wrong, as the model may then try another call."""
     try:
         given = functions[call.name](**call.parse(functions[call.name]))
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
