@@ -30,7 +30,7 @@ class Writer(Protocol[Pass]):
     """Makes chunks of the passes of an answer."""
 
     def add(self, new: Pass) -> Chunk:
-        """What the reader gets of a pass, with a finish reason if the answer ends with it."""
+        """The chunk that the reader gets of a pass, with a finish reason if the answer ends with it."""
 
     def finish(self, last: Chunk) -> Chunk:
         """The last chunk, once no pass runs any more."""
@@ -89,9 +89,10 @@ class _Reading:
 
     def abandon(self) -> None:
         """End an answer that nobody holds; the garbage collector calls this at any moment, within any lock."""
-        if not self.is_over and self._owner.is_here and self._passes.is_begun:
+        if not self.is_over and self._owner.is_here:
             self._passes.end(_END_S)
-            self._end_later()
+            if self._passes.is_begun:
+                self._end_later()
 
     def _end_later(self) -> None:
         with suppress(RuntimeError):  # no thread can be started

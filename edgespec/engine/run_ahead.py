@@ -79,7 +79,7 @@ class RunAhead(Generic[Pass]):
         # timeout ends makes it wait for ever (CPython 3.11: the time left is negative, which means no timeout).
         self._has_made = Lock()
         self._has_made.acquire()
-        self._wake: Callable[[], None] = self._wake_thread
+        self._wake: Callable[[], None] = partial(_wake_thread, self._has_made)
         self._begun = Lock()  # held from then on
         self._working = Lock()  # held until the thread ends
         self._working.acquire()
@@ -89,7 +89,7 @@ class RunAhead(Generic[Pass]):
 
     def wait(self) -> Made[Pass]:
         """Wait for the next pass; raises MemoryExhausted: no thread can be started."""
-        self._wake = self._wake_thread
+        self._wake = partial(_wake_thread, self._has_made)
         self._ask(get_ident())
         while (made := self._next_made()) is None:
             if not self._has_made.acquire(timeout=_WAKE_S):
@@ -168,7 +168,7 @@ class RunAhead(Generic[Pass]):
         self.is_begun = True
 
     def _next_made(self) -> Made[Pass] | None:
-        """What was made and not taken; None for nothing so far."""
+        """The oldest that was made and not taken; None for nothing so far."""
         is_over = not self._working.locked()  # before looking: what is last is put before that is released
         with suppress(Empty):
             while True:
@@ -181,10 +181,6 @@ class RunAhead(Generic[Pass]):
         self.cancel_if_late()
         if self._is_stopped or self._ticket.is_cancelled:
             self.cancel()
-
-    def _wake_thread(self) -> None:
-        with suppress(RuntimeError):  # it is released already
-            self._has_made.release()
 
     def _work(self) -> None:
         self._thread = get_ident()
@@ -237,6 +233,11 @@ class RunAhead(Generic[Pass]):
         if self._is_prompt:
             self.hand_over()
         return True
+
+
+def _wake_thread(has_made: Lock) -> None:
+    with suppress(RuntimeError):  # it is released already
+        has_made.release()
 
 
 def _wake_task(loop: "AbstractEventLoop", has_made: "Future[None]") -> None:
