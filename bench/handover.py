@@ -13,9 +13,9 @@ from time import perf_counter
 from command_line import command_line
 from interleaved import measure_in_turn
 
-from edgespec import SamplingParams, load
+from edgespec import load
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import Request
+from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.request_queue import Ticket
 
 PROMPT = "Tell a long story about a lighthouse, a storm and a letter that came too late."
@@ -24,7 +24,7 @@ NUM_TOKENS = 96
 
 def time_loop_s(engine: Engine) -> float:
     """Seconds a pass in this thread, after the first."""
-    request = Request(engine.encode(PROMPT), SamplingParams(), NUM_TOKENS, ())
+    request = Request(engine.encode(PROMPT), AnswerSettings(max_tokens=NUM_TOKENS))
     passes = engine._generation()._passes(engine.target, request, Ticket(), [], {})
     next(passes)
     started = perf_counter()

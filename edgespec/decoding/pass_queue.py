@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from edgespec.errors import Cancelled
 from edgespec.system.clock import Clock
@@ -166,7 +166,7 @@ class PassQueue(Generic[Part, Result]):
                 raise entry.error
             finally:
                 del entry  # its error's traceback holds this frame
-        return entry.result  # type: ignore[return-value]  # a result may be None
+        return cast(Result, entry.result)  # which may be None
 
     def drop(self, caller: Caller) -> None:
         """End the passes of a caller that wait, from any thread; one that runs goes on."""
@@ -301,7 +301,7 @@ class PassQueue(Generic[Part, Result]):
         if batch[0].is_joined:
             assert self._joiner is not None
             try:
-                results = self._joiner.run([each.part for each in batch])  # type: ignore[misc]  # each has one
+                results = self._joiner.run([cast(Part, each.part) for each in batch])
             except BaseException as error:  # whose fault it is shows when each runs alone
                 results, interrupt = None, None if isinstance(error, Exception) else error
         else:

@@ -55,7 +55,7 @@ class Completion:
 
     @property
     def reasoning(self) -> str:
-        """What a thinking model reasoned before it answered; empty where it did not."""
+        """The reasoning of a thinking model before it answered; empty where it did not."""
         return self._parts[0]
 
     @property

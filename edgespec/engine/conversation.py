@@ -6,14 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
-from edgespec.engine.drafting import Drafting
-from edgespec.engine.request import check_count, check_flag, check_path, check_texts
+from edgespec.engine.request import (
+    ReplyOptions,
+    Settings,
+    Switches,
+    ToolOptions,
+    check_count,
+    check_flag,
+    check_path,
+    check_texts,
+)
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
@@ -26,45 +34,6 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
-
-
-class Settings(TypedDict, total=False):
-    """How a conversation is to be answered; Conversation explains each."""
-
-    overflow: str
-    sampling: SamplingParams | None
-    max_tokens: int | None
-    stop: str | Sequence[str] | None
-    ends_loops: bool
-    response_format: Mapping[str, Any] | None
-    tools: Sequence[Any] | None
-    tool_choice: Any
-    parallel_tool_calls: bool
-
-
-class ReplyOptions(TypedDict, total=False):
-    """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
-
-    drafting: Drafting | None
-    logprobs: int | None
-    banned: str | Sequence[str] | None
-    timeout_s: float | None
-    priority: int
-
-
-class Switches(TypedDict, total=False):
-    """What the chat template is told."""
-
-    thinking: bool
-    tools: Sequence[Any]
-
-
-class ToolOptions(TypedDict, total=False):
-    """How tools are to be called."""
-
-    tool_choice: Any
-    parallel_tool_calls: bool
-    whole_tool_calls: bool
 
 
 class Conversation:
@@ -147,7 +116,7 @@ class Conversation:
 
     @property
     def tools(self) -> Sequence[Any]:
-        """What the model may call; setting what is no tool raises UsageError."""
+        """The tools that the model may call; setting what is no tool raises UsageError."""
         return self._tools
 
     @tools.setter

@@ -3,9 +3,10 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
+from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -19,41 +20,25 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answer_grammars import AnswerGrammars, call_reading
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
-from edgespec.engine.model_reasoning import ModelReasoning
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.request import (
-    AnswerOptions,
-    CallReading,
-    Request,
-    check_count,
-    check_flag,
-    check_priority,
-    check_seconds,
-    check_texts,
-    require_answerable,
-    require_embedding_model,
-    require_writer,
-)
+from edgespec.engine.request import AnswerOptions, AnswerSettings, Settings, require_embedding_model
 from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.shared_target import SharedTarget, interrupt
 from edgespec.engine.target_caches import answer_decoder
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
-from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.system.processes import Owner
-from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder, parse_ids
-from edgespec.tools.tool import ToolUse, parse_tools
-from edgespec.types import TokenIds, TokenMask, append
+from edgespec.tools.tool import parse_tools
+from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
@@ -113,8 +98,11 @@ class Engine:
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
-        self._grammars = AnswerGrammars(encoder.tokenizer, manifest)
-        self._reasoning = ModelReasoning(encoder, manifest)
+        self._requests = RequestReader(
+            encoder=encoder,
+            manifest=manifest,
+            greedy_device=None if near_tie is None else device_names[0],
+        )
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -171,7 +159,7 @@ class Engine:
 
     @property
     def prefix_key(self) -> str | None:
-        """What the files of save_prefix depend on beside their tokens; None where it cannot write any."""
+        """All that files of save_prefix depend on beside their tokens; None where it cannot write any."""
         return find_key(self.target)
 
     def held_texts(self) -> dict[int, TokenIds]:
@@ -266,30 +254,7 @@ class Engine:
         if not self._decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        raw: bool = False,
-        prefill: str | Sequence[int] | TokenIds | None = None,
-        drafting: Drafting | None = None,
-        logprobs: int | None = None,
-        banned: str | Sequence[str] | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-        priority: int = 0,
-        tools: Sequence[Any] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool = True,
-        whole_tool_calls: bool = False,
-        thinking: bool | None = None,
-        thinking_budget: int | None = None,
-        ends_loops: bool = False,
-    ) -> AnswerStream:
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
             for chunk in engine.stream("Why is the sky blue?", max_tokens=60):
@@ -338,41 +303,7 @@ class Engine:
             UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
-        self._require_open()
-        require_writer(self.manifest)
-        use = ToolUse.parse(tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls))
-        is_whole = check_flag("whole_tool_calls", whole_tool_calls)
-        tools_told = use.tools if use else ()
-        tokens = self._encoder.encode(
-            prompt,
-            system,
-            raw=check_flag("raw", raw),
-            tools=tools_told,
-            thinking=thinking,
-            is_bounded=True,
-        )
-        begun = self._encoder.encode_prefill(() if prefill is None else prefill)
-        request = Request(
-            prompt=tokens,
-            sampling=sampling or SamplingParams(),
-            max_tokens=check_count("max_tokens", max_tokens, 1) or 2 * self.context_length,
-            stop=check_texts("stop", stop),
-            prefill=begun,
-            drafters=self._choose(drafting, append(tokens, begun)),
-            logprobs=check_count("logprobs", logprobs, 0),
-            mask=self._mask_of(check_texts("banned", banned)),
-            timeout_s=check_seconds("timeout_s", timeout_s),
-            priority=check_priority(priority),
-            calls=self._call_reading(use, tokens, whole=is_whole) if use else None,
-            ends_loops=check_flag("ends_loops", ends_loops),
-        )
-        self._require_possible(request)
-        budget = check_count("thinking_budget", thinking_budget, 0)
-        if budget is not None:
-            self._reasoning.require_budget_possible(use, response_format, check_texts("banned", banned))
-        context_length = min(self.context_length, self.target.context_length)
-        request = self._grammars.constrain(request, response_format, context_length)
-        return self._stream(request if budget is None else self._reasoning.bounded(request, budget))
+        return self._stream(prompt, AnswerSettings(**options))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -387,33 +318,18 @@ class Engine:
         """
         return chunks_of(lambda: self.stream(prompt, **options))
 
-    def generate(
-        self, prompt: Prompt, *, whole_tool_calls: bool = True, **options: Unpack[AnswerOptions]
-    ) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
-        if not check_flag("whole_tool_calls", whole_tool_calls):
+        options.setdefault("whole_tool_calls", True)
+        settings = AnswerSettings(**options)
+        if not settings.whole_tool_calls:
             raise UsageError(
                 "whole_tool_calls is False; a whole answer has whole calls: use stream, or leave it out"
             )
-        stream = self.stream(prompt, **options, whole_tool_calls=True)
+        stream = self._stream(prompt, settings)
         return join_chunks(list(stream), stream.prompt_tokens)
 
-    def chat(
-        self,
-        system: str | None = None,
-        *,
-        overflow: str = "error",
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        ends_loops: bool = False,
-        response_format: Mapping[str, Any] | None = None,
-        tools: Sequence[Any] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool = True,
-        thinking: bool | None = None,
-        thinking_budget: int | None = None,
-    ) -> "Conversation":
+    def chat(self, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
         Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
@@ -423,21 +339,7 @@ class Engine:
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
-        return Conversation(
-            self,
-            system,
-            overflow=overflow,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            ends_loops=ends_loops,
-            response_format=response_format,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            thinking=thinking,
-            thinking_budget=thinking_budget,
-        )
+        return Conversation(self, system, **settings)
 
     def encode(
         self,
@@ -526,30 +428,25 @@ class Engine:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's chat template tells it of tools; otherwise a system message has to."""
+        """True if the model's chat template tells it of tools; otherwise a system message has to."""
         self._require_open()
         return self._encoder.tool_template.variable is not None
 
     @property
     def can_switch_thinking(self) -> bool:
-        """Whether the model's chat template has a switch for reasoning, which thinking=True or False sets."""
+        """True if the model's chat template has a switch for reasoning, which thinking=True or False sets."""
         return self._encoder.can_switch_thinking
 
     def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None) -> bool:
-        """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
-        if not self._reasoning.is_opened_by_template:
+        """True if the chat template begins the reasoning, so that an answer has only the mark of its end."""
+        if not self._requests.reasoning.is_opened_by_template:
             return False
-        return self._reasoning.is_open(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+        return self._requests.reasoning.is_open(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
 
     @property
     def can_think(self) -> bool:
-        """Whether the model may reason before it answers: its chat template or its tokenizer knows <think>."""
-        return self._reasoning.is_possible
-
-    def _call_reading(self, use: ToolUse, prompt: TokenIds, *, whole: bool) -> CallReading:
-        """How calls are found in the answer to a prompt."""
-        calls = call_reading(use, self._encoder.tool_template.format, whole=whole)
-        return calls._replace(opens_reasoning=self._reasoning.is_open(prompt))
+        """True if the model may reason before it answers: its chat template or its tokenizer knows <think>."""
+        return self._requests.reasoning.is_possible
 
     @property
     def tool_format(self) -> str:
@@ -557,35 +454,14 @@ class Engine:
         self._require_open()
         return self._encoder.tool_template.description
 
-    def _choose(self, drafting: Drafting | None, prompt: TokenIds) -> DraftChoice:
-        if drafting is None:
-            return ALL_DRAFTERS
-        return choose_drafters(drafting, self.open_drafters, prompt, self.tokenizer, self.context_length)
-
-    def _mask_of(self, banned: Sequence[str]) -> TokenMask | None:
-        if "" in banned:
-            raise UsageError("banned has an empty text, which every answer holds; wanted at least one character")
-        return BannedTexts(banned, self._spelling_index) if banned else None
-
-    @cached_property
-    def _spelling_index(self) -> SpellingIndex:
-        return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
-
-    def _require_possible(self, request: Request) -> None:
-        """Raises what stream raises of a request that this engine cannot answer."""
-        require_answerable(request, self.manifest, self.context_length)
-        if self._near_tie is not None and not request.sampling.is_greedy:
-            raise UsageError(
-                f"the temperature is {request.sampling.temperature}, and exact covers greedy text only on "
-                f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
-            )
-
-    def _stream(self, request: Request) -> AnswerStream:
+    def _stream(self, prompt: Prompt, options: AnswerSettings) -> AnswerStream:
         target = self.target
+        request = self._requests.read(prompt, options, self.open_drafters, target.context_length)
         self._pool.report_changes()  # those of the time without answers
         if self._learner:
             self._learner.report_problem()
-        ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
+        deadline_s = monotonic() + (options.timeout_s or inf)
+        ticket = Ticket(deadline_s=deadline_s, caller=Caller(options.priority))
         caches = self._shared.caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))

@@ -81,7 +81,7 @@ class Generation:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        writer = _Writer(self, request, ticket)
+        writer = AnswerWriter(self, request, ticket)
         passes = RunAhead(
             self._passes(target, request, ticket, writer.drafting, writer.acceptance, lambda: passes.hand_over()),
             queue,
@@ -95,7 +95,7 @@ class Generation:
             self.pool.report_changes,
             len(request.tokens),
             num_read,
-            ends_loops=request.ends_loops,
+            ends_loops=request.options.ends_loops,
         )
 
     def _passes(
@@ -133,7 +133,7 @@ class Generation:
             clock=clock,
         )
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
-        none_rerun = Reruns()
+        none_rerun, num_logprobs = Reruns(), request.options.logprobs
         decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
         with self._accepting() as accept:
             blocks = speculative_decode(
@@ -155,7 +155,7 @@ class Generation:
                     reruns = plain.reruns if plain else none_rerun
                     seconds = perf_counter() - started
                     passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
-                    logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
+                    logprobs = () if num_logprobs is None else logprobs_of(block, len(kept), num_logprobs)
                     yield AnswerPass(*passed, policy.learn, logprobs)
                     if reason:
                         break
@@ -176,7 +176,7 @@ class Generation:
             yield log.noting(self.speculation.accept)
 
 
-class _Writer:
+class AnswerWriter:
     """Makes chunks of the passes of an answer, and its figures.
 
     drafting: Takes at the end when drafter models have worked for the answer.

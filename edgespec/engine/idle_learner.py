@@ -52,7 +52,7 @@ class HeadLearner:
         return self._head() if self._head is not None else None
 
     def is_of(self, folder: Path) -> bool:
-        """Whether this learner is of the head in a folder."""
+        """True if this learner is of the head in a folder."""
         return self._file.head == folder
 
     def interrupt(self) -> None:

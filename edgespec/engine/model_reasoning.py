@@ -29,7 +29,7 @@ _TAIL = 16  # tokens at the end of a prompt, in which a template opens the reaso
 
 @dataclass(frozen=True, slots=True)
 class ModelReasoning:
-    """Whether a model may reason, where it begins, and what bounds it."""
+    """The reasoning of a model: if it may, where it begins, and what bounds it."""
 
     encoder: PromptEncoder
     manifest: Manifest
@@ -50,7 +50,7 @@ class ModelReasoning:
         return self.encoder.spells_in_template(OPEN)
 
     def is_open(self, prompt: TokenIds) -> bool:
-        """Whether a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
+        """True if a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
         if not self.is_opened_by_template:
             return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
@@ -121,7 +121,7 @@ class ThinkingBudget(TokenConstraint):
         return _NONE if CLOSE in reasoning else self.closing[num_written:]
 
     def _may_close(self, first: int, last: int) -> bool:
-        """Whether answers of first to last tokens may be where the reasoning is closed, whatever they are."""
+        """True if answers of first to last tokens may be where the reasoning is closed, whatever they are."""
         return last >= self.num_tokens and first < self.num_tokens + _MOST_OPENING + len(self.closing)
 
     def bias(self, answer: TokenIds) -> npt.NDArray[np.float32] | None:
@@ -181,7 +181,7 @@ def find_reasoning(answer: TokenIds, decode: Callable[[Sequence[int]], str], *, 
 
 
 def has_spent(answer: TokenIds, num_tokens: int, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> bool:
-    """Whether the reasoning of an answer was closed as it had num_tokens; arguments as in find_reasoning."""
+    """True if the reasoning of an answer was closed as it had num_tokens; arguments as in find_reasoning."""
     begin = find_reasoning(answer, decode, is_open=is_open)
     if begin is None or len(answer) <= begin + num_tokens:
         return False

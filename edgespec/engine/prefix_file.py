@@ -1,4 +1,4 @@
-"""What a target has read of a text, its keys and values, as a file: a later session need not read it again.
+"""The keys and values of a text that a target has read, as a file: a later session need not read it again.
 
 The file is numpy's npz with the tokens, the values, and the key of all that the values depend on: the model, the
 device, ONNX Runtime and the processor. Under another key it is not used. Its checksums are those of a zip archive.
@@ -90,7 +90,7 @@ def _require_stored(file: BinaryIO) -> None:
 
 
 def find_key(decoder: Decoder) -> str | None:
-    """What a file depends on beside its tokens; None where the decoder cannot give its keys and values."""
+    """All that a file depends on beside its tokens; None where the decoder cannot give its keys and values."""
     return decoder.cache.prefix_key if decoder.cache else None
 
 

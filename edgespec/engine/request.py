@@ -1,7 +1,8 @@
-"""What is asked of an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
+"""A request to an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -38,9 +39,99 @@ class AnswerOptions(TypedDict, total=False):
     tools: Sequence[Any] | None
     tool_choice: Any
     parallel_tool_calls: bool
+    whole_tool_calls: bool
     thinking: bool | None
     thinking_budget: int | None
     ends_loops: bool
+
+
+class Settings(TypedDict, total=False):
+    """How a conversation is to be answered; Conversation explains each."""
+
+    overflow: str
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    ends_loops: bool
+    response_format: Mapping[str, Any] | None
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
+    thinking: bool | None
+    thinking_budget: int | None
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
+
+    drafting: Drafting | None
+    logprobs: int | None
+    banned: str | Sequence[str] | None
+    timeout_s: float | None
+    priority: int
+
+
+class Switches(TypedDict, total=False):
+    """Options of the chat template."""
+
+    thinking: bool
+    tools: Sequence[Any]
+
+
+class ToolOptions(TypedDict, total=False):
+    """How tools are to be called."""
+
+    tool_choice: Any
+    parallel_tool_calls: bool
+    whole_tool_calls: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """AnswerOptions with their defaults, checked; what an answer is made by.
+
+    Raises:
+        UsageError: One has a wrong type or is out of range.
+    """
+
+    system: str | None = None
+    sampling: SamplingParams | None = None
+    max_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    raw: bool = False
+    prefill: str | Sequence[int] | TokenIds | None = None
+    drafting: Drafting | None = None
+    logprobs: int | None = None
+    banned: str | Sequence[str] | None = None
+    response_format: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+    priority: int = 0
+    tools: Sequence[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    whole_tool_calls: bool = False
+    thinking: bool | None = None
+    thinking_budget: int | None = None
+    ends_loops: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("raw", "parallel_tool_calls", "whole_tool_calls", "ends_loops"):
+            check_flag(name, getattr(self, name))
+        for name, least in (("max_tokens", 1), ("logprobs", 0), ("thinking_budget", 0)):
+            check_count(name, getattr(self, name), least)
+        for name in ("stop", "banned"):
+            check_texts(name, getattr(self, name))
+        if type(self.priority) is not int:
+            raise UsageError(f"priority is {self.priority!r}; wanted a whole number")
+        seconds = self.timeout_s
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
+        ):
+            raise UsageError(f"timeout_s is {seconds!r}; wanted a number of seconds above 0")
+
+    @property
+    def banned_texts(self) -> Sequence[str]:
+        return check_texts("banned", self.banned)
 
 
 class CallReading(NamedTuple):
@@ -64,36 +155,39 @@ class CallReading(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A prompt, and how to answer it.
+    """A prompt as tokens, and how to answer it.
 
     prefill: The beginning of the answer, which is given, [num_tokens].
-    logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
     mask: Which tokens may follow; None for all.
     constraint: What the answer has to match, prefill included; None for any text.
-    timeout_s: When to end the answer, in seconds from now; inf for never.
-    priority: Answers of a lower one wait for it between two passes.
     calls: Which tools it may call; None for none.
-    ends_loops: End it when it repeats one span of tokens over and over.
     """
 
     prompt: TokenIds  # [num_tokens]
-    sampling: SamplingParams
-    max_tokens: int
-    stop: Sequence[str] = ()
+    options: AnswerSettings
     prefill: TokenIds = np.zeros(0, np.int32)
     drafters: DraftChoice = ALL_DRAFTERS
-    logprobs: int | None = None
     mask: TokenMask | None = None
     constraint: TokenConstraint | None = None
-    timeout_s: float = math.inf
-    priority: int = 0
     calls: CallReading | None = None
-    ends_loops: bool = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.options.sampling or SamplingParams()
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of the answer; more than any context has where none were said."""
+        return self.options.max_tokens or sys.maxsize
+
+    @property
+    def stop(self) -> Sequence[str]:
+        return check_texts("stop", self.options.stop)
 
     @property
     def reads_logits(self) -> bool:
-        """Whether it takes more of a row than the likeliest token."""
-        return self.logprobs is not None or self.mask is not None or self.constraint is not None
+        """True if it takes more of a row than the likeliest token."""
+        return self.options.logprobs is not None or self.mask is not None or self.constraint is not None
 
     @property
     def tokens(self) -> TokenIds:
@@ -128,22 +222,6 @@ def check_flag(name: str, given: bool) -> bool:
     if type(given) is not bool:
         raise UsageError(f"{name} is {given!r}; wanted True or False")
     return given
-
-
-def check_priority(given: int) -> int:
-    """Raises UsageError: it is no whole number."""
-    if type(given) is not int:
-        raise UsageError(f"priority is {given!r}; wanted a whole number")
-    return given
-
-
-def check_seconds(name: str, given: float | None) -> float:
-    """Seconds above 0, inf for None; raises UsageError: they are none."""
-    if given is None:
-        return math.inf
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
-        raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
-    return float(given)
 
 
 def require_writer(manifest: Manifest) -> None:

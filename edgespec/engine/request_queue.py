@@ -81,7 +81,7 @@ class RequestQueue:
                 self._begin(ticket)
 
     def take_ahead(self, ticket: Ticket) -> bool:
-        """Whether a step that is not asked for may run now: others do not wait, or not long enough."""
+        """True if a step that is not asked for may run now: others do not wait, or not long enough."""
         with self._lock:
             if ticket not in self._holders or ticket.is_cancelled or not self._rest_s(ticket):
                 return False
@@ -124,7 +124,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def is_held(self, cache: int) -> bool:
-        """Whether an answer has a cache."""
+        """True if an answer has a cache."""
         with self._lock:
             return any(each.cache == cache for each in self._holders)
 

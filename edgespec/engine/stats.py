@@ -1,4 +1,4 @@
-"""What a request cost and what speculation yielded: a fold over its blocks."""
+"""The cost of a request and the yield of speculation: a fold over its blocks."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -145,7 +145,7 @@ class Tally:
         return (self.first_s or 0.0) + self.decode_s + self.pause_s
 
     def gain(self, costs: PassCosts) -> Gain | None:
-        """What drafting gained, by what passes take; None where nothing was drafted or too little is known."""
+        """The gain of drafting, by what passes take; None where nothing was drafted or too little is known."""
         if not sum(self.drafted):
             return None
         pause_s = self.pause_s / max(1, self.passes - 1)
@@ -154,7 +154,7 @@ class Tally:
 
 
 def was_alone(num_joined: int, waited_s: float, taken_s: float) -> bool:
-    """Whether the passes of an answer ran alone: none as one with others, and no wait that a gain would show.
+    """True if the passes of an answer ran alone: none as one with others, and no wait that a gain would show.
 
     To enter an empty queue of passes takes some microseconds, too.
     """

@@ -19,8 +19,8 @@ _LEAST_COPIED = 16
 
 
 @dataclass(slots=True)
-class _Slot:
-    """What a cache holds or is to hold, and when that was last used."""
+class _HeldText:
+    """The text that a cache holds or is to hold, and when it was last used."""
 
     text: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     used_at: int = -1
@@ -45,7 +45,7 @@ class TargetCaches:
         self._can_exchange = target.forks is not None and target.forks.can_exchange
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
-        self._slots = [_Slot()]  # at least as many
+        self._slots = [_HeldText()]  # at least as many
         self._num_uses = [0]  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
         self.report_exchange: Callable[[int, int], None] = lambda number, other: None  # once it is decided
@@ -60,7 +60,7 @@ class TargetCaches:
         with self._lock:
             source = self._choose_text(prompt, free)
             while source >= len(self._slots):
-                self._slots.append(_Slot())
+                self._slots.append(_HeldText())
                 self._num_uses.append(0)
             number = min(free) if self._can_exchange and min(free) == 0 else source
             if number != source:
@@ -108,7 +108,7 @@ class TargetCaches:
             try:
                 self._make(max(number, other))
             except MemoryExhausted:  # the text that was to move is overwritten
-                self._slots[other] = _Slot()
+                self._slots[other] = _HeldText()
                 continue
             ours, theirs = self._decoders[number].forks, self._decoders[other]
             assert ours is not None
@@ -120,7 +120,7 @@ class TargetCaches:
         while number >= len(self._decoders):
             self._decoders.append(self._fork())
         while number >= len(self._slots):
-            self._slots.append(_Slot())
+            self._slots.append(_HeldText())
             self._num_uses.append(0)
 
     def note(self, number: int, text: TokenIds) -> None:
@@ -144,7 +144,7 @@ class TargetCaches:
     def hold(self, number: int, text: TokenIds) -> None:
         """Record that a cache, which no answer has, was filled with a text."""
         with self._lock:
-            self._slots[number] = _Slot(text, next(self._clock))
+            self._slots[number] = _HeldText(text, next(self._clock))
 
     def texts(self) -> dict[int, TokenIds]:
         """The tokens that each cache holds by its number, those of the longest unused cache first."""
@@ -157,8 +157,7 @@ class TargetCaches:
     def num_read(self, number: int | None, prompt: TokenIds) -> int:
         """How many tokens of a prompt a cache holds by now; 0 for no cache."""
         decoder = None if number is None else self.decoder(number)
-        held = getattr(decoder, "held_tokens", None)
-        return 0 if held is None else reusable_prefix(held, prompt, 0)
+        return reusable_prefix(_held_tokens(decoder), prompt, 0) if decoder else 0
 
     @property
     def decoders(self) -> Sequence[Decoder]:

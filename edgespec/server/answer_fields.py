@@ -35,7 +35,6 @@ class AnswerRequest:
 
     use: The tools that it may call.
     format_field: The field of the request that states what it has to match.
-    whole_tool_calls: Give calls once they are whole.
     opens_reasoning: The prompt ends with the mark that begins the reasoning.
     """
 
@@ -43,7 +42,6 @@ class AnswerRequest:
     options: AnswerOptions
     use: ToolUse | None = None
     format_field: str | None = None
-    whole_tool_calls: bool = False
     opens_reasoning: bool = False
 
     @property

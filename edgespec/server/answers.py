@@ -191,7 +191,7 @@ async def _open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
 
     Raises ApiError: 400, no answer can match its format.
     """
-    ask = partial(engine.stream, request.prompt, **request.options, whole_tool_calls=request.whole_tool_calls)
+    ask = partial(engine.stream, request.prompt, **request.options)
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     try:
         stream = await in_daemon(ask)

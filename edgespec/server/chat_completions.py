@@ -71,6 +71,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> AnswerPlan:
             priority=priority,
             thinking=thinking,
             thinking_budget=budget_of(asked, engine),
+            whole_tool_calls=not asked.stream,
             **tool_options(use),
         )
         return [
@@ -79,7 +80,6 @@ def plan_of(asked: ChatRequest, limits: Limits) -> AnswerPlan:
                 options={**options, "sampling": sampling},
                 use=use,
                 format_field=stated and stated.field,
-                whole_tool_calls=not asked.stream,
                 opens_reasoning=opens_reasoning,
             )
             for sampling in samplings

@@ -80,6 +80,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
             priority=priority,
             thinking=thinking,
             thinking_budget=budget_of(asked, engine),
+            whole_tool_calls=not asked.stream,
             **tool_options(use),
         )
         return [
@@ -88,7 +89,6 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
                 options=options,
                 use=use,
                 format_field=stated_format and stated_format.field,
-                whole_tool_calls=not asked.stream,
                 opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
             )
         ]

@@ -16,7 +16,7 @@ from table_decoder import TableDecoder
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
-from edgespec.engine.request import Request
+from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.errors import EdgeSpecError
@@ -332,7 +332,7 @@ def test_a_stop_string_ends_the_answer_of_a_slow_reader_as_that_of_a_fast_one(en
 
 
 def test_passes_that_wait_hold_no_logits(engine: Engine) -> None:
-    request = Request(engine.encode(PROMPT), HOT, 20, ())
+    request = Request(engine.encode(PROMPT), AnswerSettings(sampling=HOT, max_tokens=20))
     made = engine._generation()._passes(engine.target, request, Ticket(), [], {})
     assert all(each.block.logits.size == 0 for each in islice(made, 3))
     made.close()
