@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from command_line import command_line
 
-from edgespec.decoding.likelihood import mean_nll, negative_log_likelihood
+from edgespec.decoding.logprobs import mean_nll, negative_log_likelihood
 from edgespec.errors import ExportMismatch
 from edgespec.export.convert import export_model
 from edgespec.export.reference import reference_logits

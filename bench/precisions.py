@@ -29,7 +29,7 @@ import numpy as np
 from command_line import command_line
 from interleaved import measure_in_turn, median_ratio
 
-from edgespec.decoding.likelihood import negative_log_likelihood
+from edgespec.decoding.logprobs import negative_log_likelihood
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import open_decoder

@@ -18,8 +18,7 @@ from command_line import command_line
 
 from edgespec import SamplingParams, load
 from edgespec.decoders import Decoder, Pass, Rows
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import DraftPolicy, speculative_decode
 from edgespec.decoding.truncation import nucleus, weights_of

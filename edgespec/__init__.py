@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.decoders import Decoder as Decoder
     from edgespec.decoding.cached_prefix import empty_cache as empty_cache
-    from edgespec.decoding.likelihood import mean_nll as mean_nll
+    from edgespec.decoding.logprobs import mean_nll as mean_nll
     from edgespec.decoding.repetition import find_loop as find_loop
     from edgespec.decoding.sampling import GumbelSampler as GumbelSampler
     from edgespec.decoding.scheduler import Block as Block
@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.runtimes.devices import import_onnxruntime as import_onnxruntime
     from edgespec.runtimes.discovery import Discovery as Discovery
     from edgespec.runtimes.discovery import discover as discover
-    from edgespec.runtimes.half_floats import is_known_to_lack_half_floats as is_known_to_lack_half_floats
+    from edgespec.runtimes.driver_check import is_known_to_lack_half_floats as is_known_to_lack_half_floats
     from edgespec.runtimes.hardware import cores as cores
     from edgespec.tokenization.chat_template import Turn as Turn
     from edgespec.tokenization.prompt_encoder import parse_ids as parse_ids

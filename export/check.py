@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.likelihood import negative_log_likelihood
+from edgespec.decoding.logprobs import negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export.written import WeightError
 from edgespec.manifest import Check, Structure

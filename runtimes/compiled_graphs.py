@@ -22,7 +22,7 @@ from edgespec.config.config_file import default_home
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.manifest import COMPILED, Manifest
 from edgespec.runtimes.devices import Device, driver_versions, import_onnxruntime
-from edgespec.runtimes.npu_options import QNN_SHARED_MEMORY
+from edgespec.runtimes.plugins import QNN_SHARED_MEMORY
 from edgespec.runtimes.session import SessionOptions, load_graph, session_settings
 from edgespec.system.disk import install_folder
 from edgespec.system.file_hashes import FileRecord, file_record, verify_files

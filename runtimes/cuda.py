@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
 from edgespec.runtimes.memory_errors import is_memory_error
-from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import Missing
 
 PROVIDER = "CUDAExecutionProvider"
 # What onnxruntime-gpu from the package index is built for, and the first driver that supports it.

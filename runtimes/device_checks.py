@@ -1,31 +1,38 @@
-"""What checks of a model on devices have found, as data; saved beside the model, so that each is done once.
+"""Checks of a model on a device: which passes it computes rightly, and if it picks the right tokens.
 
-A saved check counts for one device with its drivers, one version of ONNX Runtime and one graph with its weights.
+Each is done once, and saved beside the model. A saved check counts for one device with its drivers, one version of
+ONNX Runtime and one graph with its weights.
 """
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from threading import Timer
+from time import perf_counter
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 
+from edgespec.decoders import Argmax
+from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.system.disk import replace_file
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import read_as, read_json
-from edgespec.types import Logits
+from edgespec.types import Logits, TokenIds
 
 FILE_NAME = "device_checks.json"
 _VERSION = 1
 _LARGEST_BYTES = 1 << 20
 _MOST_CHECKS = 32
 _SAMPLE = 64  # numbers of a row that are saved
-_TOLERANCE = 0.05  # as of whole rows
+# Share of the spread of the rows. Half floats move a row by some thousandths of it, a wrong kernel by most.
+_TOLERANCE = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -108,3 +115,114 @@ def _key(manifest: Manifest, device: Device) -> str:
     processor = [processor_name()] if device.is_software else []
     runtime = f"onnxruntime {import_onnxruntime().__version__}"
     return ", ".join([device_key(device), *processor, runtime, *files, f"{manifest.context_length} tokens"])
+
+
+WIDTHS = (256, 64, 16)
+_NARROW = 8
+_LEAST_TOKENS = 2 * WIDTHS[-1]  # so that a pass has others before it
+_BUDGET_S = (
+    30.0  # of the passes that are compared: a GPU of an old laptop takes less for all, a GPU in software hours
+)
+_SLOW = "checking that '%s' computes this model correctly, which is done once"
+_QUIET_S = 2.0  # a check that takes longer is reported
+
+RowsOf = Callable[[TokenIds, int, int], Logits]
+"""Tokens, how many of them the call before has run, and how many a pass may run → the rows after the others."""
+
+
+class SoundPasses(NamedTuple):
+    """The widest pass that gives the right rows, and these rows, [num_compared, vocab_size].
+
+    is_cut_short: No wider passes were tried, for the device is too slow for that; else they are wrong, if not all
+    of WIDTHS are right.
+    """
+
+    max_width: int
+    rows: Logits
+    is_cut_short: bool
+
+
+def find_sound_passes(
+    rows_of: RowsOf, vocab_size: int, context_length: int, device: str, clock: Callable[[], float] = perf_counter
+) -> SoundPasses:
+    """The widest of WIDTHS whose passes give the rows of passes of eight tokens.
+
+    All of WIDTHS are tried, over as many tokens as the widest has, unless this takes longer than a budget: then
+    fewer tokens are compared, and passes that are wider than what was compared are not trusted.
+
+    Raises DeviceUnavailable: No width gives the right rows.
+    """
+    tokens = probe_tokens(vocab_size, context_length)
+    first = rows_of(tokens[:_NARROW], 0, _NARROW)  # takes longer: it compiles
+    started_s = clock()
+    begun = tokens[:_LEAST_TOKENS]
+    parts = [first, rows_of(begun, len(first), _NARROW)] if len(begun) > len(first) else [first]
+    token_s = (clock() - started_s) / max(1, len(begun) - len(first))
+    num_tokens = _num_affordable(token_s, len(tokens))
+    widths: tuple[int, ...] = WIDTHS
+    if num_tokens < len(tokens):
+        widths = tuple(width for width in WIDTHS if width <= num_tokens)
+        _log.info(
+            "'%s' takes %.2f s for each token, so that only passes of up to %d tokens are checked, on %d tokens "
+            "in about %.0f s; longer passes are split",
+            device, token_s, widths[0], num_tokens, _num_passed(num_tokens) * token_s,
+        )  # fmt: skip
+    if num_tokens > len(begun):
+        parts.append(rows_of(tokens[:num_tokens], len(begun), _NARROW))
+    expected = np.concatenate(parts)
+    for width in widths:
+        if are_close(rows_of(tokens[:num_tokens], 0, width), expected):
+            return SoundPasses(width, expected, widths[0] < WIDTHS[0] and width == widths[0])
+    raise DeviceUnavailable(
+        f"'{device}' gives other logits in passes of {WIDTHS[-1]} tokens than in passes of {_NARROW}: it computes "
+        "this model wrongly; use --device cpu",
+        device=device,
+    )
+
+
+def _num_affordable(token_s: float, num_tokens: int) -> int:
+    """How many tokens can be compared within the budget, if each width has to be tried."""
+    for num in (num_tokens, *(width for width in WIDTHS[1:] if _LEAST_TOKENS < width < num_tokens)):
+        if _num_passed(num) * token_s <= _BUDGET_S:
+            return num
+    return min(_LEAST_TOKENS, num_tokens)
+
+
+def _num_passed(num_tokens: int) -> int:
+    """Tokens that are run at most to compare num_tokens, after the first ones."""
+    num_widths = sum(width <= num_tokens for width in WIDTHS)
+    return max(0, num_tokens - _LEAST_TOKENS) + num_tokens * max(1, num_widths)
+
+
+@contextmanager
+def report_slow_check(device: str) -> Iterator[None]:
+    """Log what the block does where it takes longer than some seconds, as on a GPU in software."""
+    timer = Timer(_QUIET_S, _log.info, (_SLOW, device))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def probe_tokens(vocab_size: int, context_length: int) -> TokenIds:
+    """Distinct tokens, far apart, so that a row that sees too few of them is wrong by much."""
+    return (np.arange(min(WIDTHS[0], context_length)) * 7919 % vocab_size).astype(np.int32)
+
+
+def is_argmax_sound(rows: Logits, found: Argmax) -> bool:
+    """Whether tokens that a device chose are the likeliest of rows, apart from the rounding between two passes."""
+    missed = rows.max(1) - rows[np.arange(len(rows)), found.ids]
+    return bool(found.is_sound.all() and missed.max() <= _TOLERANCE * rows.std())
+
+
+def are_close(rows: Logits, expected: Logits) -> bool:
+    """Whether rows are those expected, apart from the rounding between two passes."""
+    return _distance(rows, expected) < _TOLERANCE
+
+
+def _distance(rows: Logits, expected: Logits) -> float:
+    """The largest root mean square difference of a row, in standard deviations of all; inf where there is none."""
+    difference = np.sqrt(np.square(rows.astype(np.float64) - expected).mean(1)).max() / expected.std()
+    return float(difference) if np.isfinite(difference) else np.inf

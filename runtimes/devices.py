@@ -25,9 +25,8 @@ from edgespec.runtimes.device_names import (
     format_device_name,
     parse_device_name,
 )
-from edgespec.runtimes.graphics_drivers import graphics_drivers
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS, Plugin, list_devices, register_plugin
+from edgespec.runtimes.hardware import graphics_drivers
+from edgespec.runtimes.plugins import PLUGINS, Missing, Plugin, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
 from edgespec.system.system_info import processor_name
 

@@ -12,8 +12,7 @@ from edgespec.runtimes.device_names import KINDS
 from edgespec.runtimes.devices import PROVIDERS, Device, find_devices, import_onnxruntime
 from edgespec.runtimes.driver_check import check_driver
 from edgespec.runtimes.hardware import Accelerator, accelerators
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS
+from edgespec.runtimes.plugins import PLUGINS, Missing
 from edgespec.system.printable import printable
 from edgespec.system.system_info import processor_name
 

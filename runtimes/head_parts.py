@@ -1,4 +1,4 @@
-"""What drafting heads of all kinds share: their folder, and a target's hidden states as they read them.
+"""What drafting heads of all kinds share: their folder, their graphs, and the hidden states that they read.
 
 A head drafts after a text whose hidden states the target's decoder keeps. Where they are not known, as after
 tokens that the target has not run yet, it goes on from states of its own.
@@ -6,16 +6,24 @@ tokens that the target has not run yet, it goes on from states of its own.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.manifest import Head, Manifest
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.head_graph import HeadGraph
-from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.runtimes.node_placement import read_node_placement, require_placement
+from edgespec.runtimes.session import (
+    SessionOptions,
+    load_graph,
+    refuse_device,
+    require_same,
+    translate_error,
+    translate_memory_errors,
+)
 from edgespec.types import TokenIds, append
 
 
@@ -85,3 +93,34 @@ class Features:
     def none(self) -> States:
         """States of no tokens, [0, state_size]."""
         return np.zeros((0, self._head.state_size), np.float32)
+
+
+class HeadGraph:
+    """A graph whose inputs and outputs are as given by name, run by one thread at a time."""
+
+    def __init__(self, graph: Path, device: Device, **options: Unpack[SessionOptions]) -> None:
+        """Load the graph; raises as open_session does."""
+        self._graph = graph
+        self.session = load_graph(graph, device, **options)
+        require_placement(read_node_placement(self.session), device, str(graph))
+        self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
+        self.outputs = {value.name: value.shape for value in self.session.get_outputs()}
+
+    def require(self, inputs: set[str], outputs: set[str]) -> None:
+        """Raises ManifestError: The graph has other inputs or outputs."""
+        found = (set(self.inputs), set(self.outputs))
+        differences = [
+            f"it has {kind} {', '.join(sorted(have)) or 'none'}, wanted {', '.join(sorted(want))}"
+            for kind, have, want in zip(("inputs", "outputs"), found, (inputs, outputs), strict=True)
+            if have != want
+        ]
+        require_same(self._graph, differences)
+
+    def __call__(self, **inputs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """The outputs by name; raises MemoryExhausted where the run does not fit."""
+        with translate_memory_errors("running a head"):
+            try:
+                found = self.session.run(None, inputs)
+            except Exception as error:  # ONNX Runtime has no common base of its own
+                raise translate_error(error, "running a head") from error
+        return dict(zip(self.outputs, found, strict=True))

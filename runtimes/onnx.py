@@ -24,14 +24,22 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
-from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
+from edgespec.runtimes.device_checks import (
+    DeviceCheck,
+    DeviceChecks,
+    find_sound_passes,
+    is_argmax_sound,
+    is_same_row,
+    probe_tokens,
+    report_slow_check,
+    row_sample,
+)
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import proof_key
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
-from edgespec.runtimes.soundness import find_sound_passes, is_argmax_sound, probe_tokens, report_slow_check
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds, append
 
@@ -46,7 +54,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
     In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
-    keep to the rule in row_rule.py, and row_probe.py proves it on the machine at hand.
+    keep to the rule in row_rule.py, and row_proofs.py proves it on the machine at hand.
     """
 
     num_fed = 0

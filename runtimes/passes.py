@@ -17,9 +17,8 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.attention_bias import TreeLayout, attention_bias, bias_windows
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.joined import JoinedPasses, Part, PassRows
-from edgespec.runtimes.joined_check import open_joined
-from edgespec.runtimes.kv_caches import Cache, make_cache
+from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
+from edgespec.runtimes.kv_caches import BoundCache, make_cache
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -78,7 +77,7 @@ class Passes:
     def _start(self) -> None:
         """Hold nothing, and nothing of another fork."""
         self._binding = self._session.io_binding()
-        self.cache: Cache = make_cache(self._session, self._binding, self._manifest, self._device)
+        self.cache: BoundCache = make_cache(self._session, self._binding, self._manifest, self._device)
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)

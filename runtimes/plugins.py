@@ -5,14 +5,28 @@ By ONNX Runtime's convention such a wheel has a module with get_library_path() a
 
 import importlib
 import importlib.util
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes.device_names import KINDS, Kind
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.npu_options import kind_options
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """fix: a command, or what to install; None where nothing helps on this machine."""
+
+    problem: str
+    fix: str | None = None
+
+    def as_error(self, device: str, option: str = "--device") -> DeviceUnavailable:
+        """The error for a user who named the device with an option."""
+        fix = f". To fix that: {self.fix}" if self.fix else f"; use {option} cpu"
+        return DeviceUnavailable(f"device '{device}': {self.problem}{fix}", device=device)
+
 
 _ERROR = 3  # a severity of ONNX Runtime
 _BY_SPEED: tuple[Kind, ...] = ("npu", "gpu", "cpu")
@@ -173,3 +187,30 @@ def _facts(handle: Any) -> dict[str, str]:
 
 def _hardware_kind(handle: Any) -> str:
     return str(handle.device.type).rpartition(".")[2].lower()
+
+
+_Options = tuple[tuple[str, str], ...]
+
+# A pass is followed by the next one at once: clocks stay up. Graphs are compiled once and kept, so that the
+# compiler may take its time. The latency of a call is in microseconds.
+_QNN_REAL = (
+    ("htp_performance_mode", "burst"),
+    ("htp_graph_finalization_optimization_mode", "3"),
+    ("rpc_control_latency", "100"),
+)
+# With it the provider offers memory that CPU and NPU share. It needs the driver's library of the CPU.
+QNN_SHARED_MEMORY = ("enable_htp_shared_memory_allocator", "1")
+_OPENVINO_DEVICES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
+
+
+def kind_options(plugin: str, kind: Kind, *, is_emulated: bool) -> _Options:
+    """Options for one device of a plugin, beside those that the plugin always gets.
+
+    Args:
+        is_emulated: The device is imitated by the processor: no clocks to raise, no memory to share.
+    """
+    if plugin == "qnn" and not is_emulated:
+        return (*_QNN_REAL, QNN_SHARED_MEMORY)
+    if plugin == "openvino":  # the only option that its plugin reads; others are ignored with a warning
+        return (("load_config", json.dumps({_OPENVINO_DEVICES[kind]: {"PERFORMANCE_HINT": "LATENCY"}})),)
+    return ()

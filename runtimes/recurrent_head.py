@@ -14,13 +14,11 @@ import numpy as np
 from edgespec.decoders import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.correction import contexts_in, contexts_in_tree, correct
+from edgespec.decoding.head_rows import WholeRows, contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
-from edgespec.runtimes.own_states import OwnStates
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
@@ -334,3 +332,37 @@ def _end_of_level(parents: Sequence[int], first: int) -> int:
     while stop < len(parents) and parents[stop] < first:
         stop += 1
     return stop
+
+
+class OwnStates:
+    """A row of each slot, one after the other."""
+
+    def __init__(self, state_size: int) -> None:
+        self._first = 0
+        self._rows = np.zeros((0, state_size), np.float32)
+
+    def has(self, slot: int) -> bool:
+        return self._first <= slot < self._first + len(self._rows)
+
+    def of(self, slots: list[int]) -> States:
+        rows: States = self._rows[np.array(slots, np.intp) - self._first]
+        return rows
+
+    def reset(self, slot: int, rows: States) -> None:
+        """Hold states of the slots from `slot` on alone."""
+        self._first, self._rows = slot, rows
+
+    def put(self, slot: int, rows: States) -> None:
+        """Hold states of the slots from `slot` on after those of the slots before, as far as these are held."""
+        if not self._first <= slot <= self._first + len(self._rows):
+            self.reset(slot, rows)
+        else:
+            self._rows = np.concatenate([self._rows[: slot - self._first], rows])
+
+    def drop_before(self, slot: int) -> None:
+        skipped = min(max(0, slot - self._first), len(self._rows))
+        self._first, self._rows = self._first + skipped, self._rows[skipped:]
+
+    def move(self, slots: list[int], start: int) -> None:
+        """Hold states of `slots` in the slots from `start` on, and of those before."""
+        self.put(start, self.of(slots))

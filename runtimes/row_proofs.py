@@ -1,21 +1,218 @@
-"""What the proof of rows found, stored beside a model for each device and set of kernels."""
+"""Proves on the machine at hand that a decoder's rows do not depend on how a text is cut into passes.
+
+A text of random tokens is run in several cuts: as a prompt, as plain decoding does, and in passes as drafts make
+them, some of them refused. Each row must have the same bits in all cuts. Long texts are not run: where the cache
+is the host's, it is filled with keys and values like those of a short one, so that attention over thousands of
+positions is compared within a few passes. What was found is stored beside the model, for each device and set of
+kernels.
+"""
 
 import json
 import os
 import platform
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
+import numpy as np
+
+from edgespec.decoders import Decoder
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
-from edgespec.runtimes.row_probe import RowProof
 from edgespec.runtimes.row_rule import read_l2_bytes
+from edgespec.system.cancel import Cancel
 from edgespec.system.disk import replace_file
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import read_as, read_json
-from edgespec.types import Report
+from edgespec.types import Logits, Report, TokenIds
+
+LIMIT_S = 1.0
+_STRETCH = 20  # positions that are compared at a time
+_NUM_RUN = 48  # tokens whose keys and values stand for those of a longer text
+# Tokens of prompts: more than kernels take at a time, and, where there is time, more than a prompt's chunk.
+_SHORT_PROMPT, _PROMPT = 136, 280
+_WIDEST = 16  # tokens of a pass that verifies a draft
+_POWERS = (64, 128, 256, 512, 1024, 2048, 4096)  # positions at which kernels change
+_NUM_CUTS = 2
+_NUM_ALONE = 4  # passes of one token in a row, as plain decoding runs them, on both sides of a border
+_NUM_ALWAYS = 3  # stretches that are compared however long it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProof:
+    """Whether rows are equal in all cuts that were tried; reason says what was compared, or what differs.
+
+    num_rows, num_different: Rows that were compared with the same ones of another cut, and those that differ.
+    max_difference: The largest difference of a logit.
+    longest_past: The most positions before a row that was compared.
+    """
+
+    holds: bool
+    reason: str
+    num_rows: int
+    num_different: int
+    max_difference: float
+    longest_past: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    num_rows: int = 0
+    num_different: int = 0
+    max_difference: float = 0.0
+    longest_past: int = 0
+    first: str = ""  # where rows differ first
+
+    def add(self, rows: Logits, expected: Logits, start: int, cut: str) -> "_Found":
+        """What was found, with rows from a position on, compared with those of another cut."""
+        differing = (rows != expected).any(1)  # also where a logit is no number
+        first = self.first
+        if differing.any() and not first:
+            first = f"position {start + int(differing.argmax())} in {cut}"
+        difference = float(np.abs(rows[differing] - expected[differing]).max(initial=0.0))
+        return replace(
+            self,
+            num_rows=self.num_rows + len(rows),
+            num_different=self.num_different + int(differing.sum()),
+            max_difference=max(self.max_difference, difference),
+            longest_past=max(self.longest_past, start + len(rows) - 1),
+            first=first,
+        )
+
+
+def prove_rows(
+    decoder: Decoder, manifest: Manifest, *, cancel: Cancel | None = None, limit_s: float = LIMIT_S
+) -> RowProof:
+    """Compare the rows of an open decoder, in deterministic mode or not, in several cuts of texts.
+
+    The decoder forgets what it holds. The comparison ends about limit_s after its start, but not before some
+    hundred rows were compared.
+
+    Raises:
+        Cancelled: cancel was set meanwhile.
+        MemoryExhausted: The cache or the workspace does not fit.
+    """
+    start_s = perf_counter()
+    cancel = cancel or Cancel()
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(0, decoder.vocab_size, min(decoder.context_length, _longest(manifest)), np.int32)
+    found = _Found()
+    for number, start in enumerate(_starts(manifest, len(tokens))):
+        if number >= _NUM_ALWAYS and perf_counter() - start_s > limit_s:
+            break
+        cancel.require_unset()
+        if not _hold(decoder, tokens[:start]):
+            continue
+        found = _compare_stretch(decoder, tokens[: start + _STRETCH], start, found, rng)
+        if number in (0, _NUM_ALWAYS):
+            found = _compare_prompts(decoder, tokens[: _PROMPT if number else _SHORT_PROMPT], found, rng)
+    _forget(decoder)
+    return _as_proof(found, len(tokens), perf_counter() - start_s)
+
+
+def _as_proof(found: _Found, num_tokens: int, seconds: float) -> RowProof:
+    if not found.num_rows:
+        reason = f"its context of {num_tokens} tokens is too short to compare cuts of a text into passes"
+    elif found.num_different:
+        reason = (
+            f"{found.num_different} of {found.num_rows} rows differ with the cut of the text into passes, by up "
+            f"to {found.max_difference:.2g} of a logit; first at {found.first}"
+        )
+    else:
+        reason = (
+            f"{found.num_rows} rows after up to {found.longest_past} positions are equal to the bit in all cuts "
+            f"of the text into passes of 1 to {_WIDEST} tokens and prompts"
+        )
+    return RowProof(
+        holds=found.num_different == 0 and found.num_rows > 0,
+        reason=reason,
+        num_rows=found.num_rows,
+        num_different=found.num_different,
+        max_difference=found.max_difference,
+        longest_past=found.longest_past,
+        seconds=seconds,
+    )
+
+
+def _longest(manifest: Manifest) -> int:
+    return max(_POWERS[-1], 2 * (manifest.sliding_window or 0)) + 2 * _STRETCH
+
+
+def _starts(manifest: Manifest, num_tokens: int) -> list[int]:
+    """Where stretches begin: even positions shortly before those at which kernels change, the likeliest first."""
+    tile = (read_l2_bytes() or 0) // (32 * manifest.kv_cache.head_dim)
+    window = manifest.sliding_window or 0
+    borders = [_POWERS[0], _POWERS[3], tile, window, tile + 64, _POWERS[4], 2 * tile + 64, _POWERS[1], _POWERS[2]]
+    borders += [_POWERS[5], 3 * tile, window + 64, _POWERS[6]]
+    starts = [0, *((border - _STRETCH // 2) // 2 * 2 for border in borders if border)]
+    return [start for start in dict.fromkeys(starts) if 0 <= start <= num_tokens - _STRETCH]
+
+
+def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
+    """Fill the cache with tokens; returns False where that would take a long text."""
+    if len(tokens) <= _NUM_RUN:
+        _forget(decoder)
+        return True
+    if decoder.cache is None:
+        return len(tokens) <= _PROMPT
+    decoder.logits(tokens[:_NUM_RUN], 1)
+    return decoder.cache.imitate(tokens, _NUM_RUN, len(tokens)) or len(tokens) <= _PROMPT
+
+
+def _compare_stretch(
+    decoder: Decoder, tokens: TokenIds, start: int, found: _Found, rng: np.random.Generator
+) -> _Found:
+    expected = decoder.logits(tokens, len(tokens) - start).copy()
+    before = (_STRETCH - _NUM_ALONE) // 2 if start else 0
+    alone = [before] * bool(before) + [1] * _NUM_ALONE + [len(tokens) - start - before - _NUM_ALONE]
+    cuts = [("passes of one token among wider ones", alone)]
+    for _ in range(_NUM_CUTS):
+        widths = list(_random_widths(len(tokens) - start, rng))
+        cuts.append((f"passes of {', '.join(map(str, widths))} tokens", widths))
+    for name, widths in cuts:
+        at = start
+        for width in widths:
+            num_refused = int(rng.integers(0, 5)) if 1 < width <= _WIDEST else 0
+            refused = rng.integers(0, decoder.vocab_size, num_refused, np.int32)
+            fitting = np.concatenate([tokens[: at + width], refused])[: decoder.context_length]
+            rows = decoder.logits(fitting, len(fitting) - at)[:width]
+            found = found.add(rows, expected[at - start : at - start + width], at, name)
+            at += width
+    return found
+
+
+def _compare_prompts(decoder: Decoder, tokens: TokenIds, found: _Found, rng: np.random.Generator) -> _Found:
+    """Compare the last row of a prompt that is run at once with that of one that is run in pieces."""
+    num_last = min(_WIDEST, len(tokens))
+    _forget(decoder)
+    expected = decoder.logits(tokens, 1).copy()
+    _forget(decoder)
+    at, widths = 0, []
+    while at < len(tokens) - num_last:
+        widths.append(min(int(rng.integers(9, 90)), len(tokens) - num_last - at))
+        at += widths[-1]
+        decoder.logits(tokens[:at], 1)
+    rows = decoder.logits(tokens, num_last)
+    return found.add(rows[-1:], expected, len(tokens) - 1, f"a prompt of {', '.join(map(str, widths))} tokens")
+
+
+def _random_widths(total: int, rng: np.random.Generator) -> Iterator[int]:
+    while total:
+        width = min(int(rng.integers(1, _WIDEST + 1)), total)
+        yield width
+        total -= width
+
+
+def _forget(decoder: Decoder) -> None:
+    if decoder.cache:
+        decoder.cache.forget()
+    else:
+        decoder.logits(np.zeros(1, np.int32), 1)
+
 
 FILE_NAME = "row_proofs.json"
 _VERSION = 1  # raised when passes or their proof change

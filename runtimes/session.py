@@ -13,17 +13,15 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, Mem
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.driver_check import adapter_problem
-from edgespec.runtimes.half_floats import NO_HALF_FLOATS
+from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
-from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.node_placement import (
     find_strays,
     read_node_placement,
     request_device,
     require_placement,
 )
-from edgespec.runtimes.plugins import driver_fix
+from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.

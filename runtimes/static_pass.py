@@ -5,7 +5,8 @@ has changed since the pass before, so that the bytes that a token moves do not g
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy.typing as npt
 
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import HIDDEN, is_hidden
-from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.types import Logits, TokenIds
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.session import load_graph, translate_memory_errors
+from edgespec.types import Logits, Range, TokenIds
 
 _log = logging.getLogger(__name__)
 _TYPES: dict[str, npt.DTypeLike] = {
@@ -154,3 +156,29 @@ class StaticPass:
         self._session.run_with_iobinding(self._binding, options)
         self._cache.write(self.outputs, num_past)
         return self.outputs["logits"]
+
+
+_LOW, _HIGH = ".low", ".high"
+
+
+def observe_ranges(graph: Path, manifest: Manifest, texts: Iterable[TokenIds]) -> dict[str, Range]:
+    """Run a graph on the CPU, in passes of prefill_tokens; the rest of a text is left out.
+
+    Args:
+        graph: Takes and gives floats, and NAME.low and NAME.high of each value to observe.
+        texts: Each begins at the first position.
+
+    Raises MemoryExhausted: The weights or the workspace do not fit.
+    """
+    device, width = find_device("cpu"), manifest.prefill_tokens
+    session, allocate = load_graph(graph, device), allocator(device)
+    names = [value.name.removesuffix(_LOW) for value in session.get_outputs() if value.name.endswith(_LOW)]
+    found: dict[str, list[Range]] = {name: [] for name in names}
+    with translate_memory_errors("measuring ranges"):
+        each = StaticPass(session, manifest, StaticCache(manifest, allocate, np.float32), allocate)
+        for tokens in texts:
+            for start in range(0, len(tokens) - width + 1, width):
+                each.run(tokens[start : start + width], start, None)
+                for name, ranges in found.items():
+                    ranges.append(Range(float(each.outputs[name + _LOW]), float(each.outputs[name + _HIGH])))
+    return {name: Range(min(r.low for r in ranges), max(r.high for r in ranges)) for name, ranges in found.items()}

@@ -12,12 +12,10 @@ from typing import Unpack
 import numpy as np
 
 from edgespec.decoders import Correct, CorrectableHead, Decoder, Pass, Rows
-from edgespec.decoding.correction import contexts_in, correct
+from edgespec.decoding.head_rows import WholeRows, contexts_in, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import require_context
-from edgespec.runtimes.head_graph import HeadGraph
-from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
+from edgespec.runtimes.head_parts import Features, HeadFolder, HeadGraph, require_run
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 

@@ -23,11 +23,10 @@ from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.cuda import PROVIDER
-from edgespec.runtimes.device_checks import DeviceChecks
+from edgespec.runtimes.device_checks import DeviceChecks, are_close, probe_tokens
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import SessionOptions, refuse_device
-from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
 from edgespec.types import NO_DRAFT, TokenIds, Tree
 

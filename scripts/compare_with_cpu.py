@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.decoders import BEST, Decoder, Pass
 from edgespec.evaluation.exactness import width_difference
-from edgespec.runtimes.soundness import is_argmax_sound
+from edgespec.runtimes.device_checks import is_argmax_sound
 from edgespec.types import Logits, TokenIds
 
 _NUM_PROMPT = 48

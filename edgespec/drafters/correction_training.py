@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.correction import Correction
+from edgespec.decoding.head_rows import Correction
 from edgespec.drafters.verified_rows import VerifiedRows
 
 Floats = npt.NDArray[np.float32]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import CHAINS, Can, Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.whole_rows import UNKNOWN
+from edgespec.decoding.head_rows import UNKNOWN
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch, require_context
 from edgespec.loading.open_model import ModelFolder, read_tokenizer
 from edgespec.models.pair import have_same_tokens

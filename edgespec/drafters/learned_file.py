@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct, ValidationError, convert
 
-from edgespec.decoding.correction import Correction
+from edgespec.decoding.head_rows import Correction
 from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead, Tally
 from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows

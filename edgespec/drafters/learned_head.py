@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.correction import Contexts, Correction, correct
+from edgespec.decoding.head_rows import Contexts, Correction, correct
 from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.types import Logits

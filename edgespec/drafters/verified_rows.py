@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.acceptance import rows_of
-from edgespec.decoding.correction import Contexts, contexts_in
+from edgespec.decoding.head_rows import Contexts, contexts_in
 from edgespec.types import Acceptance, Logits, Row, Sampler, TokenIds, Tree, append
 
 NUM_LIKELY = 16  # of the target's tokens that a row keeps

@@ -27,10 +27,9 @@ from edgespec.planning.plan_option import Plan
 from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
-from edgespec.runtimes.driver_check import check_driver
-from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
-from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import Missing
 from edgespec.runtimes.probe import probe_device
 
 

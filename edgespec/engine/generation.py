@@ -11,10 +11,9 @@ from functools import partial
 from time import perf_counter
 
 from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.argmax import decoder_for
+from edgespec.decoding.greedy import PlainChoices, Reruns, decoder_for
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.pass_queue import Caller
-from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.answer_cache import AnswerCache

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.draft_models import make_pool

@@ -30,8 +30,8 @@ from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.planning.decision import describe
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device
-from edgespec.runtimes.half_floats import lacks_half_floats
-from edgespec.runtimes.row_probe import RowProof
+from edgespec.runtimes.driver_check import lacks_half_floats
+from edgespec.runtimes.row_proofs import RowProof
 from edgespec.system.command_line import quote
 from edgespec.types import Report
 

@@ -20,7 +20,7 @@ from edgespec.planning.plan_option import Schedule
 from edgespec.policy import draft_trees
 from edgespec.policy.costs import PassCosts
 from edgespec.profiling.learned_stats import LearnedStats
-from edgespec.runtimes.row_probe import RowProof
+from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoding.greedy import Reruns
 from edgespec.decoding.logprobs import TokenLogprob
-from edgespec.decoding.plain_choices import Reruns
 from edgespec.decoding.scheduler import Block
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.answers import Chunk

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from edgespec.decoders import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.head_rows import UNKNOWN
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.errors import ManifestError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
@@ -23,8 +23,8 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.parallel import ParallelDecoder
-from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.static_pass import observe_ranges
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.system.file_hashes import verify_files

@@ -12,8 +12,7 @@ from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.loading.device_choice import Placement
 from edgespec.loading.open_model import ModelFolder
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.row_probe import RowProof, prove_rows
-from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof
+from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
 from edgespec.system.console import show_progress
 from edgespec.types import Report
 

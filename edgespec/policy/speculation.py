@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
 
-from edgespec.decoding.acceptance import equality
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.pass_queue import ALONE, Beside
-from edgespec.decoding.rejection import rejection
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts

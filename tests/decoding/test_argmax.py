@@ -16,18 +16,17 @@ from table_decoder import TableDecoder
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
 from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
 from edgespec.decoding import trees
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.argmax import BestRows, decoder_for
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
+from edgespec.decoding.greedy import BestRows, decoder_for
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.device_checks import is_argmax_sound, probe_tokens
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.soundness import is_argmax_sound, probe_tokens
 from edgespec.types import Acceptance, Logits, TokenIds
 
 PROMPT = "the in the an the in"

@@ -1,6 +1,6 @@
 import numpy as np
 
-from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tree, contexts_of, correct
+from edgespec.decoding.head_rows import Correction, contexts_in, contexts_in_tree, contexts_of, correct
 
 NUM_COLUMNS = 11
 

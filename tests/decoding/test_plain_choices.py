@@ -14,7 +14,7 @@ from table_runs import PROMPT, VOCAB, drafters_of
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.plain_choices import PlainChoices, Reruns
+from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.engine.near_ties import measure_width_change

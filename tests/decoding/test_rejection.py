@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import equality
+from edgespec.decoding.acceptance import equality, rejection, residual
 from edgespec.decoding.noise import gumbel_noise
-from edgespec.decoding.rejection import rejection, residual
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.acceptance import rejection
 from edgespec.decoding.noise import gumbel_noise, uniform
-from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.types import Tree

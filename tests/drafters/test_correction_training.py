@@ -3,7 +3,7 @@ from collections.abc import Generator
 import numpy as np
 from made_rows import NUM_COLUMNS, made_rows
 
-from edgespec.decoding.correction import Correction
+from edgespec.decoding.head_rows import Correction
 from edgespec.drafters.correction_training import TrainingRule, train_correction
 
 RULE = TrainingRule()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoding.whole_rows import UNKNOWN
+from edgespec.decoding.head_rows import UNKNOWN
 from edgespec.drafters.cross_vocabulary import (
     TranslatedDecoder,
     Translation,

@@ -14,8 +14,7 @@ from table_decoder import TableDecoder
 from threads_left import wait_for_threads_since
 
 from edgespec.decoders import Can, Decoder
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.drafters.guess import Guess

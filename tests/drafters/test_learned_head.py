@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 from made_rows import NUM_COLUMNS, made_rows
 
-from edgespec.decoding.correction import Correction
+from edgespec.decoding.head_rows import Correction
 from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead
 from edgespec.drafters.shadow_trial import ShadowTrial
 

@@ -10,9 +10,9 @@ from row_proofs import FAILS
 
 from edgespec import DeviceUnavailable, Engine, Message, SamplingParams, UsageError, load
 from edgespec.cli.main import main
-from edgespec.decoding.plain_choices import PlainChoices
+from edgespec.decoding.greedy import PlainChoices
 from edgespec.loading import row_proof
-from edgespec.runtimes.row_probe import RowProof
+from edgespec.runtimes.row_proofs import RowProof
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

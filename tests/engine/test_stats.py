@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 from table_runs import KINDS, PROMPT, VOCAB, drafters_of, sampling_params
 
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.stats import Stats, Tally, verdicts, was_alone

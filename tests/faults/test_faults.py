@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
 from edgespec import Chunk, EdgeSpecError, SamplingParams, load
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
+from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.manifest import Manifest

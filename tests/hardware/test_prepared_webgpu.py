@@ -12,7 +12,7 @@ import tiny
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.runtimes.driver_check import lacks_half_floats
 
 pytestmark = [
     pytest.mark.webgpu,

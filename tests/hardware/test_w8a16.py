@@ -19,8 +19,8 @@ from edgespec.export.convert import export_model
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.static_pass import observe_ranges
 from edgespec.types import Range
 
 

@@ -23,13 +23,13 @@ from edgespec.drafters.timeline import Interval
 from edgespec.engine.answers import Completion
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes.device_checks import are_close
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.driver_check import Abilities, check_driver
 from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.shared_cache import SharedCache
-from edgespec.runtimes.soundness import are_close
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds, append
 

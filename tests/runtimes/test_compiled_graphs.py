@@ -21,7 +21,7 @@ from edgespec.models.inventory import Inventory
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.compiled_graphs import RECORD, load_graphs
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.npu_options import QNN_SHARED_MEMORY
+from edgespec.runtimes.plugins import QNN_SHARED_MEMORY
 
 GRAPHS = ("model.onnx", "model_prefill.onnx")
 

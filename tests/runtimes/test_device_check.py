@@ -13,7 +13,7 @@ from calls import decoder
 
 from edgespec.errors import Cancelled, EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.runtimes import soundness
+from edgespec.runtimes import device_checks
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -111,7 +111,7 @@ def test_a_cancel_that_comes_later_disturbs_no_pass(tiny_model: Path) -> None:
     cancel = Cancel()
     opened = OnnxDecoder(tiny_model, read_manifest(tiny_model), GPU, cancel=cancel)
     cancel.set()
-    tokens = soundness.probe_tokens(opened.vocab_size, 9)
+    tokens = device_checks.probe_tokens(opened.vocab_size, 9)
     assert (opened.logits(tokens, 1) == decoder(tiny_model, deterministic=False).logits(tokens, 1)).all()
 
 
@@ -126,7 +126,7 @@ def test_a_check_that_takes_long_is_reported_once(
     num_lines: int,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(soundness, "_QUIET_S", quiet_s)
+    monkeypatch.setattr(device_checks, "_QUIET_S", quiet_s)
     replace_pass(monkeypatch, lambda passing: time.sleep(0.002))
     kind(tiny_model, read_manifest(tiny_model), replace(GPU, name="webgpu"))
     lines = [line for line in caplog.messages if line.startswith("checking")]

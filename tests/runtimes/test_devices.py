@@ -13,8 +13,7 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import devices, plugins
 from edgespec.runtimes.device_names import form_of
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import Plugin
+from edgespec.runtimes.plugins import Missing, Plugin
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -13,8 +13,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.discovery import DeviceReport, Discovery
 from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.hardware import Accelerator
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS, register_plugin
+from edgespec.runtimes.plugins import PLUGINS, Missing, register_plugin
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
 

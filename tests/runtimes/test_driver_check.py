@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.driver_check import Abilities, check_driver
-from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import Missing
 
 DRIVER = "install a driver with Vulkan, Direct3D 12 or Metal for your GPU"
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes import half_floats
+from edgespec.runtimes import driver_check
 from edgespec.runtimes.devices import Device, find_device
-from edgespec.runtimes.half_floats import is_known_to_lack_half_floats, lacks_half_floats
+from edgespec.runtimes.driver_check import is_known_to_lack_half_floats, lacks_half_floats
 
 WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "webgpu", kind="gpu")
 
@@ -30,7 +30,7 @@ class Session:
 def session(monkeypatch: pytest.MonkeyPatch) -> type[Session]:
     options = SimpleNamespace(add_session_config_entry=lambda key, value: None)
     ort = SimpleNamespace(SessionOptions=lambda: options, InferenceSession=Session)
-    monkeypatch.setattr(half_floats, "import_onnxruntime", lambda: ort)
+    monkeypatch.setattr(driver_check, "import_onnxruntime", lambda: ort)
     monkeypatch.setattr(Session, "error", None)
     return Session
 
@@ -55,7 +55,7 @@ def test_a_device_is_believed_by_what_its_provider_says(
 
 
 def test_other_devices_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_floats, "import_onnxruntime", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(driver_check, "import_onnxruntime", lambda: pytest.fail("asked"))
     assert not lacks_half_floats(find_device("cpu"))
     assert not is_known_to_lack_half_floats("cpu")
 
@@ -64,5 +64,5 @@ def test_of_a_device_that_is_not_here_nothing_is_known(monkeypatch: pytest.Monke
     def find(name: str) -> Device:
         raise DeviceUnavailable("none here", device=name)
 
-    monkeypatch.setattr(half_floats, "find_device", find)
+    monkeypatch.setattr(driver_check, "find_device", find)
     assert not is_known_to_lack_half_floats("webgpu")

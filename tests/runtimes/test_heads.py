@@ -10,9 +10,8 @@ import tiny
 import tiny_heads
 from double import tree_logits
 
-from edgespec.decoding.correction import Correction, contexts_in, contexts_of, correct
+from edgespec.decoding.head_rows import UNKNOWN, Correction, contexts_in, contexts_of, correct
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head

@@ -286,12 +286,12 @@ def test_a_program_ends_while_a_session_is_opened(tiny_model: Path) -> None:
     program = f"""
 import sys
 from edgespec.manifest import read_manifest
-from edgespec.runtimes import joined_check
+from edgespec.runtimes import joined
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from pathlib import Path
 
-folder, load, begun = Path({str(tiny_model)!r}), joined_check.load_graph, []
+folder, load, begun = Path({str(tiny_model)!r}), joined.load_graph, []
 
 def load_for_ever(*arguments, cancel, **options):
     begun.append(True)
@@ -300,7 +300,7 @@ def load_for_ever(*arguments, cancel, **options):
     print("ended", flush=True)
     cancel.require_unset()
 
-joined_check.load_graph = load_for_ever
+joined.load_graph = load_for_ever
 root = OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=True)
 root.share(2, lambda: True)
 root._passes.queue._joiner.is_ready(2)
@@ -314,7 +314,7 @@ while not begun:
 def test_a_session_whose_rows_are_wrong_is_not_used(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("edgespec.runtimes.joined_check.np.array_equal", lambda *rows: False)
+    monkeypatch.setattr("edgespec.runtimes.joined.np.array_equal", lambda *rows: False)
     root = decoder(tiny_model)
     root.share(2, lambda: True)
     assert root._passes.queue is not None

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.runtimes.npu_options import QNN_SHARED_MEMORY
-from edgespec.runtimes.plugins import PLUGINS, Plugin, list_devices
+from edgespec.runtimes.plugins import PLUGINS, QNN_SHARED_MEMORY, Plugin, list_devices
 
 
 def plugin(name: str) -> Plugin:

@@ -9,8 +9,7 @@ import pytest
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes import devices
-from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS, how_to_load, list_devices, register_plugin
+from edgespec.runtimes.plugins import PLUGINS, Missing, how_to_load, list_devices, register_plugin
 
 WEBGPU, OPENVINO = PLUGINS[:2]
 

@@ -14,8 +14,14 @@ from edgespec.errors import Cancelled
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import onnx, row_proofs
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.row_probe import RowProof, prove_rows
-from edgespec.runtimes.row_proofs import FILE_NAME, proof_key, read_row_proof, write_row_proof
+from edgespec.runtimes.row_proofs import (
+    FILE_NAME,
+    RowProof,
+    proof_key,
+    prove_rows,
+    read_row_proof,
+    write_row_proof,
+)
 from edgespec.runtimes.row_rule import RowRule
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.system.cancel import Cancel

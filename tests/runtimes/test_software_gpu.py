@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import software_gpu
 
-from edgespec.runtimes.graphics_drivers import vulkan_drivers
+from edgespec.runtimes.hardware import vulkan_drivers
 
 
 def test_each_start_finds_the_driver_of_the_start_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.soundness import WIDTHS, RowsOf, SoundPasses, find_sound_passes
+from edgespec.runtimes.device_checks import WIDTHS, RowsOf, SoundPasses, find_sound_passes
 from edgespec.types import Logits, TokenIds
 
 VOCAB = 50

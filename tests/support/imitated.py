@@ -16,7 +16,7 @@ from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.driver_check import Abilities
-from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import Missing
 from edgespec.simulation.paced import PacedDecoder
 
 CPU = find_device("cpu")

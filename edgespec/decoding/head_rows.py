@@ -1,6 +1,6 @@
-"""A correction of a drafting head's logits, learned from its target's answers. Knows neither graphs nor files.
+"""Rows of drafting heads: corrected by what was learned, and widened to the whole vocabulary.
 
-A draft never changes a text, and so neither does a correction of what is drafted.
+A draft never changes a text, and so neither does a correction of what is drafted. Knows neither graphs nor files.
 """
 
 from collections.abc import Sequence
@@ -61,3 +61,33 @@ class Correction:
 def correct(correction: Correct | None, rows: Logits, contexts: Contexts) -> Logits:
     """Rows with a correction, if there is one."""
     return rows if correction is None else correction(rows, contexts)
+
+
+# The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
+UNKNOWN = np.float32(-1e30)
+
+
+class WholeRows:
+    """Widens rows; those without a trimmed vocabulary head stay as they are.
+
+    A call may overwrite what the one before it gave.
+
+    columns: The token of each column of a row, ascending; None where each token has one.
+    """
+
+    def __init__(self, subset: TokenIds | None, vocab_size: int) -> None:
+        self.columns, self._vocab_size = subset, vocab_size
+        self._rows: Logits = np.zeros((0, vocab_size), np.float32)
+
+    @property
+    def num_columns(self) -> int:
+        """How many logits a row of the vocabulary head has."""
+        return self._vocab_size if self.columns is None else len(self.columns)
+
+    def __call__(self, rows: Logits) -> Logits:
+        if self.columns is None:
+            return rows
+        if len(self._rows) < len(rows):
+            self._rows = np.full((len(rows), self._vocab_size), UNKNOWN, np.float32)
+        self._rows[: len(rows), self.columns] = rows
+        return self._rows[: len(rows)]
