@@ -73,7 +73,7 @@ class PairCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceCheck:
+class CheckOnDevices:
     """A check on two devices, each with the versions that its speed depends on, and by the folders that ran there.
 
     manifests: The SHA-256 of the manifest of each of the two folders, by the folder's name.
@@ -90,7 +90,7 @@ class Pair:
     """A pair folder and its checks, one at most for each pair of devices."""
 
     folder: Path
-    checks: tuple[DeviceCheck, ...]
+    checks: tuple[CheckOnDevices, ...]
 
     def check_on(
         self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
@@ -115,12 +115,12 @@ class Pair:
         found = self._find((target_device, drafter_device), parts)
         return found.check if found and self._is_current(found) else None
 
-    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path] | None) -> DeviceCheck | None:
+    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path] | None) -> CheckOnDevices | None:
         found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
         is_other = found and parts is not None and set(found.manifests) != {part.name for part in parts}
         return None if is_other else found
 
-    def _is_current(self, check: DeviceCheck) -> bool:
+    def _is_current(self, check: CheckOnDevices) -> bool:
         return check.manifests == _manifest_hashes(self.folder, check.manifests)
 
     def part(self, part: str, form: str | None = None) -> Path | None:
@@ -137,7 +137,7 @@ class Pair:
 @dataclass(frozen=True)
 class _Document:
     schema_version: int
-    checks: tuple[DeviceCheck, ...]
+    checks: tuple[CheckOnDevices, ...]
 
 
 @dataclass(frozen=True)
@@ -226,18 +226,18 @@ def read_pair(folder: Path) -> Pair | None:
     return Pair(folder, checks)
 
 
-def _first_check(stated: dict[str, object]) -> tuple[DeviceCheck, ...]:
+def _first_check(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
     document = read_as(_FirstDocument, stated)
     require_known_fields(stated["check"], document.check)
     target, drafter = _CPUS
     return (
-        DeviceCheck(
+        CheckOnDevices(
             target_device=target, drafter_device=drafter, manifests=document.manifests, check=document.check
         ),
     )
 
 
-def _checks(stated: dict[str, object]) -> tuple[DeviceCheck, ...]:
+def _checks(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
     document = read_as(_Document, stated)
     listed = stated["checks"]
     assert isinstance(listed, list)
@@ -247,7 +247,7 @@ def _checks(stated: dict[str, object]) -> tuple[DeviceCheck, ...]:
     return document.checks
 
 
-def write_pair(folder: Path, checks: Sequence[DeviceCheck] = ()) -> None:
+def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:
     """Write the checks of a pair folder; without any, its speed is unknown."""
     document = {"schema_version": SCHEMA_VERSION, "checks": [asdict(check) for check in checks]}
     new = folder / f".{FILE_NAME}.new"
@@ -260,7 +260,7 @@ def record_check(pair: Pair, check: PairCheck, devices: tuple[str, str], parts: 
     target, drafter = devices
     others = [each for each in pair.checks if (each.target_device, each.drafter_device) != devices]
     manifests = _manifest_hashes(pair.folder, [cast(PartName, part.name) for part in parts])
-    new = DeviceCheck(target_device=target, drafter_device=drafter, manifests=manifests, check=check)
+    new = CheckOnDevices(target_device=target, drafter_device=drafter, manifests=manifests, check=check)
     write_pair(pair.folder, [*others, new])
 
 
