@@ -11,6 +11,40 @@ from edgespec import Reply
 from edgespec.chat.attachments import Attachment
 from edgespec.chat.session import ChatSession
 
+_QUOTES = '"""'
+# The commands that are used most, in groups, and what they do.
+FIRST_PAGE = (
+    ("/retry, /edit, /undo", "answer again; change your last message, or remove it"),
+    ("/go, /answer", "go on with the last answer; change it"),
+    ("/copy, /save FILE", "copy the last answer; save the chat to a file"),
+    ("/clear, /compact", "start a new chat; shorten this one to a summary"),
+    ("/chats, /open NAME", "list the saved chats; continue one"),
+    ("/attach FILE", "send a file's text with your next message"),
+    ("/model, /drafter", "show or switch the model, or what drafts for it"),
+    ("/system TEXT, /set", "set the system message; show and change settings"),
+    ("/think", "on or off: whether the model reasons first"),
+    ("/context, /stats", "show how full the context is; whether drafting helps"),
+    ("/exit", "leave"),
+)
+_FIRST_KEYS = (
+    "Enter sends, Alt-Enter makes a new line, Tab completes, Up brings back a line.",
+    "Ctrl-C stops the answer; pressed twice, it leaves, and so does Ctrl-D.",
+    "/help all lists all commands and keys; /help COMMAND explains one.",
+)
+_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "make a new line"),
+    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
+    ("Up, Ctrl-R", "find earlier messages"),
+    ("Tab", "complete commands, files and models"),
+    ("Ctrl-C", "stop the answer; press it twice to leave"),
+    ("Ctrl-D", "leave"),
+)
+_DRAFTING = (
+    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
+    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
+)
+
 
 class Argument(Enum):
     """The argument that may follow a command."""
@@ -71,9 +105,6 @@ def split_command(text: str) -> tuple[str, str]:
     return name, rest[0].strip() if rest else ""
 
 
-_QUOTES = '"""'
-
-
 def is_open_block(text: str) -> bool:
     """True if a text that is typed begins a block and has not ended it, so that Enter makes a new line."""
     text = text.lstrip()
@@ -86,40 +117,6 @@ def block_text(text: str) -> str | None:
     inner = text[len(_QUOTES) : -len(_QUOTES)]
     is_block = text.startswith(_QUOTES) and text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES)
     return inner.strip("\n") if is_block and _QUOTES not in inner else None
-
-
-# The commands that are used most, in groups, and what they do.
-FIRST_PAGE = (
-    ("/retry, /edit, /undo", "answer again; change your last message, or remove it"),
-    ("/go, /answer", "go on with the last answer; change it"),
-    ("/copy, /save FILE", "copy the last answer; save the chat to a file"),
-    ("/clear, /compact", "start a new chat; shorten this one to a summary"),
-    ("/chats, /open NAME", "list the saved chats; continue one"),
-    ("/attach FILE", "send a file's text with your next message"),
-    ("/model, /drafter", "show or switch the model, or what drafts for it"),
-    ("/system TEXT, /set", "set the system message; show and change settings"),
-    ("/think", "on or off: whether the model reasons first"),
-    ("/context, /stats", "show how full the context is; whether drafting helps"),
-    ("/exit", "leave"),
-)
-_FIRST_KEYS = (
-    "Enter sends, Alt-Enter makes a new line, Tab completes, Up brings back a line.",
-    "Ctrl-C stops the answer; pressed twice, it leaves, and so does Ctrl-D.",
-    "/help all lists all commands and keys; /help COMMAND explains one.",
-)
-_KEYS = (
-    ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "make a new line"),
-    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
-    ("Up, Ctrl-R", "find earlier messages"),
-    ("Tab", "complete commands, files and models"),
-    ("Ctrl-C", "stop the answer; press it twice to leave"),
-    ("Ctrl-D", "leave"),
-)
-_DRAFTING = (
-    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
-    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
-)
 
 
 def first_page() -> str:

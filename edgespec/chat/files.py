@@ -18,6 +18,7 @@ from edgespec.system.printable import one_line
 from edgespec.system.signals import defer_signals
 
 _NUM_SHOWN = 12
+_NOTHING = "no file is attached; /attach FILE sends a file's text with your next message"
 
 
 class TraceFile:
@@ -46,9 +47,6 @@ class TraceFile:
     def _write(self) -> None:
         document = json.dumps(chrome_trace(self._intervals)).encode()
         replace_file(self._path, document, 0o666)
-
-
-_NOTHING = "no file is attached; /attach FILE sends a file's text with your next message"
 
 
 def read_files(paths: Iterable[Path]) -> list[Attachment]:

@@ -35,7 +35,10 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.config.options import OPTIONS
 
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # of the history, from its end
+_PROMPT = "> "
+_WAITS = "what you typed meanwhile waits here; Enter sends it"
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
 class HistoryFile(History):
@@ -136,11 +139,6 @@ def _model_names() -> list[str]:
     except OSError:
         own = []
     return sorted({*CATALOG, *own})
-
-
-_PROMPT = "> "
-_WAITS = "what you typed meanwhile waits here; Enter sends it"
-_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
 def _create_output() -> Output:

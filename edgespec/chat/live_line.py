@@ -30,6 +30,17 @@ from edgespec.system.printable import one_line
 _TARGET = "target"
 # Drafters that run no model, and so have no device of their own.
 _WITHOUT_MODEL = (*TEXT, "answers", "lookahead", _TARGET)
+_MIN_COLUMNS, _MIN_ROWS = 20, 4
+_RENEW_S = 0.25  # more often than this nobody can read it
+_TAB = 8
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Terminals that know this draw all in between at once; others ignore it.
+_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
+_ERASE_BELOW = "\x1b[J"
+# One row down, in the same column and scrolling if need be, and up again: there is a row below now.
+_MAKE_ROOM = "\x1bD\x1b[A"
+_SAVE_CURSOR, _RESTORE_CURSOR = "\x1b7", "\x1b8"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def process_bytes() -> int:
@@ -91,19 +102,6 @@ class LiveFigures:
     def _devices(self) -> str:
         has_lane = any(name not in _WITHOUT_MODEL for name in self._counts)
         return f"{self.devices[0]}, drafter lane {self.devices[1]}" if has_lane else self.devices[0]
-
-
-_MIN_COLUMNS, _MIN_ROWS = 20, 4
-_RENEW_S = 0.25  # more often than this nobody can read it
-_TAB = 8
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# Terminals that know this draw all in between at once; others ignore it.
-_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
-_ERASE_BELOW = "\x1b[J"
-# One row down, in the same column and scrolling if need be, and up again: there is a row below now.
-_MAKE_ROOM = "\x1bD\x1b[A"
-_SAVE_CURSOR, _RESTORE_CURSOR = "\x1b7", "\x1b8"
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class LiveLine(TextIOBase):

@@ -24,6 +24,13 @@ from edgespec.chat.status import format_origin_shares
 from edgespec.system.console import print_stderr
 from edgespec.system.printable import printable
 
+_MAX_WIDTH = 100  # longer lines are hard to read
+# Colours of the target and of drafters without a model; models share the others.
+_ORIGIN_STYLES = {"target": "", "suffix": "green", "ngram": "cyan", "answers": "yellow", "lookahead": "magenta"}
+_MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
+_BREAK = Span("\n")
+_BETWEEN = 3  # columns of the terminal that stand between two of a table
+
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Columns of text, for each column of a table; together at most width, but at least 1 each.
@@ -54,14 +61,6 @@ def _cap(wanted: Sequence[int], width: int) -> list[int]:
     while cap > 1 and sum(min(each, cap) for each in wanted) > width:
         cap -= 1
     return [min(each, cap) for each in wanted]
-
-
-_MAX_WIDTH = 100  # longer lines are hard to read
-# Colours of the target and of drafters without a model; models share the others.
-_ORIGIN_STYLES = {"target": "", "suffix": "green", "ngram": "cyan", "answers": "yellow", "lookahead": "magenta"}
-_MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
-_BREAK = Span("\n")
-_BETWEEN = 3  # columns of the terminal that stand between two of a table
 
 
 def text_width(console: Console) -> int:

@@ -30,6 +30,8 @@ PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the mod
 _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 8, 2
 # Of names that a user may have meant: how like they are, of 1, how many are named, and among how many.
 _LEAST_LIKENESS, _MOST_NAMED, _MOST_COMPARED = 0.6, 3, 500
+_FEWEST_READ = 100  # tokens; fewer take longer for each
+_MOST_LISTED = 20
 
 
 class SavedChat(NamedTuple):
@@ -203,9 +205,6 @@ def _markdown(transcript: Transcript) -> Iterator[str]:
             yield f"\n*(ended early: {reasons[i]})*\n"
 
 
-_FEWEST_READ = 100  # tokens; fewer take longer for each
-
-
 def kept_path(file: Path) -> Path:
     """The file beside that of a conversation."""
     return file.with_suffix(PREFIX_SUFFIX)
@@ -246,9 +245,6 @@ def take_prefix(session: ChatSession) -> None:
         return
     if not session.is_quiet:
         session.info(f"{num_tokens} tokens were kept on the disk and are not read again")
-
-
-_MOST_LISTED = 20
 
 
 def name_chat(session: ChatSession, name: str) -> None:

@@ -17,6 +17,7 @@ if sys.platform != "win32":
 
 QUESTION = "Run it? [y/N/a] "
 _WORDS_QUESTION = "Run it? You were typing, so write the word: [yes/no/always] "
+ALL = "all"
 
 
 class Permission(Enum):
@@ -61,9 +62,6 @@ def ask_at_terminal(name: str, show: Callable[[str], None]) -> Permission:
         return sys.stdin.readline()  # nothing at its end: no
 
     return ask_permission(name, read, show)
-
-
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,14 @@ class Switch(argparse.BooleanOptionalAction):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: object,
+        values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
         """Refuse the other one of an earlier argument."""
         given = vars(namespace).setdefault("switches", {})
         if (earlier := given.setdefault(self.dest, option_string)) != option_string:
             parser.error(f"{earlier} and {option_string} contradict each other; leave one of them out")
-        super().__call__(parser, namespace, values, option_string)  # type: ignore[arg-type]
+        super().__call__(parser, namespace, values, option_string)
 
 
 class Stated(argparse.Action):
@@ -41,7 +42,7 @@ class Stated(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: object,
+        values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)

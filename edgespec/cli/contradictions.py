@@ -27,6 +27,10 @@ _MEASURING = (
 )
 
 
+def _reports_and_has(name: str) -> Condition:
+    return lambda options: options.report is not None and is_given(options, name)
+
+
 class _Contradiction(NamedTuple):
     """Two options that cannot go together where a condition holds, why, and what to do."""
 
@@ -111,7 +115,7 @@ _TABLE = (
         _Contradiction(
             "report",
             name,
-            lambda options, name=name: options.report is not None and is_given(options, name),  # type: ignore[misc]
+            _reports_and_has(name),
             f"--report measures nothing and shows an earlier run; leave out --{name}, or --report to measure",
         )
         for name in _MEASURING

@@ -15,6 +15,9 @@ from typing import BinaryIO
 from edgespec.errors import DiskFull, EdgeSpecError
 from edgespec.system.signals import defer_signals
 
+_MOST_BYTES = 20  # of the file of a lock
+_POLL_S = 0.01  # between two tries for a lock
+
 
 def require_disk_space(folder: Path, needed_bytes: int, reserve_bytes: int = 0) -> None:
     """Raises DiskFull: The disk of `folder` has fewer free bytes than are needed and held in reserve."""
@@ -100,10 +103,6 @@ def sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-_MOST_BYTES = 20
-_POLL_S = 0.01
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from edgespec.system.clock import Clock
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end a program and can be handled; Windows has no SIGHUP."""
+# One press may come twice: to the process group, and once more from the supervisor, which passes on what it got.
+_ONE_PRESS_S = 0.3
 
 
 def exit_on_signals() -> None:
@@ -53,10 +55,6 @@ def defer_signals() -> Iterator[None]:
             signal.signal(number, handler)
         for number, frame in dict(came).items():
             handlers[signal.Signals(number)](number, frame)
-
-
-# One press may come twice: to the process group, and once more from the supervisor, which passes on what it got.
-_ONE_PRESS_S = 0.3
 
 
 class Leave(KeyboardInterrupt):

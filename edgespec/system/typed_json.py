@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+
 
 def read_json(path: Path, most_bytes: int) -> Any:
     """Read a file in which no key occurs twice and no number is NaN or infinite.
@@ -41,10 +44,6 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key occurs twice")
     return found
-
-
-T = TypeVar("T")
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
 def read_as(kind: type[T], stated: Any) -> T:

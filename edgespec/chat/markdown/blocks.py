@@ -20,6 +20,17 @@ from edgespec.system.printable import printable
 
 # Beyond this many lines, those before the last line break outside of strings and comments are dropped.
 _MAX_LINES = 40
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+")
+_ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
+_QUOTE = re.compile(r" {0,3}((?:> ?)+)")
+_RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
+_ROW = re.compile(r"[ \t]*\|")
+_DELIMITERS = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
+# A line of marks alone may still become anything, and rows and fences are read as a whole.
+_UNDECIDED = re.compile(r"(?:[\s#>*+_~`|:-]*|[ \t]*\d{1,9}[.)]?[ \t]*)$|[ \t]*(?:`{3}|~{3}|\|)")
+_BREAK = Span("\n")
+_RULE_WIDTH = 40
 
 
 class CodeLines:
@@ -59,19 +70,6 @@ def _spans_lines(kind: _TokenType) -> bool:
 def _style(kind: _TokenType) -> str:
     style = str(ANSISyntaxTheme(ANSI_DARK).get_style_for_token(kind))
     return "" if style == "none" else style
-
-
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+")
-_ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
-_QUOTE = re.compile(r" {0,3}((?:> ?)+)")
-_RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
-_ROW = re.compile(r"[ \t]*\|")
-_DELIMITERS = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
-# A line of marks alone may still become anything, and rows and fences are read as a whole.
-_UNDECIDED = re.compile(r"(?:[\s#>*+_~`|:-]*|[ \t]*\d{1,9}[.)]?[ \t]*)$|[ \t]*(?:`{3}|~{3}|\|)")
-_BREAK = Span("\n")
-_RULE_WIDTH = 40
 
 
 class Table(NamedTuple):
