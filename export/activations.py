@@ -20,6 +20,8 @@ from edgespec.types import Range
 
 _HIGHEST = 65535
 _LEAST_SPAN = 1e-4  # for a value that never changes
+# Hidden positions come this far below the lowest score: e⁻²⁰ of any other, which 16 bits round to nothing.
+_HIDDEN_BELOW = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,6 @@ def row_levels(weights: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
     return np.rint(weights / scales[:, None]).astype(np.int8), scales
 
 
-# Hidden positions come this far below the lowest score: e⁻²⁰ of any other, which 16 bits round to nothing.
-_HIDDEN_BELOW = 20.0
 # Outputs of operators with a fixed range, in the steps that QNN wants.
 _FROM_0_TO_1 = Encoding(1 / 65536, 0)
 _KNOWN = {"Sigmoid": _FROM_0_TO_1, "Softmax": _FROM_0_TO_1, "Tanh": Encoding(1 / 32768, 32768)}

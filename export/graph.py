@@ -41,6 +41,8 @@ from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 from edgespec.types import Range
 
+DRAFT_HEAD = "draft_head"  # role of a trimmed head
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -133,9 +135,6 @@ class _Decoder:
         hidden = self.write.op("Cast", residual, to=int(ir.DataType.FLOAT))
         shape = ("batch", "num_tokens", self.write.config.hidden_size)
         return make_output(hidden, f"hidden_states.{i}", ir.DataType.FLOAT, shape)
-
-
-DRAFT_HEAD = "draft_head"  # role of a trimmed head
 
 
 def build_graphs(

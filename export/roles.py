@@ -43,6 +43,18 @@ _FUSED = {
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
+# Names by family of the router and of one expert's gate, up and down in a Hugging Face checkpoint.
+_MLP_EXPERTS = ("mlp.gate", *(f"mlp.experts.{{number}}.{part}_proj" for part in ("gate", "up", "down")))
+_SPARSE_EXPERTS = (
+    "block_sparse_moe.gate",
+    *(f"block_sparse_moe.experts.{{number}}.{part}" for part in ("w1", "w3", "w2")),
+)
+_EXPERT_NAMES = {"qwen3_moe": _MLP_EXPERTS, "olmoe": _MLP_EXPERTS, "mixtral": _SPARSE_EXPERTS}
+# In a GGUF file each is one matrix for all experts.
+_GGUF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+# granitemoe's checkpoints have a router, gate and up of all experts, and down of all experts.
+_GRANITE_EXPERTS = ("router.layer", "input_linear", "output_linear")
+_EXPERT_PARTS = ("gate", "up", "down")
 
 
 def tensors_by_role(
@@ -167,20 +179,6 @@ def _unpair_rows(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> di
     return unpaired
 
 
-# Names by family of the router and of one expert's gate, up and down in a Hugging Face checkpoint.
-_MLP = ("mlp.gate", *(f"mlp.experts.{{number}}.{part}_proj" for part in ("gate", "up", "down")))
-_SPARSE = (
-    "block_sparse_moe.gate",
-    *(f"block_sparse_moe.experts.{{number}}.{part}" for part in ("w1", "w3", "w2")),
-)
-_HUGGINGFACE = {"qwen3_moe": _MLP, "olmoe": _MLP, "mixtral": _SPARSE}
-# In a GGUF file each is one matrix for all experts.
-_GGUF = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-# granitemoe's checkpoints have a router, gate and up of all experts, and down of all experts.
-_GRANITE = ("router.layer", "input_linear", "output_linear")
-_PARTS = ("gate", "up", "down")
-
-
 def expert_tensors(
     path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
 ) -> tuple[dict[str, StoredTensor], set[str]]:
@@ -188,19 +186,19 @@ def expert_tensors(
 
     Raises SourceError: One is missing or has another shape.
     """
-    reader = _Reader(path, config, stored)
+    reader = _ExpertReader(path, config, stored)
     for i in range(config.num_layers):
         if is_gguf:
-            reader.read_whole(i, [f"blk.{i}.{name}.weight" for name in _GGUF])
+            reader.read_whole(i, [f"blk.{i}.{name}.weight" for name in _GGUF_EXPERTS])
         elif config.architecture == "granitemoe":
-            reader.read_fused(i, [f"model.layers.{i}.block_sparse_moe.{name}.weight" for name in _GRANITE])
+            reader.read_fused(i, [f"model.layers.{i}.block_sparse_moe.{name}.weight" for name in _GRANITE_EXPERTS])
         else:
-            names = _HUGGINGFACE[config.architecture]
+            names = _EXPERT_NAMES[config.architecture]
             reader.read_apart(i, [f"model.layers.{i}.{name}.weight" for name in names])
     return reader.found, reader.used
 
 
-class _Reader:
+class _ExpertReader:
     def __init__(self, path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> None:
         assert config.routing is not None
         self._path, self._stored, self._num_experts = path, stored, config.routing.num_experts
@@ -212,7 +210,7 @@ class _Reader:
     def read_whole(self, i: int, names: list[str]) -> None:
         """A router, and one matrix of all experts for each part."""
         self._router(i, names[0])
-        for part, name in zip(_PARTS, names[1:], strict=True):
+        for part, name in zip(_EXPERT_PARTS, names[1:], strict=True):
             rows, columns = self._shapes[part]
             self._split(i, part, self._take(name, self._num_experts * rows, columns), rows, 0, rows)
 
@@ -229,7 +227,7 @@ class _Reader:
     def read_apart(self, i: int, names: list[str]) -> None:
         """A router, and a matrix for each part of each expert."""
         self._router(i, names[0])
-        for part, name in zip(_PARTS, names[1:], strict=True):
+        for part, name in zip(_EXPERT_PARTS, names[1:], strict=True):
             for number in range(self._num_experts):
                 tensor = self._take(name.format(number=number), *self._shapes[part])
                 self.found[f"{i}.{part}.{number}"] = tensor

@@ -17,6 +17,11 @@ _TOO_LARGE = 1_000_000_000
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
+_CUTS = ("top_k", "top_p", "min_p")
+_SAMPLING_NAMES = ("temperature", *_CUTS, "repetition_penalty")
+# What a GGUF file calls them; newer converters write them there.
+_GGUF_SAMPLING_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+_DIGITS = 6  # of single precision, in which GGUF has them
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,6 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-_CUTS = ("top_k", "top_p", "min_p")
-_NAMES = ("temperature", *_CUTS, "repetition_penalty")
-# What a GGUF file calls them; newer converters write them there.
-_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
-_DIGITS = 6  # of single precision, in which GGUF has them
-
-
 def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSampling | None:
     """The sampling that a generation_config.json states; None where it states none.
 
@@ -108,7 +106,7 @@ def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSamp
 
     Raises SourceError: A value is no number, or out of range.
     """
-    found = {name: value for name in _NAMES if (value := stated.get(name)) is not None}
+    found = {name: value for name in _SAMPLING_NAMES if (value := stated.get(name)) is not None}
     samples = stated.get("do_sample")
     if not found and samples is None:
         return None
@@ -127,7 +125,9 @@ def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSamp
 
 def sampling_from_gguf(path: object, metadata: Mapping[str, Any]) -> SuggestedSampling | None:
     """The sampling that the metadata of a GGUF file states; None and errors as for JSON."""
-    values = {name: metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in _NAMES}
+    values = {
+        name: metadata.get(f"general.sampling.{_GGUF_SAMPLING_NAMES.get(name, name)}") for name in _SAMPLING_NAMES
+    }
     rounded = {
         name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()
     }

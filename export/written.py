@@ -24,6 +24,13 @@ _NUMPY: dict[ir.DataType, type[np.generic]] = {
     ir.DataType.FLOAT16: np.float16,
     ir.DataType.UINT8: np.uint8,
 }
+_STACKS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+# Of half floats, which round to 1/2048 and below 6e-5 more coarsely.
+_HALF_ERROR = 2e-3
+# Rounding errors of all rows together are about a third of the bound for one row, which no row reaches.
+_MEAN_SHARE = 0.6
+# How much longer a matrix may become where it is rounded; fitting shortens it by its squared error.
+_GAIN = {None: 1e-3, 8: 5e-3, 4: 2.5e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +156,6 @@ def _like(matrix: WrittenMatrix, tensor: StoredTensor) -> WrittenMatrix:
     return replace(matrix, columns=tensor.columns, has_offsets=has_offsets and matrix.zero_points is not None)
 
 
-_STACKS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-
-
 def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
     """Matrices by the names that they were written under; columns count the ones of offsets too."""
     found = {}
@@ -216,14 +220,6 @@ def _stored(tensor: ir.TensorProtocol | None, rows: int, folder: Path) -> _Store
     assert isinstance(tensor, ir.ExternalTensor)
     assert tensor.length is not None
     return _Stored(folder / tensor.location, tensor.offset or 0, tensor.length // rows, tensor.dtype)
-
-
-# Of half floats, which round to 1/2048 and below 6e-5 more coarsely.
-_HALF_ERROR = 2e-3
-# Rounding errors of all rows together are about a third of the bound for one row, which no row reaches.
-_MEAN_SHARE = 0.6
-# How much longer a matrix may become where it is rounded; fitting shortens it by its squared error.
-_GAIN = {None: 1e-3, 8: 5e-3, 4: 2.5e-2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,13 @@ MAX_SOURCE = 1 << 19  # characters of a grammar that is made of the schemas of t
 MAX_PARTS = 20_000  # of a grammar: texts, expressions, names, repetitions and alternatives
 MAX_REPETITIONS = 500  # in one regular expression, or one terminal with those in it
 MAX_SCHEMAS = 5_000  # within a schema, and within all of a grammar
+_SKIPPED = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*)+")
+_DEFINITION = re.compile(r"[?!]*([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:")
+_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|<[^<>\s]*>|[\w%@$.-]+|.', re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_REPEATING = frozenset("*+?{~")
+# What is escaped, begins a group of a kind, or is a set of characters, repeats nothing.
+_IN_EXPRESSION = re.compile(r"\\.|\(\?|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+?{])", re.DOTALL)
 
 
 def require_bounded(wanted: ResponseFormat) -> None:
@@ -62,15 +69,6 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-_SKIPPED = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*)+")
-_DEFINITION = re.compile(r"[?!]*([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:")
-_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|<[^<>\s]*>|[\w%@$.-]+|.', re.DOTALL)
-_SPACE = re.compile(r"\s*")
-_REPEATING = frozenset("*+?{~")
-# What is escaped, begins a group of a kind, or is a set of characters, repeats nothing.
-_IN_EXPRESSION = re.compile(r"\\.|\(\?|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+?{])", re.DOTALL)
 
 
 class LarkSize(NamedTuple):

@@ -16,6 +16,7 @@ from edgespec.tools.tool import Tool, ToolCall, is_too_deep
 from edgespec.types import TokenIds
 
 ROLES = ("system", "user", "assistant")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
 
 
 class Message(NamedTuple):
@@ -61,15 +62,9 @@ def encode_chat(
     """
     mark = _unused_character([messages, [tool.as_dict() for tool in tools]])
     spellings = tokenizer.special_tokens
-    names: dict[str, Any]
-    if tools or any(not isinstance(message, Message) for message in messages):
-        names = names_for(find_tool_template(), messages, tools, lambda text: _escape(text, spellings, mark))
-    else:
-        names = {
-            "messages": [
-                {"role": each.role, "content": _escape(each.content, spellings, mark)} for each in messages
-            ]
-        }
+    has_tools = tools or any(not isinstance(message, Message) for message in messages)
+    how = find_tool_template() if has_tools else ToolTemplate()
+    names = names_for(how, messages, tools, lambda text: _escape(text, spellings, mark))
     if template is None:
         text = "\n\n".join(str(message["content"]) for message in names["messages"])
         return tokenizer.encode(text.replace(mark, ""))
@@ -100,9 +95,6 @@ def _escape(content: str, special_tokens: Iterable[str], mark: str) -> str:
     for token in special_tokens:
         content = content.replace(token, token[0] + mark + token[1:])
     return content
-
-
-_BASE = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def names_for(
@@ -196,7 +188,7 @@ def _short(call_id: str) -> str:
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-    return "".join(_BASE[number // 62**i % 62] for i in range(9))
+    return "".join(_DIGITS[number // 62**i % 62] for i in range(9))
 
 
 def _escape_tool(tool: Tool, escape: Callable[[str], str]) -> Tool:

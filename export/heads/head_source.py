@@ -25,6 +25,8 @@ _CONVERT = (
     "'model.safetensors')\" FILE"
 )
 
+FUSE_GRAPH, STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSource:
@@ -115,8 +117,6 @@ def nested(settings: SourceSettings, key: str) -> Mapping[str, Any]:
         raise SourceError(f"{settings.path}: {key} is {found!r}, wanted an object")
     return found
 
-
-FUSE_GRAPH, STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
 
 WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule], dict[str, ir.Model]]
 """Writes the weights and gives the graphs by file name: those that the manifest names."""

@@ -27,6 +27,9 @@ from edgespec.manifest import Head, KVCache, Manifest
 from edgespec.types import TokenIds
 
 _EPS = 1e-6  # of the norms of MLP and LSTM speculators, whose settings do not state it
+_NO_CACHE = KVCache(num_layers=0, num_kv_heads=1, head_dim=1)
+# Names before those of the tensors: of the module that held the head where it was saved.
+_PREFIXES = ("medusa_head.", "medusa_heads.", "hydra_head.", "speculator.")
 
 
 class StepWriter:
@@ -216,11 +219,6 @@ def lstm_step(mixing: Mixing, width: int, size: int, *, is_first: bool) -> Body:
         return output, writer.op("Concat", output, filled, axis=-1)
 
     return body
-
-
-_NO_CACHE = KVCache(num_layers=0, num_kv_heads=1, head_dim=1)
-# Names before those of the tensors: of the module that held the head where it was saved.
-_PREFIXES = ("medusa_head.", "medusa_heads.", "hydra_head.", "speculator.")
 
 
 def step_graph(i: int) -> str:
