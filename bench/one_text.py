@@ -28,12 +28,13 @@ from typing import Any, NamedTuple
 from command_line import command_line
 
 from edgespec import Engine, SamplingParams, load
+from edgespec.config.drafter_names import TEXT
 from edgespec.engine.answers import Completion
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.evaluation.prompts import BenchPrompt, own_prompts, read_prompts
 from edgespec.system.console import print_stderr
 
-TEXT_DRAFTERS = ("ngram", "suffix", "lookahead")
+TEXT_DRAFTERS = (*TEXT, "lookahead")
 SCHEDULES = ("serial", "pipelined", "hedged")
 REFERENCE = "none"
 LINE = "{:16} {:>7} {:>9} {:>7} {:>7} {:>8}  {}"

@@ -36,6 +36,7 @@ from edgespec.chat.saved_chats import (
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
+from edgespec.config.drafter_names import TEXT
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
@@ -140,7 +141,7 @@ def _model(session: ChatSession, argument: str) -> None:
     )
 
 
-@_command("drafter", Argument.DRAFTER, "auto, none, ngram, suffix, lookahead, self or a model")
+@_command("drafter", Argument.DRAFTER, f"auto, none, {', '.join(TEXT)}, lookahead, self or a model")
 def _drafter(session: ChatSession, argument: str) -> None:
     if argument:
         session.switch_engine(session.model, argument)

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 from edgespec.errors import UsageError
 
-TEXT = ("ngram", "suffix")  # drafters that repeat earlier text, for any target
+# Drafters that repeat earlier text, for any target: their names, and the class that makes one for each answer. A
+# line here is all that a new one needs to be known everywhere.
+TEXT = {
+    "ngram": "edgespec.drafters.ngram:NgramDrafter",
+    "suffix": "edgespec.drafters.suffix:SuffixDrafter",
+}
 TARGET = ("auto", "lookahead")  # what depends on the target
 SELF = "self"  # a drafter model of the target's own layers
 WORDS = (*TARGET, *TEXT, SELF, "none")  # all that are no models
@@ -40,7 +45,7 @@ def parse(named: str) -> DrafterNames:
     if named == "none":
         return DrafterNames(frozenset(), ())
     parts = [named] if os.path.exists(named) else named.split("+")
-    simple = frozenset(part for part in parts if part in TEXT + TARGET)
+    simple = frozenset(part for part in parts if part in (*TEXT, *TARGET))
     return DrafterNames(simple, tuple(_cascade(part, named) for part in parts if part not in simple))
 
 

@@ -8,6 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Literal
 
+from edgespec.config.drafter_names import TEXT
+
 MAX_ANSWERS = 16  # that one model makes at once
 DEFAULT_MODEL = "smollm2-135m"
 Value = str | int | float | bool | None
@@ -111,7 +113,7 @@ OPTIONS: Mapping[str, Option] = {
     "seed": _sampling("whole", "random seed for sampling", 0, metavar="S"),
     "drafter": _speculation(
         "text",
-        "auto (whatever saves time), none, ngram or suffix (repeat earlier text), lookahead (the target "
+        f"auto (whatever saves time), none, {' or '.join(TEXT)} (repeat earlier text), lookahead (the target "
         "guesses at several positions), self (fewer layers of the target), or a model. A+B uses both; with "
         "A,B the drafter B drafts for A",
         "auto",

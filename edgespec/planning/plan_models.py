@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from edgespec.config.drafter_names import TEXT
 from edgespec.drafters.cross_vocabulary import load_translation
 from edgespec.drafters.lookahead import best_window
 from edgespec.loading.device_choice import Placement
@@ -178,4 +179,4 @@ def _text_drafters(texts: Collection[str], target: ModelFolder, placement: Place
     if "auto" in texts:
         pays = can_run_trees(target.manifest, placement.device) and best_window(layout.profile.costs()) is not None
         names |= {"suffix", "lookahead"} if pays else {"suffix"}
-    return [name for name in ("ngram", "suffix", "lookahead") if name in names]
+    return [name for name in (*TEXT, "lookahead") if name in names]
