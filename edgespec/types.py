@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.system.cancel import Flag
 
+T = TypeVar("T")
 Report = Callable[[str], None]  # takes a line for the user
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]
 Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
@@ -114,6 +115,7 @@ class Tree(NamedTuple):
     parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
     distributions: the distribution that each token was sampled from; None where each was certain.
     chances: where they are known, the chance that the text comes to run through each node.
+    others: where they are known, the next best choices in place of each node, the best first.
     steps: of a tree that a drafter model grew, the nodes that each of its steps drafted on from.
     """
 
@@ -123,7 +125,13 @@ class Tree(NamedTuple):
     distributions: tuple[Distribution, ...] | None = None
     source: str = "none"
     chances: tuple[float, ...] = ()
+    others: tuple[tuple[int, ...], ...] = ()
     steps: tuple[int, ...] = ()
+
+    @property
+    def above(self) -> tuple[int, ...]:
+        """The parents, of a chain too."""
+        return tuple(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
 
     def cut(self, num_tokens: int) -> "Tree":
         """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
@@ -133,7 +141,26 @@ class Tree(NamedTuple):
             parents=self.parents and self.parents[:num_tokens],
             distributions=self.distributions and self.distributions[:num_tokens],
             chances=self.chances[:num_tokens],
+            others=self.others[:num_tokens],
         )
+
+    def after(self, tokens: TokenIds) -> "Tree | None":
+        """The likeliest guesses that still serve once the text went on with tokens; None where it left."""
+        num = len(tokens)
+        if self.parents is None:
+            if not np.array_equal(self.tokens[:num], tokens):
+                return None
+            nodes = list(range(num, len(self.tokens)))
+        else:
+            node = -1
+            for token in tokens.tolist():
+                children = (each for each, above in enumerate(self.parents) if above == node)
+                found = next((each for each in children if self.tokens[each] == token), None)
+                if found is None:
+                    return None
+                node = found
+            nodes = self._first_choices(node)
+        return self.select(nodes)._replace(parents=None)
 
     def trunk(self) -> "Tree":
         """The chain that a draft begins with, without the nodes beside it."""
@@ -145,25 +172,25 @@ class Tree(NamedTuple):
     @property
     def depths(self) -> list[int]:
         """How many tokens after the text each node is, from 1."""
-        if self.parents is None:
-            return list(range(1, len(self.tokens) + 1))
         found: list[int] = []
-        for parent in self.parents:
+        for parent in self.above:
             found.append(1 if parent < 0 else found[parent] + 1)
         return found
 
     @property
     def first_choices(self) -> list[int]:
         """The nodes that a drafter holds likeliest, each after the one before it."""
+        return self._first_choices(-1)
+
+    def _first_choices(self, node: int) -> list[int]:
         first: dict[int, int] = {}
-        for node, parent in enumerate(
-            self.parents if self.parents is not None else range(-1, len(self.tokens) - 1)
-        ):
-            first.setdefault(parent, node)
-        found = [-1]
-        while found[-1] in first:
-            found.append(first[found[-1]])
-        return found[1:]
+        for each, parent in enumerate(self.above):
+            first.setdefault(parent, each)
+        found = []
+        while node in first:
+            node = first[node]
+            found.append(node)
+        return found
 
     def best(self, worth: Worth) -> "Tree":
         """The nodes with which a pass of the target yields the most for its time, the first choices first."""
@@ -177,13 +204,14 @@ class Tree(NamedTuple):
 
     def select(self, nodes: Sequence[int]) -> "Tree":
         """The tree of some nodes in this order, each after its parent."""
-        parents = self.parents or ()
-        places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+        above, places = self.above, {-1: -1} | {node: place for place, node in enumerate(nodes)}
         return self._replace(
             tokens=self.tokens[list(nodes)],
-            buckets=tuple(self.buckets[node] for node in nodes),
-            parents=tuple(places[parents[node]] for node in nodes),
-            chances=tuple(self.chances[node] for node in nodes),
+            buckets=_pick(self.buckets, nodes),
+            parents=tuple(places.get(above[node], -1) for node in nodes),
+            distributions=self.distributions and _pick(self.distributions, nodes),
+            chances=_pick(self.chances, nodes),
+            others=_pick(self.others, nodes),
         )
 
     def tips(self, worth: Worth, deepest: int, *, has_branches: bool = True) -> list[int]:
@@ -193,9 +221,9 @@ class Tree(NamedTuple):
             deepest: The most tokens that lie after each other.
             has_branches: Next best choices may be drafted on from; otherwise first choices alone.
         """
-        if self.parents is None:
+        if not self.steps:
             return [-1]
-        depths, inner, first_choices = self.depths, set(self.parents), self.first_choices
+        depths, inner, first_choices = self.depths, set(self.above), self.first_choices
         nodes = [node for node, depth in enumerate(depths) if depth < deepest and node not in inner]
         if not has_branches:
             nodes = [node for node in nodes if node == first_choices[-1]]
@@ -205,20 +233,29 @@ class Tree(NamedTuple):
         return nodes[: worth.num_branches(gains)]
 
     def grown(self, guesses: "Tree") -> "Tree":
-        """This tree with the guesses of one more step, whose parents are nodes of both."""
+        """This tree with more guesses, whose parents are nodes of both. A chain stays one as long as it can."""
         assert guesses.parents is not None
+        is_chain = self.parents is None and guesses.parents == (len(self.tokens) - 1,)
+        distributions = (self.distributions or ()) + (guesses.distributions or ())
         return self._replace(
             tokens=np.concatenate([self.tokens, guesses.tokens]),
             buckets=self.buckets + guesses.buckets,
-            parents=(self.parents or ()) + guesses.parents,
+            parents=None if is_chain else self.above + guesses.parents,
+            distributions=distributions or None,
             chances=self.chances + guesses.chances,
+            others=self.others + guesses.others,
             steps=self.steps + guesses.steps,
         )
 
     @property
     def run(self) -> list[int]:
         """The nodes that were drafted on from, in the order in which a decoder has run them."""
-        return [node for node in dict.fromkeys(self.parents or ()) if node >= 0]
+        return [node for node in dict.fromkeys(self.above) if node >= 0]
+
+
+def _pick(values: tuple[T, ...], nodes: Sequence[int]) -> tuple[T, ...]:
+    """The values of some nodes, where they are known."""
+    return tuple(values[node] for node in nodes) if values else ()
 
 
 NO_DRAFT = Tree(np.zeros(0, np.int32))
@@ -249,58 +286,35 @@ class DraftRequest:
     worth: Worth | None = None
 
 
-class DraftStep(NamedTuple):
+class LaneStep(NamedTuple):
     """A step of a drafter that works ahead.
 
     num_rows: Tokens that it drafts, each after another branch.
-    beside: The share of its time in which the target worked too.
+    shared: The share of its time in which the target worked too.
     """
 
     taken_s: float
     num_rows: int = 1
-    beside: float = 1.0
-
-
-class Missed(NamedTuple):
-    """A guess that the text did not follow: how many alternatives were named before the token that came.
-
-    is_named: The token was one of them.
-    """
-
-    num_before: int
-    is_named: bool
-
-
-class Foreseen(NamedTuple):
-    """A guess for the token that the target put after a draft all of which it accepted.
-
-    position: Its place after the text, which is the length of the draft.
-    is_right: It was the target's own token.
-    """
-
-    position: int
-    is_right: bool
+    shared: float = 1.0
 
 
 class DraftAhead(NamedTuple):
     """The progress of a drafter that works ahead.
 
     draft: Tokens after the text that are ready.
+    past: What it had guessed after the text that it was last asked about, as far as it was ready by now.
     running_s: Time of the running step so far; None while the drafter rests.
     steps: Those that ended since the last call, but for steps that read a text from its start.
-    unfinished: The running step so far; None if it reads a text from its start.
-    beside: The share of the last pass in which the drafter worked; None where no pass was seen.
-    missed: The guess at which the text left the likeliest ones since the last call; None if it did not.
-    foreseen: The guess for the token that the target put after a draft that was accepted whole; None without one.
+    unfinished: The step that was running, so far; None if it reads a text from its start.
+    shared: The share of the last pass in which the drafter worked; None where no pass was seen.
     """
 
     draft: Tree
+    past: Tree = NO_DRAFT
     running_s: float | None = None
-    steps: Sequence[DraftStep] = ()
-    unfinished: DraftStep | None = None
-    beside: float | None = None
-    missed: Missed | None = None
-    foreseen: Foreseen | None = None
+    steps: Sequence[LaneStep] = ()
+    unfinished: LaneStep | None = None
+    shared: float | None = None
 
 
 class TokenMask(Protocol):

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
-from edgespec.drafters.guess import Guess
 from edgespec.policy.acceptance_rates import position_bucket
 from edgespec.policy.confidence import confidence_class
 from edgespec.policy.limits import MAX_OTHERS
@@ -33,6 +33,34 @@ from edgespec.types import (
     Worth,
     append,
 )
+
+
+class Guess(NamedTuple):
+    """A token that a step drafts.
+
+    probability: The drafter's own, where the request has a min_probability or wants a tree.
+    distribution: The distribution that the token was sampled from, where the request wants it.
+    others: The next best choices in its place, the best first, where the request has a worth.
+    other_probabilities: The drafter's own of these, where the request wants a tree.
+    """
+
+    token: int
+    probability: float = 1.0
+    distribution: Distribution | None = None
+    others: tuple[int, ...] = ()
+    other_probabilities: tuple[float, ...] = ()
+
+
+def step_of(guesses: Sequence[Guess], tips: Sequence[int], chances: Sequence[float] | None = None) -> Tree:
+    """Guesses as the tree by which a tree grows, each after one of its nodes."""
+    distributions = tuple(guess.distribution for guess in guesses if guess.distribution is not None)
+    return Tree(
+        np.array([guess.token for guess in guesses], np.int32),
+        parents=tuple(tips),
+        distributions=distributions or None,
+        chances=tuple(chances or [1.0] * len(guesses)),
+        others=tuple(guess.others for guess in guesses),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +102,24 @@ class ModelDrafter(Drafter):
         if worth is not None and worth.is_of_trees and self.can.trees and not request.with_distributions:
             return self._draft_tree(tokens, request, worth, sampler)
         request = replace(request, worth=None)
-        reached, chain = 1.0, []
+        reached, chain = 1.0, NO_DRAFT
         with closing(self.guesses(tokens, request, sampler)) as guesses:
             for guess in guesses:
-                chain.append(guess)
+                chain = chain.grown(step_of([guess], [len(chain.tokens) - 1]))
                 reached *= guess.probability
                 if reached < request.min_probability or request.cancel.is_set():
                     break
         return self.chain_draft(chain, request)
 
-    def chain_draft(self, chain: Sequence[Guess], request: DraftRequest) -> Tree:
+    def chain_draft(self, chain: Tree, request: DraftRequest) -> Tree:
         """A draft of the first request.num_tokens guesses of a chain."""
-        chain, distributions = chain[: request.num_tokens], None
-        tokens = [guess.token for guess in chain]
-        if request.with_distributions:
-            distributions = tuple(guess.distribution for guess in chain if guess.distribution is not None)
-        elif self.respell:
-            tokens = self.respell(tokens)
-        buckets = tuple(map(position_bucket, range(len(tokens))))
-        return Tree(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+        chain = chain.cut(request.num_tokens)
+        if self.respell and not request.with_distributions:
+            respelled = self.respell(chain.tokens.tolist())
+            chain = chain._replace(tokens=np.array(respelled, np.int32))
+        buckets = tuple(map(position_bucket, range(len(chain.tokens))))
+        distributions = chain.distributions if request.with_distributions else None
+        return Tree(chain.tokens, buckets, distributions=distributions, source=self.name)
 
     def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: Worth, sampler: Sampler) -> Tree:
         """All guesses of the steps that are worth their time; of a decoder without trees, of a chain's steps."""
@@ -102,9 +129,7 @@ class ModelDrafter(Drafter):
         with closing(self.guesses(tokens, replace(request, num_tokens=deepest), sampler)) as chain:
             while (tips := tree.tips(worth, deepest, has_branches=has_branches)) and not request.cancel.is_set():
                 if has_branches:
-                    run = [*tree.run, *(tip for tip in tips if tip >= 0)]
-                    places = [run.index(tip) if tip >= 0 else -1 for tip in tips]
-                    found = self.tree_guesses(tokens, tree.select(run), places, request, sampler)
+                    found = self.guesses_after(tokens, tree, tips, request, sampler)
                 else:
                     found = list(islice(chain, 1))
                 if not found:
@@ -140,6 +165,18 @@ class ModelDrafter(Drafter):
             if self.speculation:
                 self.speculation.learn_from(policy)
 
+    def guesses_after(
+        self, tokens: TokenIds, tree: Tree, tips: Sequence[int], request: DraftRequest, sampler: Sampler
+    ) -> list[Guess]:
+        """The next token after each of tips, from one pass of a tree decoder over what it has run, and tips.
+
+        Args:
+            tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
+        """
+        run = [*tree.run, *(tip for tip in tips if tip >= 0)]
+        places = [run.index(tip) if tip >= 0 else -1 for tip in tips]
+        return self.tree_guesses(tokens, tree.select(run), places, request, sampler)
+
     def tree_guesses(
         self, tokens: TokenIds, tree: Tree, tips: Sequence[int], request: DraftRequest, sampler: Sampler
     ) -> list[Guess]:
@@ -161,7 +198,7 @@ class ModelDrafter(Drafter):
             row = rows[tip - max(first, -1)]
             q = sampler.distribution(row, text) if request.with_distributions else None
             token = sampler(row, text) if q is None else sampler.pick(q, len(text))
-            guesses.append(_guess(row, token, q, text, request, sampler)._replace(after=tip))
+            guesses.append(_guess(row, token, q, text, request, sampler))
         return guesses
 
     def interrupt(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, NamedTuple
 
-from edgespec.drafters.branches import typical_branching
+from edgespec.drafters.hedging import typical_branching
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes

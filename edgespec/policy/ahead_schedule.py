@@ -1,9 +1,12 @@
 """Drafting of one model while the target verifies: whether, how far ahead, and how long the target waits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
+import numpy as np
+
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
@@ -22,7 +25,7 @@ from edgespec.policy.overlap import (
     wait_for_step_s,
 )
 from edgespec.system.clock import Clock
-from edgespec.types import DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, Worth, append
+from edgespec.types import DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, Tree, Worth, append
 
 # A plan of drafting ahead is made again after 8 to 32 rounds, more rarely where planning (0.3 to 6 ms) would take
 # more than a share of the time, and 32 rounds later if nothing was learned in them.
@@ -38,6 +41,7 @@ _MAX_UNREAD_TO_WAIT = 32
 # Contention below this decides nothing, so nothing is spent on telling it from the machine's speed.
 _NOTABLE = 1.05
 
+_NOTHING = np.zeros(0, np.int32)
 _Pair = tuple[Sequence[float], Ratio, float, int]  # rates, ratio, step and longest draft, as plans take them
 
 
@@ -57,6 +61,8 @@ class AheadSchedule:
     _has_news: bool = True  # since the last plan
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _has_missed: bool = False  # in the last round
+    _emitted: TokenIds = field(default_factory=lambda: _NOTHING)  # of the last round
+    _num_verified: int = 0  # tokens of its draft
     _worth: Worth = UNKNOWN_WORTH  # as of the last plan
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
@@ -77,7 +83,9 @@ class AheadSchedule:
         """The request for the draft of an option that weigh has given."""
         return self._request(request, option.num_tokens, timeout_s=option.timeout_s)
 
-    def observe(self, round: Proposal, num_accepted: int, verify_s: float, *, is_run: bool) -> bool:
+    def observe(
+        self, round: Proposal, num_accepted: int, emitted: TokenIds, verify_s: float, *, is_run: bool
+    ) -> bool:
         """Learn from a round, whoever drafted in it.
 
         Args:
@@ -88,6 +96,7 @@ class AheadSchedule:
             Whether what the pass took is learned here.
         """
         self._num_rounds += 1
+        self._emitted, self._num_verified = emitted, len(round.draft.tokens)
         is_beside = round.is_ahead and self.plan is not None
         if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
             # The lane's share of it is known later.
@@ -162,10 +171,7 @@ class AheadSchedule:
         ahead = self.drafter.draft_ahead(tokens, self._request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
-        self.rates.observe_miss(ahead.missed)
-        if ahead.foreseen and not request.with_distributions:
-            self.rates.observe_foreseen(ahead.foreseen)
-            self._has_news = True
+        self._learn_rates(ahead.past, request)
         if self._has_missed and plan.is_hedged:
             self.rates.observe_prefetched(num_ready > 0)
             self._has_news = True
@@ -194,6 +200,18 @@ class AheadSchedule:
             is_ahead=True,
         )
 
+    def _learn_rates(self, past: Tree, request: DraftRequest) -> None:
+        """Learn from what the lane had guessed where the target's last pass was."""
+        emitted, self._emitted = self._emitted, _NOTHING
+        self.rates.observe_miss(past, emitted)
+        # A draft is judged by itself; behind one that was accepted whole the lane may have guessed one more token.
+        num_verified = self._num_verified
+        is_whole = len(emitted) == num_verified + 1
+        is_whole &= reusable_prefix(past.tokens, emitted[:-1], 0) == num_verified
+        if is_whole and len(past.tokens) > num_verified and not request.with_distributions:
+            self.rates.observe_next(past, emitted)
+            self._has_news = True
+
     def _learn_costs(self, ahead: DraftAhead) -> None:
         """Learn from the steps of the lane, and from the last pass, how far the two slow each other down."""
         unit_s = self.costs.pass_s(1)
@@ -201,12 +219,12 @@ class AheadSchedule:
         running = ahead.unfinished and ahead.unfinished._replace(taken_s=ahead.unfinished.taken_s / unit_s)
         self.stats.observe_steps(steps, running)
         seen, self._pass = self._pass, None
-        if seen is None or ahead.beside is None:
+        if seen is None or ahead.shared is None:
             return
-        self._num_beside = self._num_beside + 1 if ahead.beside > 1 / 2 else 0
+        self._num_beside = self._num_beside + 1 if ahead.shared > 1 / 2 else 0
         width, taken_s = seen
         alone_s = self.costs.pass_s(width)
-        self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
+        self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.shared))
 
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""

@@ -12,7 +12,7 @@ from edgespec.policy.draft_trees import TreeGain
 from edgespec.policy.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
 from edgespec.policy.overlap import AheadPlan, time_beside
 from edgespec.policy.trial_budget import TrialBudget
-from edgespec.types import DraftStep, TokenIds, Tree, Worth
+from edgespec.types import LaneStep, TokenIds, Tree, Worth
 
 # Tokens accepted and judged that a model which a user has chosen starts with.
 HOPE = (4.0, 6.0)
@@ -75,7 +75,7 @@ class DraftModelStats:
         """Cost of a token under a plan, while the target rests."""
         return self.token * (self.branched if plan.is_hedged else 1.0)
 
-    def observe_steps(self, ended: Sequence[DraftStep], unfinished: DraftStep | None) -> None:
+    def observe_steps(self, ended: Sequence[LaneStep], unfinished: LaneStep | None) -> None:
         """Correct the costs by steps of a lane, whose times are in steps of the target.
 
         Whether the step or its branches became dearer is known once both were seen: what slows every step slows
@@ -90,7 +90,7 @@ class DraftModelStats:
         for kind in {_kind(step) for step in seen}:
             self._observe_kind([step for step in seen if _kind(step) == kind])
 
-    def _observe_kind(self, steps: Sequence[DraftStep]) -> None:
+    def _observe_kind(self, steps: Sequence[LaneStep]) -> None:
         surprise = sum(step.taken_s for step in steps) / sum(map(self._expected, steps))
         factor = correction(surprise, _STEPS_A_ROUND)
         num_rows = round(fmean(step.num_rows for step in steps))
@@ -101,7 +101,7 @@ class DraftModelStats:
         else:
             self.rows.relax(max(factor, 1.0))
         verify, draft = self.contention
-        alone, draft = split_surprise(factor, fmean(step.beside for step in steps), draft)
+        alone, draft = split_surprise(factor, fmean(step.shared for step in steps), draft)
         self.costs.step *= alone
         self.contention = (verify, draft)
 
@@ -119,17 +119,17 @@ class DraftModelStats:
         self.contention = (min(max(1.0, verify * correction(seen / verify)), MAX_CONTENTION), draft)
         return surprise if verify == 1 and surprise < 1 else 1.0
 
-    def _expected(self, step: DraftStep) -> float:
+    def _expected(self, step: LaneStep) -> float:
         """Cost of a step, in part beside the target."""
-        return time_beside(self.token * self.rows.ratio(step.num_rows), self.contention[1], step.beside)
+        return time_beside(self.token * self.rows.ratio(step.num_rows), self.contention[1], step.shared)
 
     def num_unread(self, tokens: TokenIds) -> int:
         num_unread = len(tokens) - reusable_prefix(self.read, tokens, 1)
         return num_unread if self.max_unread is None else min(num_unread, self.max_unread)
 
 
-def _kind(step: DraftStep) -> tuple[bool, bool]:
-    return step.num_rows > 1, step.beside > 1 / 2
+def _kind(step: LaneStep) -> tuple[bool, bool]:
+    return step.num_rows > 1, step.shared > 1 / 2
 
 
 def split_surprise(factor: float, beside: float, contention: float) -> tuple[float, float]:

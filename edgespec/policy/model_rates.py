@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_OTHERS
-from edgespec.types import Foreseen, Missed
+from edgespec.types import TokenIds, Tree
 
 # Tokens that a class of confidence starts with, of which the drafter's own probability is believed.
 _BELIEVED = 6.0
@@ -63,17 +64,23 @@ class ModelRates:
         """By class of confidence, the chance that a guess is right if those before it are."""
         return self.rates.rates(nodes_key(self.drafter), range(NUM_CLASSES))
 
-    def observe_foreseen(self, foreseen: Foreseen) -> None:
-        self.rates.observe(self.drafter, position_bucket(foreseen.position), foreseen.is_right)
-
     def observe_prefetched(self, is_ready: bool) -> None:
         self.rates.observe(alternatives_key(self.drafter), 0, is_ready)
 
-    def observe_miss(self, missed: Missed | None) -> None:
+    def observe_next(self, past: Tree, emitted: TokenIds) -> None:
+        """Judge the guess for the token that the target put after a draft, all of which it accepted."""
+        position = len(emitted) - 1
+        self.rates.observe(
+            self.drafter, position_bucket(position), bool(past.tokens[position] == emitted[position])
+        )
+
+    def observe_miss(self, past: Tree, emitted: TokenIds) -> None:
         """Learn how often the next best choices come true where a guess does not."""
-        if missed is None:
+        num_right = reusable_prefix(past.tokens, emitted, 0)
+        if num_right == min(len(past.tokens), len(emitted)) or not past.others:
             return
-        for rank in range(missed.num_before):
+        others, token = past.others[num_right], int(emitted[num_right])
+        for rank in range(others.index(token) if token in others else len(others)):
             self.rates.observe(others_key(self.drafter), rank, False)
-        if missed.is_named:
-            self.rates.observe(others_key(self.drafter), missed.num_before, True)
+        if token in others:
+            self.rates.observe(others_key(self.drafter), others.index(token), True)

@@ -169,7 +169,7 @@ class ModelSource:
         self._is_run = is_run
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
-        return self._ahead.observe(round, num_accepted, verify_s, is_run=is_run)
+        return self._ahead.observe(round, num_accepted, emitted, verify_s, is_run=is_run)
 
     def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
         """Whether to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""

@@ -22,12 +22,11 @@ from edgespec.drafters.cross_vocabulary import (
     respell,
     shared_token_share,
 )
-from edgespec.drafters.guess import Guess
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ContextOverflow, VocabularyMismatch
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import DraftRequest, TokenIds
+from edgespec.types import DraftRequest, TokenIds, Tree
 
 OTHER_SPECIAL = ["<pad>", "<end>", "<|im_start|>"]
 OTHER_MERGES = ["h e", "t he", "Ġ the", "a n", "an d", "Ġ a", "Ã ©"]
@@ -188,7 +187,7 @@ def respelled(*tokens: int, with_distributions: bool = False) -> list[int]:
     own_tokens = partial(respell, tokenizer=TARGET, spellings=TARGET.spellings)
     drafter = ModelDrafter(TableDecoder(tiny.VOCAB, 5), tiny.VOCAB, respell=own_tokens)
     request = DraftRequest(len(tokens), with_distributions=with_distributions)
-    draft = drafter.chain_draft([Guess(token) for token in tokens], request)
+    draft = drafter.chain_draft(Tree(np.array(tokens, np.int32)), request)
     assert draft.buckets == tuple(range(len(draft.tokens)))
     return draft.tokens.tolist()
 

@@ -17,7 +17,6 @@ from edgespec.decoders import Can, Decoder
 from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
-from edgespec.drafters.guess import Guess
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
@@ -34,7 +33,7 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.simulation.paced import PacedDecoder
 from edgespec.simulation.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Drafter, DraftRequest, Foreseen, Logits, TokenIds, Tree, append
+from edgespec.types import Acceptance, Drafter, DraftRequest, Logits, TokenIds, Tree, append
 
 slow = pytest.mark.slow
 VOCAB = 12
@@ -348,21 +347,22 @@ def test_the_guess_for_the_targets_own_token_is_judged() -> None:
     run = Simulated("pipelined", 0.8, 0.25)
     sampler = GumbelSampler(SamplingParams())
 
-    def foreseen_behind(num_draft: int, taken_s: float, emitted: list[int] | None = None) -> Foreseen | None:
+    def judged_behind(num_draft: int, taken_s: float, emitted: list[int] | None = None) -> bool | None:
         run.drafter.pause()
         request = DraftRequest(num_draft, is_ahead=True, min_tokens=num_draft)
         run.drafter.draft(PROMPT, request, sampler)
         run.clock.sleep(taken_s)
-        told = append(PROMPT, guesses[: num_draft + 1] if emitted is None else emitted)
-        return run.drafter.draft_ahead(told, DraftRequest(4, is_ahead=True), sampler).foreseen
+        told = guesses[: num_draft + 1] if emitted is None else emitted
+        ahead = run.drafter.draft_ahead(append(PROMPT, told), DraftRequest(4, is_ahead=True), sampler)
+        known = ahead.past.tokens[: num_draft + 1].tolist()
+        return known == told if len(known) == len(told) else None
 
     guesses = run.drafter.draft(PROMPT, DraftRequest(4), sampler).tokens.tolist()
     wrong = (guesses[1] + 1) % VOCAB_SIZE
-    assert foreseen_behind(0, 1.1) == Foreseen(0, True)
-    assert foreseen_behind(1, 1.1) == Foreseen(1, True)
-    assert foreseen_behind(1, 1.1, [guesses[0], wrong]) == Foreseen(1, False)
-    assert foreseen_behind(1, 0.1) is None, "there was no guess yet"
-    assert foreseen_behind(2, 1.1, [wrong]) is None, "the draft was rejected, and counts itself"
+    assert judged_behind(0, 1.1) is True
+    assert judged_behind(1, 1.1) is True
+    assert judged_behind(1, 1.1, [guesses[0], wrong]) is False
+    assert judged_behind(1, 0.1) is None, "there was no guess yet"
 
 
 def test_prefetched_alternatives_are_used() -> None:
@@ -373,11 +373,9 @@ def test_prefetched_alternatives_are_used() -> None:
     sampler = GumbelSampler(SamplingParams())
     request = DraftRequest(3, is_ahead=True, min_tokens=3, worth=UNKNOWN_WORTH)
     drafted = ahead.draft(PROMPT, request, sampler).tokens
-    guesses = [guess for step in ahead.lane.wait(60, 5.0) for guess in step.guesses]
-    behind = {guess.after for guess in guesses}
-    drafted_on = [guess for i, guess in enumerate(guesses) if i in behind and guess.after >= 0]
-    alternatives = {other for guess in guesses for other in guess.others}
-    assert all(guess.others or guess.token in alternatives for guess in drafted_on), "all else is drafted"
+    tree = ahead.lane.wait(60, 5.0)[-1].tree
+    alternatives = {other for others in tree.others for other in others}
+    assert all(tree.others[node] or int(tree.tokens[node]) in alternatives for node in tree.run), "all is drafted"
     row = drafter.decoder.logits(PROMPT, 1)[0]
     second = sampler.ranked(row, PROMPT, 2)[1]
     assert second != drafted[0]
@@ -386,27 +384,18 @@ def test_prefetched_alternatives_are_used() -> None:
     ahead.pause()
 
 
-def test_a_long_run_of_accepted_drafts_is_searched_once() -> None:
-    """However long the text is that runs through one tree, a draft looks at no more than is new of it."""
+def test_a_long_run_of_accepted_drafts_makes_no_long_tree() -> None:
+    """However long the text is that runs through one tree, the lane has no more of it than is ahead."""
     clock, own = VirtualClock(), VirtualClock()
     target = synthetic_target()
     drafter = ModelDrafter(PacedDecoder(synthetic_drafter(1.0), lambda fed, rows: 1.0, own.sleep, own), VOCAB_SIZE)
     ahead = LaneDrafter(drafter, VirtualLane("drafter", clock, own), True)
     sampler, request = GumbelSampler(SamplingParams()), DraftRequest(4, is_ahead=True, min_tokens=4)
-    tokens, looked = PROMPT, list[int]()
-
-    class Counted(list[Guess]):
-        def __getitem__(self, i: Any) -> Any:
-            looked.append(i)
-            return super().__getitem__(i)
-
+    tokens = PROMPT
     for _ in range(100):
         drafted = ahead.draft(tokens, request, sampler).tokens
-        if not isinstance(ahead._tree._guesses, Counted):
-            ahead._tree._guesses = Counted(ahead._tree._guesses)
-        looked.clear()
         tokens = np.concatenate([tokens, drafted])
         tokens = append(tokens, [int(target.logits(tokens, 1)[-1].argmax())])
         clock.sleep(9.0)
         assert ahead.draft_ahead(tokens, request, sampler).draft.tokens.size
-        assert len(looked) < 20
+        assert len(ahead._tree.tokens) < 20
