@@ -1,6 +1,6 @@
 """Arrays and drafts that cross module boundaries, and the protocols of samplers and drafters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from math import prod
@@ -135,32 +135,41 @@ class Tree(NamedTuple):
 
     def cut(self, num_tokens: int) -> "Tree":
         """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
+        return self._part(slice(num_tokens))
+
+    def _part(self, part: slice) -> "Tree":
         return self._replace(
-            tokens=self.tokens[:num_tokens],
-            buckets=self.buckets[:num_tokens],
-            parents=self.parents and self.parents[:num_tokens],
-            distributions=self.distributions and self.distributions[:num_tokens],
-            chances=self.chances[:num_tokens],
-            others=self.others[:num_tokens],
+            tokens=self.tokens[part],
+            buckets=self.buckets[part],
+            parents=self.parents and self.parents[part],
+            distributions=self.distributions and self.distributions[part],
+            chances=self.chances[part],
+            others=self.others[part],
         )
 
     def after(self, tokens: TokenIds) -> "Tree | None":
         """The likeliest guesses that still serve once the text went on with tokens; None where it left."""
-        num = len(tokens)
         if self.parents is None:
-            if not np.array_equal(self.tokens[:num], tokens):
+            if not np.array_equal(self.tokens[: len(tokens)], tokens):
                 return None
-            nodes = list(range(num, len(self.tokens)))
-        else:
-            node = -1
-            for token in tokens.tolist():
-                children = (each for each, above in enumerate(self.parents) if above == node)
-                found = next((each for each in children if self.tokens[each] == token), None)
-                if found is None:
-                    return None
-                node = found
-            nodes = self._first_choices(node)
-        return self.select(nodes)._replace(parents=None)
+            return self._part(slice(len(tokens), None))
+        node = -1
+        for token in tokens.tolist():
+            found = next((child for child in self.children(node) if self.tokens[child] == token), None)
+            if found is None:
+                return None
+            node = found
+        return self.select(self._first_choices(node))._replace(parents=None)
+
+    def children(self, node: int) -> Iterator[int]:
+        """The nodes after a node, -1 for the text, the likeliest first."""
+        above, child = self.above, node
+        try:
+            while True:
+                child = above.index(node, child + 1)
+                yield child
+        except ValueError:  # there is no further one
+            return
 
     def trunk(self) -> "Tree":
         """The chain that a draft begins with, without the nodes beside it."""
@@ -183,12 +192,11 @@ class Tree(NamedTuple):
         return self._first_choices(-1)
 
     def _first_choices(self, node: int) -> list[int]:
-        first: dict[int, int] = {}
-        for each, parent in enumerate(self.above):
-            first.setdefault(parent, each)
+        if self.parents is None:
+            return list(range(node + 1, len(self.tokens)))
         found = []
-        while node in first:
-            node = first[node]
+        while (child := next(self.children(node), None)) is not None:
+            node = child
             found.append(node)
         return found
 

@@ -43,18 +43,21 @@ def choose(
     """
     outcomes = [*_next_best(tree, worth, num_verified), *_ends(tree, worth)]
     outcomes = [each for each in outcomes if each.position + 1 < longest]
-    outcomes = sorted(outcomes, key=lambda each: -each.chance)[:max_rows]
+    outcomes = sorted(outcomes, key=_by_chance)[:max_rows]
     outcomes = outcomes[: worth.num_branches([each.chance for each in outcomes])]
-    nodes = []
-    for each in outcomes:
-        node = each.node
-        if node is None:
-            node = len(tree.tokens)
-            # Of a draft with distributions each node has one; that of this node is never asked for.
-            q = tree.distributions[0] if tree.distributions else None
-            tree = tree.grown(step_of([Guess(each.token, distribution=q)], [each.parent], [each.chance]))
-        nodes.append(node)
+    new = [each for each in outcomes if each.node is None]
+    numbers = iter(range(len(tree.tokens), len(tree.tokens) + len(new)))
+    nodes = [next(numbers) if each.node is None else each.node for each in outcomes]
+    if new:
+        # Of a draft with distributions each node has one; those of these nodes are never asked for.
+        q = tree.distributions[0] if tree.distributions else None
+        guesses = [Guess(each.token, distribution=q) for each in new]
+        tree = tree.grown(step_of(guesses, [each.parent for each in new], [each.chance for each in new]))
     return tree, nodes
+
+
+def _by_chance(outcome: _Outcome) -> float:
+    return -outcome.chance
 
 
 def behind(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Worth) -> Tree:
