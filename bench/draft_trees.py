@@ -24,11 +24,9 @@ from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.simulation.paced import PacedDecoder
-from edgespec.simulation.synthetic import VOCAB_SIZE, Context, SyntheticDecoder, synthetic_target
+from edgespec.simulation.synthetic import VOCAB_SIZE, Context, PacedDecoder, SyntheticDecoder, synthetic_target
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Row
 

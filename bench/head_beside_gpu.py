@@ -53,7 +53,6 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
@@ -69,15 +68,15 @@ from edgespec.loading.open_model import (
 )
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.probes import probe_budget
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.tree import can_run_trees
-from edgespec.simulation.device_pair import Machine, bound
+from edgespec.simulation.machines import Machine, bound
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.system.console import print_stderr
 from edgespec.types import Drafter, DraftRequest, TokenIds, append

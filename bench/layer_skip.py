@@ -32,7 +32,7 @@ from onnx import helper
 from replay import COSTS, Answer, read_answers
 
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.overlap import best_length, expected_tokens
 from edgespec.types import append
 
 GATES = "gates"

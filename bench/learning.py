@@ -25,7 +25,7 @@ from command_line import command_line
 
 from edgespec import load
 from edgespec.drafters.learned_file import learned_files
-from edgespec.drafters.learned_head import LearnedHead, Tally
+from edgespec.drafters.learned_head import LearnedHead, ShadowCount
 from edgespec.system.system_info import peak_rss_bytes
 
 _RESIDENT = f"{'resident MB':>12} {'at most':>11}"
@@ -89,7 +89,7 @@ def _measure(
     with load(pair, drafter=str(pair), learn=domain) as engine:
         learner = engine._learner
         assert learner is not None, "no head of this pair can learn"
-        before, rested_s, most_kept, most_in_rest = Tally(), 0.0, 0, 0
+        before, rested_s, most_kept, most_in_rest = ShadowCount(), 0.0, 0, 0
         for number, line in enumerate(lines, 1):
             engine.generate(line["prompt"], max_tokens=max_tokens)
             started, allocated = process_time(), tracemalloc.get_traced_memory()[0]

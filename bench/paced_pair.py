@@ -14,9 +14,9 @@ from edgespec.decoders import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates, States
-from edgespec.drafters.lanes import VirtualLane
-from edgespec.simulation.device_pair import Machine
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.machines import Machine
+from edgespec.simulation.synthetic import PacedDecoder
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds
 

@@ -27,8 +27,7 @@ from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import EdgeSpecError
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.system.console import print_stderr
 from edgespec.types import Acceptance, Logits, Row
 

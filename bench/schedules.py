@@ -24,17 +24,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 from command_line import command_line
+from decisions import Calls, RecordedDrafter, ReplayPolicy
 
+from edgespec.decoding.scheduler import DraftPolicy
+from edgespec.drafters.lanes import ThreadLane
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.overlap import best_serial
-from edgespec.simulation.decisions import Calls
-from edgespec.simulation.device_pair import Machine
-from edgespec.simulation.schedules import Scenario, real_devices, run, virtual_devices
+from edgespec.simulation.machines import Machine
+from edgespec.simulation.schedules import Devices, Scenario, policy_for, run, virtual_devices
 from edgespec.system.console import print_stderr
+from edgespec.types import Drafter
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -90,15 +94,23 @@ def measure(cell: Cell, conditions: Conditions, seconds: float, num_rounds: int)
     for name in SCHEDULES:
         num_tokens = max(20, round(seconds * cell.speeds[name] / conditions.target_s))
         short, schedule = replace(scenario, num_tokens=num_tokens), schedule_of(name, cell.length)
-        ideal, ratios = run(short, schedule, virtual_devices()).tokens_per_second, []
-        for _ in range(num_rounds):
-            calls: list[Calls] = []
-            real = run(short, schedule, real_devices(), record=calls).tokens_per_second
-            # Plain decoding asks nothing of a drafter.
-            again = run(short, schedule, virtual_devices(), replay=calls) if calls else None
-            ratios.append((again.tokens_per_second / real if again else ideal / real, ideal / real))
+        ideal = run(short, schedule, virtual_devices()).tokens_per_second
+        ratios = [measure_once(short, schedule, ideal) for _ in range(num_rounds)]
         wall[name], slowdown[name] = (median(each) for each in zip(*ratios, strict=True))
     return cell._replace(wall=wall, slowdown=slowdown)
+
+
+def measure_once(scenario: Scenario, schedule: str, ideal: float) -> tuple[float, float]:
+    """How much longer a real run takes than its decisions take in virtual time, and than a virtual run."""
+    devices, calls = Devices(perf_counter, ThreadLane("drafter"), perf_counter), list[Calls]()
+
+    def recorded(drafter: Drafter) -> DraftPolicy:
+        return policy_for(scenario, schedule, devices, RecordedDrafter(drafter, calls))
+
+    real = run(scenario, schedule, devices, recorded).tokens_per_second
+    # Plain decoding asks nothing of a drafter.
+    again = run(scenario, schedule, virtual_devices(), partial(ReplayPolicy, rounds=calls)) if calls else None
+    return again.tokens_per_second / real if again else ideal / real, ideal / real
 
 
 def scenario_of(step: float, acceptance: float, conditions: Conditions) -> Scenario:

@@ -28,7 +28,7 @@ WAYS = ("plain", "drafted", "free")
 
 
 @dataclass(slots=True)
-class Tally:
+class ShadowCount:
     """The answers of one way; num_tokens and seconds are those behind the first pass, which reads the prompt."""
 
     num_answers: int = 0
@@ -81,8 +81,8 @@ def answer(engine: Engine, case: Case, way: str, options: dict[str, Any]) -> tup
 
 def run(
     engine: Engine, cases: Sequence[Case], ways: Sequence[str], options: dict[str, Any], say: Callable[[str], None]
-) -> dict[str, Tally]:
-    tallies: dict[str, Tally] = defaultdict(Tally)
+) -> dict[str, ShadowCount]:
+    tallies: dict[str, ShadowCount] = defaultdict(ShadowCount)
     for i, case in enumerate(cases):
         for way in ways[:: -1 if i % 2 else 1]:
             tally = tallies[way]
@@ -98,7 +98,7 @@ def run(
     return dict(tallies)
 
 
-def report(tallies: dict[str, Tally]) -> str:
+def report(tallies: dict[str, ShadowCount]) -> str:
     lines = [f"{'way':10} {'answers':>8} {'valid':>6} {'refused':>8} {'tokens':>8} {'tokens/s':>9} {'to free':>8}"]
     free = tallies["free"].rate if "free" in tallies else 0.0
     for way, tally in tallies.items():

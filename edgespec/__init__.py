@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         VocabularyMismatch,
     )
     from edgespec.policy.acceptance_rates import AcceptanceChange
-    from edgespec.policy.measured_gain import Gain
+    from edgespec.policy.costs import Gain
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
@@ -109,11 +109,11 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.planning.drafter_ranking import ranking_in_words as ranking_in_words
     from edgespec.planning.plan_words import plan_in_words as plan_in_words
     from edgespec.policy.costs import pass_costs as pass_costs
-    from edgespec.policy.expected import best_length as best_length
-    from edgespec.policy.expected import expected_tokens as expected_tokens
-    from edgespec.policy.fixed import FixedLength as FixedLength
     from edgespec.policy.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
-    from edgespec.policy.reasons import main_reason as main_reason
+    from edgespec.policy.measured import FixedLength as FixedLength
+    from edgespec.policy.overlap import best_length as best_length
+    from edgespec.policy.overlap import expected_tokens as expected_tokens
+    from edgespec.policy.round_log import main_reason as main_reason
     from edgespec.profiling.measure import profile_target as profile_target
     from edgespec.profiling.profile import Profile as Profile
     from edgespec.runtimes.device_names import device_names as device_names
@@ -192,7 +192,7 @@ _HOMES = {
     "Drafting": "engine.drafting",
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
-    "Gain": "policy.measured_gain",
+    "Gain": "policy.costs",
     "Interval": "drafters.timeline",
     "Reply": "engine.answer_stream",
     "Round": "engine.transcript",
@@ -215,7 +215,7 @@ _WING_NAMES = {
     "Decoder": "decoders",
     "Discovery": "runtimes.discovery",
     "DraftPolicy": "decoding.scheduler",
-    "FixedLength": "policy.fixed",
+    "FixedLength": "policy.measured",
     "GumbelSampler": "decoding.sampling",
     "HubRepository": "models.catalog",
     "Inventory": "models.inventory",
@@ -239,7 +239,7 @@ _WING_NAMES = {
     "Turn": "tokenization.chat_template",
     "Wish": "engine.wish",
     "add_forms": "engine.pair_export",
-    "best_length": "policy.expected",
+    "best_length": "policy.overlap",
     "can_fetch": "models.hub",
     "check_pair": "engine.pair_check",
     "chrome_trace": "drafters.timeline",
@@ -247,7 +247,7 @@ _WING_NAMES = {
     "device_names": "runtimes.device_names",
     "discover": "runtimes.discovery",
     "empty_cache": "decoding.cached_prefix",
-    "expected_tokens": "policy.expected",
+    "expected_tokens": "policy.overlap",
     "export_pair": "engine.pair_export",
     "file_bytes": "models.forecast",
     "find_loop": "decoding.repetition",
@@ -260,7 +260,7 @@ _WING_NAMES = {
     "join_chunks": "engine.answers",
     "latest": "drafters.timeline",
     "learned_files": "drafters.learned_file",
-    "main_reason": "policy.reasons",
+    "main_reason": "policy.round_log",
     "mean_nll": "decoding.logprobs",
     "measure_ranges": "loading.open_model",
     "memory_bytes": "models.forecast",

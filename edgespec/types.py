@@ -45,7 +45,7 @@ class Distribution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What nodes of a tree of guesses are worth, and what they cost: rows of the target and of a drafter alike.
+    """The worth of nodes of a tree of guesses, and their cost: rows of the target and of a drafter alike.
 
     accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
         all positions after it.
@@ -68,7 +68,7 @@ class Worth:
 
     @property
     def is_of_trees(self) -> bool:
-        """Whether chances are told by how sure a drafter is of each guess, so that it can grow a tree."""
+        """True if chances are told by how sure a drafter is of each guess, so that it can grow a tree."""
         return len(self.chances) > 0
 
     def acceptance(self, position: int) -> float:
@@ -332,11 +332,11 @@ class TokenMask(Protocol):
     """
 
     def __call__(self, answer: TokenIds) -> npt.NDArray[np.bool_] | None:
-        """Whether each token may follow the answer so far, [vocab_size]; None where all may."""
+        """True for each token that may follow the answer so far, [vocab_size]; None where all may."""
 
 
 class TokenConstraint(Protocol):
-    """What an answer has to match, such as a JSON schema, and where it has to end.
+    """A form that an answer has to match, such as a JSON schema, and where it has to end.
 
     All is a pure function of the answer so far, which includes a beginning that was given. It is called in several
     threads at once.
@@ -352,10 +352,10 @@ class TokenConstraint(Protocol):
         """How many of tokens may follow the answer, one after the other."""
 
     def has_ample_room(self, answer: TokenIds) -> bool:
-        """Whether any token that may follow leaves enough tokens to end the answer."""
+        """True if any token that may follow leaves enough tokens to end the answer."""
 
     def leaves_room(self, answer: TokenIds, token: int) -> bool:
-        """Whether the answer can still end within its limit after a token that may follow; way_out's can."""
+        """True if the answer can still end within its limit after a token that may follow; way_out's can."""
 
     def way_out(self, answer: TokenIds) -> int:
         """The next token on the shortest known way to the end of the answer."""
@@ -390,7 +390,7 @@ class Sampler(Protocol):
 
 
 class DrafterCan(NamedTuple):
-    """What a drafter can do.
+    """A drafter's abilities.
 
     is_free: A draft costs next to nothing, so that it is made before the policy decides.
     trees: It names its next best choices, of which a tree can be grown.

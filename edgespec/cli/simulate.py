@@ -122,8 +122,7 @@ def _draw(
     path: Path, scenario: "Scenario", speeds: "Mapping[str, Speed]", title: str, lines: Sequence[str]
 ) -> None:
     from edgespec import chrome_trace
-    from edgespec.simulation.lane_picture import draw, page
-    from edgespec.simulation.observed_run import observe
+    from edgespec.simulation.lane_picture import draw, observe, page
 
     runs = [observe(scenario, schedule) for schedule in speeds]
     picture = draw(runs, {name: speed.tokens_per_second for name, speed in speeds.items()}, title)
@@ -141,7 +140,7 @@ def _draw(
 
 
 def _scenario(options: argparse.Namespace, machine: "PublishedMachine | None") -> "Scenario":
-    from edgespec.simulation.device_pair import Machine
+    from edgespec.simulation.machines import Machine
     from edgespec.simulation.recording import read_recording
     from edgespec.simulation.schedules import Scenario
 

@@ -1,4 +1,4 @@
-"""Earlier answers of one model as tokens in a file, and the drafter that copies from them.
+"""Earlier answers of one model as tokens in a file, and the drafters that copy from them or from a predicted text.
 
 A file that is missing, damaged or foreign counts as empty; no answer fails because of it. Knows no engines.
 """
@@ -242,3 +242,19 @@ class AnswerDrafter(Drafter):
         if index is None:
             return NO_DRAFT
         return draft_of(index.guesses(tokens, request.num_tokens), self.name)
+
+
+class PredictionDrafter(Drafter):
+    """Drafts what follows, in a predicted text, the longest end of the answer that occurs there.
+
+    The predicted text lies after the end of the prompt, so that the first pass can draft its beginning already.
+    `[1, 2]` before the prediction `[3, 4, 5]` drafts `[3, 4, 5]`; after `[1, 2, 9, 4]` it drafts `[5]`.
+    """
+
+    name = "prediction"
+
+    def __init__(self, prompt: TokenIds, predicted: TokenIds) -> None:
+        self._index = AnswerIndex(np.concatenate([prompt[-NUM_PROMPT_TOKENS:], predicted]))
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        return draft_of(self._index.guesses(tokens, request.num_tokens), self.name)

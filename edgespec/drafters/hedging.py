@@ -61,7 +61,7 @@ def _by_chance(outcome: _Outcome) -> float:
 
 
 def behind(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Worth) -> Tree:
-    """What a step guessed after nodes of a tree, as the tree by which that grows."""
+    """The guesses of a step after nodes of a tree, as the tree by which that grows."""
     depths = tree.depths
     chances = [
         tree.chances[tip] * worth.acceptance(depths[tip]) if tip >= 0 else worth.acceptance(0) for tip in tips
@@ -85,7 +85,7 @@ def typical_branching(step_times: Sequence[float]) -> tuple[int, float]:
 
 
 def _next_best(tree: Tree, worth: Worth, num_verified: int) -> list[_Outcome]:
-    """What else may come after each number of accepted tokens, but for what is a node already."""
+    """The next best choices after each number of accepted tokens, but for those that are nodes already."""
     above, found = tree.above, []
     known = set(zip(above, tree.tokens.tolist(), strict=True))
     for position, node in enumerate(tree.first_choices[: num_verified + 1]):

@@ -43,7 +43,7 @@ _NO_PASS = StepTime(0.0, 0.0)
 
 
 class _Goal(NamedTuple):
-    """What the lane drafts for; it looks at it between two steps.
+    """The text that the lane drafts after, looked at between two steps.
 
     worth: Of other outcomes of the pass; None for the likeliest tokens alone.
     num_verifying: Tokens after the text that the target verifies; None until it does.
@@ -55,7 +55,7 @@ class _Goal(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What the lane has guessed after a text by the end of a step.
+    """The lane's guesses after a text by the end of a step.
 
     num_rows: Rows of the step; 0 where the guesses are named by an earlier one.
     """

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from msgspec import Meta, Struct, ValidationError, convert
 
 from edgespec.decoding.head_rows import Correction
-from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead, Tally
-from edgespec.drafters.shadow_trial import ShadowTrial
+from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead, ShadowCount, ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
@@ -90,7 +89,7 @@ class LearnedFile:
             raise EdgeSpecError(f"cannot remove {self.path} ({error.strerror}); fix its permissions") from None
 
     def read(self, report: Report = lambda line: None) -> LearnedHead | None:
-        """What was learned; None where there is nothing, or a file that cannot be used, which is reported."""
+        """Read the file; None where there is none, or one that cannot be used, which is reported."""
         try:
             return self._read()
         except FileNotFoundError:
@@ -164,7 +163,7 @@ class LearnedFile:
             trial=ShadowTrial(*stated.trial),
             back=ShadowTrial(*stated.back),
             plain=ShadowTrial(*stated.plain),
-            tally=Tally(*stated.tally),
+            tally=ShadowCount(*stated.tally),
             num_new=stated.num_new,
             num_swaps=stated.num_swaps,
             changed=stated.changed,
@@ -193,7 +192,7 @@ _Counts = tuple[_Count, _Count, _Count]
 
 
 class _Document(Struct):
-    """What the file says beside its arrays; num_columns by the name of each correction."""
+    """The file without its arrays; num_columns by the name of each correction."""
 
     version: int
     head: str
@@ -211,7 +210,7 @@ class _Document(Struct):
             raise ValueError("an unknown correction")
 
 
-def _astuple(counts: ShadowTrial | Tally) -> _Counts:
+def _astuple(counts: ShadowTrial | ShadowCount) -> _Counts:
     first, second, third = (int(getattr(counts, each.name)) for each in fields(counts))
     return first, second, third
 

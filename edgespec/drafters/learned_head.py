@@ -1,4 +1,4 @@
-"""What a drafting head has learned from use in one domain.
+"""The correction that a drafting head has learned from use in one domain.
 
 At first the head drafts as it is. A correction that was trained is a candidate: on the rows of later answers what
 it would have drafted is counted, and it is used once it beats what is in use by more than chance. What was
@@ -7,21 +7,64 @@ in use before is kept and counted too, and is used again where it turns out bett
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import sqrt
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.head_rows import Contexts, Correction, correct
-from edgespec.drafters.shadow_trial import ShadowTrial
 from edgespec.drafters.verified_rows import VerifiedRows, no_rows
 from edgespec.types import Logits
+
+# Standard deviations of a coin's that a lead must have: one look in 100 at two equal ways finds it.
+_LEAD = 2.3
+_FEWEST = 20  # rows at which just one of both is right
+# After so many rows a trial goes on only with a lead of half a deviation, and not beyond the second number.
+_PROMISING, _HALF_WAY_ROWS, _LONGEST_ROWS = 0.5, 512, 4096
+
+Verdict = Literal["better", "worse", "open"]
+
+
+@dataclass(frozen=True)
+class ShadowTrial:
+    """Counts of rows at which just the new way, or just the old one, would have drafted the target's token.
+
+    At other rows they are equal, so that of two equal ways each is right in half of these (McNemar's test).
+    """
+
+    num_rows: int = 0
+    num_new: int = 0
+    num_old: int = 0
+
+    def count(self, is_new_right: npt.NDArray[np.bool_], is_old_right: npt.NDArray[np.bool_]) -> "ShadowTrial":
+        """The trial after more rows."""
+        return ShadowTrial(
+            self.num_rows + len(is_new_right),
+            self.num_new + int((is_new_right & ~is_old_right).sum()),
+            self.num_old + int((is_old_right & ~is_new_right).sum()),
+        )
+
+    @property
+    def lead(self) -> float:
+        """By how much the new way leads, in standard deviations of what chance alone makes of equal ways."""
+        return (self.num_new - self.num_old) / sqrt(max(1, self.num_new + self.num_old))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better or worse, for the new way; also worse if it has not proved better in enough rows."""
+        if self.num_new + self.num_old >= _FEWEST and abs(self.lead) >= _LEAD:
+            return "better" if self.lead > 0 else "worse"
+        is_hopeless = self.num_rows >= _HALF_WAY_ROWS and self.lead < _PROMISING
+        return "worse" if is_hopeless or self.num_rows >= _LONGEST_ROWS else "open"
+
 
 MOST_ROWS = 4096  # kept to train on, in 2 MB
 _WINDOW_ROWS = 1024  # what was better before these says little of now
 
 
 @dataclass(frozen=True)
-class Tally:
+class ShadowCount:
     """Rows at which it was counted what the head would have drafted, before it was trained on them.
 
     num_plain: Where the head as it is would have drafted the target's token.
@@ -35,7 +78,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedHead:
-    """What was learned in a domain.
+    """A head's corrections in a domain, in use and on trial.
 
     active: The correction in use; None for the head as it is.
     previous: What was in use before; None for the head as it is.
@@ -55,7 +98,7 @@ class LearnedHead:
     trial: ShadowTrial = field(default_factory=ShadowTrial)
     back: ShadowTrial = field(default_factory=ShadowTrial)
     plain: ShadowTrial = field(default_factory=ShadowTrial)
-    tally: Tally = field(default_factory=Tally)
+    tally: ShadowCount = field(default_factory=ShadowCount)
     num_new: int = 0
     num_swaps: int = 0
     changed: str | None = None
@@ -67,7 +110,7 @@ class LearnedHead:
             return np.asarray(correct(correction, found, contexts).argmax(axis=1) == wanted)
 
         plain, used = is_right(None), is_right(self.active)
-        tally = Tally(
+        tally = ShadowCount(
             self.tally.num_rows + len(found),
             self.tally.num_plain + int(plain.sum()),
             self.tally.num_used + int(used.sum()),

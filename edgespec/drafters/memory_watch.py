@@ -1,12 +1,14 @@
 """How much drafting fits in memory, by what is free and by whether other programs wait for memory.
 
-Knows tiers and bytes, and no drafters.
+Looks at it while no answer is made too. Knows tiers and bytes, and no drafters.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Event, Thread
 from time import perf_counter
+from weakref import WeakMethod
 
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, LIMIT_RESERVE, FreeByPlace, FreeMemory, Reserve, free_memory
@@ -175,3 +177,37 @@ def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) ->
 
 def _format_free(free: FreeMemory) -> str:
     return f"{max(0, free.free_bytes) >> 20} MiB are free within {free.bound}"
+
+
+IDLE_LOOK_S = 3.0
+_END_S = 2.0
+
+
+class IdleWatch:
+    """A thread that calls a method every few seconds, until that returns False, its object is gone, or close."""
+
+    def __init__(self, look: Callable[[], bool], interval_s: float = IDLE_LOOK_S) -> None:
+        """Start the thread.
+
+        Args:
+            look: A bound method; its object is not kept alive by the thread.
+        """
+        self._closed = Event()
+        # A daemon, so that a program that forgets to close its engine can end.
+        self._thread = Thread(
+            target=_run, args=(WeakMethod(look), self._closed, interval_s), name="edgespec memory", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and wait for a look that is going on."""
+        self._closed.set()
+        self._thread.join(_END_S)
+
+
+def _run(weak: "WeakMethod[Callable[[], bool]]", closed: Event, interval_s: float) -> None:
+    while not closed.wait(interval_s):
+        look = weak()
+        if look is None or not look():
+            return
+        del look  # its object may go before the next look

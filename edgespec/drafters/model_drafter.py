@@ -14,8 +14,8 @@ from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.policy.acceptance_rates import position_bucket
-from edgespec.policy.confidence import confidence_class
 from edgespec.policy.limits import MAX_OTHERS
+from edgespec.policy.model_rates import confidence_class
 from edgespec.policy.speculation import Speculation
 from edgespec.system.clock import Clock
 from edgespec.types import (
@@ -138,7 +138,7 @@ class ModelDrafter(Drafter):
         return tree
 
     def can_read(self, tokens: TokenIds) -> bool:
-        """Whether the model has all tokens of a text, and room for one more."""
+        """True if the model has all tokens of a text, and room for one more."""
         has_tokens = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size
         return has_tokens and len(tokens) < self.decoder.context_length
 
@@ -261,7 +261,7 @@ def _chances(row: Row, tokens: list[int], confidence: float | None) -> list[floa
 
 
 def next_choices(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Worth) -> Tree:
-    """What a step guessed after tips, each guess with its next best choices, in classes of confidence."""
+    """The guesses of a step after tips, each with its next best choices, in classes of confidence."""
     tokens, classes, parents, chances = list[int](), list[int](), list[int](), list[float]()
     for tip, guess in zip(tips, guesses, strict=True):
         reached, chance = 1.0 if tip < 0 else tree.chances[tip], 1.0

@@ -12,18 +12,43 @@ from threading import Event, RLock
 from typing import TypeVar
 
 from edgespec.decoders import Decoder
-from edgespec.drafters.background_loader import BackgroundLoader, LoadResult
-from edgespec.drafters.change_log import ChangeLog
-from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel
-from edgespec.drafters.idle_watch import IDLE_LOOK_S, IdleWatch
-from edgespec.drafters.memory_watch import MemoryWatch
+from edgespec.drafters.drafter_sets import BackgroundLoader, Candidate, DrafterSet, LoadResult, OpenModel
+from edgespec.drafters.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
 from edgespec.drafters.quarantine import GuardedDrafter, describe_error
 from edgespec.drafters.timeline import Interval
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import FreeByPlace, return_freed
 from edgespec.memory.ladder import Bytes
 from edgespec.system.cancel import Cancel
-from edgespec.types import Drafter
+from edgespec.types import Drafter, Report
+
+
+@dataclass(slots=True)
+class ChangeLog:
+    """Collects lines while answers are made, and reports them between answers."""
+
+    report: Report = lambda line: None
+    _for_stats: list[str] = field(init=False, default_factory=list)
+    _for_user: list[str] = field(init=False, default_factory=list)
+
+    def add(self, line: str) -> None:
+        self._for_stats.append(line)
+        self._for_user.append(line)
+
+    def add_for_user(self, lines: list[str]) -> None:
+        self._for_user += lines
+
+    def take(self) -> tuple[str, ...]:
+        """Lines that were in the figures of no answer yet."""
+        lines, self._for_stats = tuple(self._for_stats), []
+        return lines
+
+    def flush(self) -> None:
+        """Report the lines that were not reported yet."""
+        lines, self._for_user = self._for_user, []
+        for line in lines:
+            self.report(line)
+
 
 T = TypeVar("T")
 
@@ -207,7 +232,7 @@ class DrafterPool:
         return [lane.intervals.popleft() for lane in lanes for _ in range(len(lane.intervals))]
 
     def take_changes(self) -> tuple[str, ...]:
-        """What has changed and was in no answer's figures yet."""
+        """Take the changes that were in no answer's figures yet."""
         with self._lock:
             self._quarantine_faults()
             return self.changes.take()

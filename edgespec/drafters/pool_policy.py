@@ -10,10 +10,8 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.drafters.pool import DrafterPool
 from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.policy.speculation import Speculation
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
+from edgespec.policy.speculation import ALL_DRAFTERS, DraftChoice, Speculation
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds
 
@@ -48,7 +46,7 @@ class PoolPolicy:
 
     @property
     def has_models(self) -> bool:
-        """Whether drafter models draft for this answer, if there are any."""
+        """True if drafter models draft for this answer, if there are any."""
         return self._cache == 0
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:

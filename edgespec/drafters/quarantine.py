@@ -94,7 +94,7 @@ class GuardedDrafter(Drafter):
             self._drafter = drafter
 
     def _guarded(self, work: Callable[[Drafter], T]) -> T | None:
-        """What the drafter gives; None where it is away, quarantined, out of memory, or at fault."""
+        """Let the drafter work; None where it is away, quarantined, out of memory, or at fault."""
         with self._lock:
             if self._drafter is None or self._is_quarantined:
                 return None
@@ -120,7 +120,7 @@ class _Nonsense(Exception):
 
 
 def _is_exhausted(error: BaseException) -> bool:
-    """Whether an error, or its cause in a lane, is a lack of memory."""
+    """True if an error, or its cause in a lane, is a lack of memory."""
     return any(isinstance(each, (MemoryExhausted, MemoryError)) for each in (error, error.__cause__))
 
 
@@ -130,7 +130,7 @@ def describe_error(error: Exception) -> str:
 
 
 def nonsense(draft: Any, request: DraftRequest, vocab_size: int) -> str | None:
-    """What is wrong with a draft; None if it can be verified."""
+    """The fault of a draft; None if it can be verified."""
     if not isinstance(draft, Tree):
         return f"it drafted a {type(draft).__name__}, wanted a Tree"
     tokens, buckets, parents, distributions, *_ = draft

@@ -9,14 +9,13 @@ from functools import partial
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
-from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.idle_learner import HeadLearner
 from edgespec.engine.setup import Chain, Setup

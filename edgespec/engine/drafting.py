@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edgespec.drafters.constrained import constrained
-from edgespec.drafters.prediction import PredictionDrafter
+from edgespec.drafters.answer_cache import PredictionDrafter
+from edgespec.drafters.text_drafters import constrained
 from edgespec.errors import UsageError
-from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.policy.speculation import DraftChoice
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Drafter, TokenConstraint, TokenIds
 

@@ -7,11 +7,10 @@ from threading import Condition, RLock, Thread
 from weakref import ReferenceType, ref
 
 from edgespec.decoders import CorrectableHead
-from edgespec.drafters.correction_training import TrainingRule, train_correction
 from edgespec.drafters.learned_file import LearnedFile
 from edgespec.drafters.learned_head import LearnedHead
 from edgespec.drafters.quarantine import describe_error
-from edgespec.drafters.verified_rows import AnswerLog, verify_rows
+from edgespec.drafters.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
 from edgespec.engine.resolve import NamedDrafter
 from edgespec.loading.open_model import ModelFolder
 from edgespec.system.cancel import Flag

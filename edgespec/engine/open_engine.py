@@ -29,8 +29,7 @@ from edgespec.loading.row_proof import settle_rows
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.plan_option import branching_cost
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
 from edgespec.profiling.measure import complete_profile

@@ -25,9 +25,9 @@ from edgespec.models.pair import (
     record_check,
     restore_pair,
 )
-from edgespec.policy.expected import best_length, expected_tokens
-from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MIN_GAIN_OF_PAIR
+from edgespec.policy.measured import FixedLength
+from edgespec.policy.overlap import best_length, expected_tokens
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.system.command_line import quote
 from edgespec.types import Drafter, Report, TokenIds

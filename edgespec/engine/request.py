@@ -14,7 +14,7 @@ from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.writing import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
-from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
+from edgespec.policy.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.tools.call_parser import CallReader
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse

@@ -9,7 +9,7 @@ from edgespec.engine.model_reasoning import ModelReasoning
 from edgespec.engine.request import AnswerSettings, Request, require_answerable, require_writer
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.policy.draft_choice import ALL_DRAFTERS
+from edgespec.policy.speculation import ALL_DRAFTERS
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tools.tool import ToolUse

@@ -17,7 +17,7 @@ from edgespec.memory.estimate import WeightsSize
 from edgespec.models.home import ModelHome
 from edgespec.planning.measured_placements import choose_schedule, choose_threads, known_stats
 from edgespec.planning.plan_option import Schedule
-from edgespec.policy import draft_trees
+from edgespec.policy import draft_model
 from edgespec.policy.costs import PassCosts
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.runtimes.row_proofs import RowProof
@@ -197,7 +197,7 @@ def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: 
         return False
     if wish.acceptance != "equality" or not can_run_trees(target, placement.device):
         return False
-    return draft_trees.may_pay(known.ratios.get(placement.machine, {}))
+    return draft_model.may_pay(known.ratios.get(placement.machine, {}))
 
 
 def _chain(

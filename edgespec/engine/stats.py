@@ -6,8 +6,7 @@ from typing import Any
 from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Block
 from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured_gain import Gain, measured_gain
+from edgespec.policy.costs import Gain, PassCosts, measured_gain
 from edgespec.types import TokenIds, Tree
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.

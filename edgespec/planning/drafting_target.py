@@ -27,9 +27,8 @@ from edgespec.models.known_drafters import plain_name
 from edgespec.planning.foresee import ModelSize
 from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.plan_option import shortage
-from edgespec.policy.expected import best_length, expected_tokens
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
-from edgespec.policy.overlap import Ratio
+from edgespec.policy.overlap import Ratio, best_length, expected_tokens
 from edgespec.profiling.profile import Profile
 
 _HALVINGS = 40

@@ -13,7 +13,7 @@ from edgespec.drafters.hedging import typical_branching
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
-from edgespec.policy.draft_costs import RowCosts
+from edgespec.policy.draft_model import RowCosts
 from edgespec.policy.limits import MAX_BRANCHES, MAX_PLANNED_TOKENS
 from edgespec.policy.overlap import Ratio
 from edgespec.profiling.profile import DrafterProfile, Place, Profile, drafter_key

@@ -10,15 +10,15 @@ from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
-from edgespec.policy.expected import expected_tokens
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS, MIN_GAIN, MIN_LOSS_OF_TRIAL, MIN_USED_TOKENS
 from edgespec.policy.model_rates import ModelRates
-from edgespec.policy.option import Option
+from edgespec.policy.option import Promise
 from edgespec.policy.overlap import (
     AheadPlan,
     Ratio,
     best_pipelined,
     best_serial,
+    expected_tokens,
     max_ahead,
     pass_beside,
     pipelined_rate,
@@ -67,8 +67,8 @@ class AheadSchedule:
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
-    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler, min_gain: float) -> Option | None:
-        """What the tokens that are ready promise; None where the lane is at rest in this round.
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler, min_gain: float) -> Promise | None:
+        """Weigh the tokens that are ready; None where the lane is at rest in this round.
 
         Args:
             min_gain: What drafting ahead has to promise over plain decoding to begin.
@@ -79,7 +79,7 @@ class AheadSchedule:
             return None
         return self._weigh(self.plan, tokens, request, sampler)
 
-    def request(self, request: DraftRequest, option: Option) -> DraftRequest:
+    def request(self, request: DraftRequest, option: Promise) -> DraftRequest:
         """The request for the draft of an option that weigh has given."""
         return self._request(request, option.num_tokens, timeout_s=option.timeout_s)
 
@@ -166,7 +166,7 @@ class AheadSchedule:
             return None
         return AheadPlan(1.0, 0, self.max_tokens)
 
-    def _weigh(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
+    def _weigh(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
         """Verify as many of the tokens that are ready as pay, or as are to be waited for."""
         ahead = self.drafter.draft_ahead(tokens, self._request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
@@ -191,7 +191,7 @@ class AheadSchedule:
         alone_s = self.costs.pass_s(length + 1)
         beside_s = self._pass_beside_s(plan, max(length, num_ready), alone_s)
         rate = expected_tokens(self.rates.chain(length))[-1] / (beside_s + waited_s)
-        return Option(
+        return Promise(
             rate,
             length,
             offer=ahead.draft,
@@ -249,7 +249,7 @@ class AheadSchedule:
         )
 
     def _branches_worth(self, accepted: Sequence[float]) -> Worth:
-        """What branches are worth, and their cost.
+        """The worth of branches, and their cost.
 
         A step beside the target takes from its pass what the two slow each other down, and gives at best the time
         of a step for each of its tokens that comes to be used.

@@ -1,4 +1,7 @@
-"""Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included."""
+"""Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included.
+
+Or a fixed number of tokens, for reproducible runs and comparisons.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,18 +15,15 @@ from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.scheduler import Expectation, Proposal
 from edgespec.policy.acceptance_rates import AcceptanceChange, AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts
-from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource
-from edgespec.policy.option import NOTHING, Option, Source
-from edgespec.policy.probes import Probes, probe_budget
-from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
-from edgespec.policy.round_log import log_round, logs_rounds
+from edgespec.policy.option import NOTHING, DraftSource, Promise
+from edgespec.policy.probes import Probes, TrialBudget, probe_budget
+from edgespec.policy.round_log import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS, NO_LENGTH, log_round, logs_rounds
 from edgespec.policy.text_source import TextSource
-from edgespec.policy.trial_budget import TrialBudget
 from edgespec.system.clock import Clock
-from edgespec.types import Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenIds, Tree
 
 # Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
 _UNKNOWN_COSTS = (0.25, 0.02)
@@ -63,7 +63,7 @@ class MeasuredPolicy:
     beside: Callable[[], Beside] = lambda: ALONE
     _unlearned: deque[_Unlearned] = field(init=False, default_factory=deque)
     _lock: Lock = field(init=False, default_factory=Lock)  # of rates and costs
-    _sources: list[Source] = field(init=False)
+    _sources: list[DraftSource] = field(init=False)
     _probes: Probes = field(init=False)
     _num_rounds: int = field(init=False, default=0)
     _request: DraftRequest = field(init=False, default=DraftRequest(0))  # of the last round
@@ -74,7 +74,7 @@ class MeasuredPolicy:
         self._probes = Probes(self.costs, self.probe_budget)
         if any(each.can.run_ahead for each in self.drafters):
             self.max_unlearned = 0  # a pass that a lane has slowed down is judged by the newest costs
-        texts: list[Source] = [
+        texts: list[DraftSource] = [
             TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.can.is_free
         ]
         self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
@@ -102,7 +102,7 @@ class MeasuredPolicy:
             sampler = sampler.drafting(len(tokens))
         weighed = (source.weigh(tokens, request, sampler) for source in self._sources)
         options = [option for option in weighed if option]
-        plain = Option(1.0 / self.costs.pass_s(1))
+        plain = Promise(1.0 / self.costs.pass_s(1))
         chosen = self._choose(plain, options, tokens)
         started = self.clock()
         draft, guessed = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else NOTHING
@@ -171,7 +171,7 @@ class MeasuredPolicy:
         for drafter in self.drafters:
             drafter.pause()
 
-    def _choose(self, plain: Option, options: Sequence[Option], tokens: TokenIds) -> Option:
+    def _choose(self, plain: Promise, options: Sequence[Promise], tokens: TokenIds) -> Promise:
         """The best option that beats plain decoding, or one whose source is on trial."""
         best = max(options, key=lambda option: option.rate, default=plain)
         if best.rate <= best.min_gain * plain.rate and not best.is_ahead:
@@ -181,7 +181,7 @@ class MeasuredPolicy:
                 return trial
         return self._probes.choose(plain, best, options) or best
 
-    def _reason(self, options: Sequence[Option]) -> str:
+    def _reason(self, options: Sequence[Promise]) -> str:
         if options:
             return NO_GAIN
         return NO_GUESS if self.drafters else NO_DRAFTER
@@ -198,16 +198,58 @@ class MeasuredPolicy:
                 return
 
 
-def _offers(options: Sequence[Option], chosen: Option, guessed: Sequence[Tree]) -> tuple[Tree, ...]:
-    """What each source has guessed, verified or not."""
+def _offers(options: Sequence[Promise], chosen: Promise, guessed: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The guesses of each source, verified or not."""
     others = [option.offer for option in options if option.source is not chosen.source]
     return tuple(offer for offer in (*others, *guessed) if len(offer.tokens))
 
 
-def _is_free(option: Option) -> bool:
+def _is_free(option: Promise) -> bool:
     return option.source is not None and option.source.drafter.can.is_free
 
 
-def _expectation(option: Option, plain: Option) -> Expectation:
+def _expectation(option: Promise, plain: Promise) -> Expectation:
     source = option.source.drafter.name if option.source else "none"
     return Expectation(source, option.num_tokens, option.rate / plain.rate)
+
+
+class FixedLength:
+    """Drafts the same number of tokens in each round, from the first drafter that has a guess."""
+
+    def __init__(self, drafters: Sequence[Drafter], num_tokens: int, *, with_distributions: bool = False) -> None:
+        self._drafters = drafters
+        self._num_tokens = num_tokens
+        self._with_distributions = with_distributions
+        self._num_rounds = 0
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        started = perf_counter()
+        num_tokens = min(self._num_tokens, max_tokens)
+        request = DraftRequest(
+            num_tokens,
+            with_distributions=self._with_distributions,
+            is_ahead=True,
+            min_tokens=num_tokens,
+            worth=UNKNOWN_WORTH,
+        )
+        if self._with_distributions:
+            # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged
+            # once, and how far a draft goes is fixed, so that what is drawn says nothing of what is decided.
+            sampler = sampler.drafting(0)
+        for drafter in self._drafters if num_tokens > 0 else ():
+            draft = drafter.draft(tokens, request, sampler)
+            if len(draft.tokens):
+                is_ahead = any(each.can.run_ahead for each in self._drafters)
+                return Proposal(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
+        reason = NO_DRAFTER if not self._drafters else NO_GUESS if self._num_tokens else NO_LENGTH
+        return Proposal(tokens, NO_DRAFT, reason)
+
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        for drafter in self._drafters:
+            drafter.learn(round.tokens, round.draft, logits)
+        self._num_rounds += 1
+        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+
+    def close(self) -> None:
+        for drafter in self._drafters:
+            drafter.pause()

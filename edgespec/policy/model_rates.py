@@ -1,13 +1,38 @@
-"""How often the tokens of one drafter model are accepted, and what comes true where they are not."""
+"""How often the tokens of one drafter model are accepted, by position and by how sure it was of them.
+
+Also what comes true where they are not.
+"""
 
 from dataclasses import dataclass
+from math import exp, floor, log
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
-from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_OTHERS
 from edgespec.types import TokenIds, Tree
+
+_LEAST = 1e-6
+_PER_RANK = 8  # classes of first choices, and as many of the next best ones
+NUM_CLASSES = 2 * _PER_RANK
+
+
+def confidence_class(probability: float, *, is_first: bool) -> int:
+    """The class of a guess, by the log-odds of its probability in steps of 1.
+
+    Args:
+        probability: The drafter's own.
+        is_first: It was the drafter's choice, which noise may have made; else one of the next best.
+    """
+    bounded = min(max(probability, _LEAST), 1 - _LEAST)
+    step = floor(log(bounded / (1 - bounded))) + _PER_RANK // 2
+    return min(max(step, 0), _PER_RANK - 1) + (0 if is_first else _PER_RANK)
+
+
+def typical_probability(confidence: int) -> float:
+    """The probability in the middle of a class."""
+    return 1 / (1 + exp(_PER_RANK // 2 - confidence % _PER_RANK - 0.5))
+
 
 # Tokens that a class of confidence starts with, of which the drafter's own probability is believed.
 _BELIEVED = 6.0

@@ -8,7 +8,6 @@ from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.ahead_schedule import AheadSchedule
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.expected import best_length, expected_tokens, most_hopeful
 from edgespec.policy.limits import (
     MAX_BRANCHES,
     MAX_DRAFT_TOKENS,
@@ -17,7 +16,8 @@ from edgespec.policy.limits import (
     MIN_LOSS_OF_TRIAL,
 )
 from edgespec.policy.model_rates import ModelRates, nodes_key
-from edgespec.policy.option import Drafted, Option
+from edgespec.policy.option import Drafted, Promise
+from edgespec.policy.overlap import best_length, expected_tokens, most_hopeful
 from edgespec.system.clock import Clock
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree, Worth, append
 
@@ -63,11 +63,11 @@ class ModelSource:
         judged = max(self._own.num_judged, _NUM_LUCKY)
         return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
 
-    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
         if self.drafter.can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
             return option._replace(source=self)
         if self.costs.step_s is None:
-            return Option(0.0, 0, self)
+            return Promise(0.0, 0, self)
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
         num_rounds = max(1, min(self._num_rounds, request.num_tokens))
         reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds
@@ -85,15 +85,15 @@ class ModelSource:
         is_tree = length > 0 and self.has_trees and self.drafter.can.trees and not request.with_distributions
         if is_tree:
             rate *= self.stats.tree_gain.ratio
-        return Option(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
+        return Promise(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
 
-    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can.run_ahead
         if not is_wanted or not self._can_afford_trial(best.rate, tokens):
             return None
-        return Option(best.rate, self._trial, self)
+        return Promise(best.rate, self._trial, self)
 
-    def hopeful(self, option: Option) -> Option | None:
+    def hopeful(self, option: Promise) -> Promise | None:
         """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
         if not option.num_tokens or self.drafter.can.run_ahead:
             return None
@@ -107,7 +107,7 @@ class ModelSource:
         rate = totals[length] / (pass_times_s[length] + draft_s)
         return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, is_tree=False)
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+    def draft(self, option: Promise, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes.
 
         Of a tree it drafts whatever does, as far ahead as the request goes.
@@ -139,7 +139,7 @@ class ModelSource:
         # How often guesses come true by how sure the drafter was of them is judged of all, verified or not.
         return Drafted(draft, (draft.trunk(), whole._replace(source=nodes_key(self.drafter.name))))
 
-    def _tree_worth(self, option: Option, max_depth: int, step_s: float) -> Worth:
+    def _tree_worth(self, option: Promise, max_depth: int, step_s: float) -> Worth:
         rows = range(1, MAX_BRANCHES + 1)
         return Worth(
             accepted=self._own.chain(max_depth),
@@ -148,7 +148,7 @@ class ModelSource:
             chances=self._own.nodes(),
         )
 
-    def _observe_gain(self, option: Option, draft: Tree) -> None:
+    def _observe_gain(self, option: Promise, draft: Tree) -> None:
         """Learn what trees promise, over what the option would without them."""
         drafting_s = self.stats.steps_of(draft) * self.stats.costs.step * self.costs.pass_s(1)
         taken_s, gain = drafting_s + self.costs.pass_s(len(draft.tokens) + 1), self.stats.tree_gain
@@ -172,7 +172,7 @@ class ModelSource:
         return self._ahead.observe(round, num_accepted, emitted, verify_s, is_run=is_run)
 
     def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
-        """Whether to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
+        """True if to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
         if self._trial:
             return self._could_pay(rate, self._trial)
         assert self.costs.step_s is not None
@@ -184,7 +184,7 @@ class ModelSource:
         return True
 
     def _could_pay(self, rate: float, num_tokens: int) -> bool:
-        """Whether a draft of up to num_tokens would beat a rate if every token were accepted."""
+        """True if a draft of up to num_tokens would beat a rate if every token were accepted."""
         step, step_s = self.stats.costs.step, self.costs.pass_s(1)
         return any(
             (k + 1) / ((self.costs.ratio(k + 1) + self.stats.num_steps(k) * step) * step_s) > rate

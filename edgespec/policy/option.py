@@ -1,4 +1,4 @@
-"""What drafting from one source promises for the next pass."""
+"""The speed that drafting from one source promises for the next pass."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,12 +7,12 @@ from edgespec.policy.limits import MIN_GAIN
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 
-class Option(NamedTuple):
+class Promise(NamedTuple):
     """A source, a draft length, and the speed that they promise."""
 
     rate: float  # expected tokens a second, or in the time of a plain pass until that is known
     num_tokens: int = 0  # tokens to draft
-    source: "Source | None" = None  # None for plain decoding
+    source: "DraftSource | None" = None  # None for plain decoding
     offer: Tree = NO_DRAFT  # what the source has drafted already
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
@@ -33,22 +33,22 @@ class Drafted(NamedTuple):
 NOTHING = Drafted(NO_DRAFT, ())
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """A drafter in one answer, as a policy weighs it."""
 
     @property
     def drafter(self) -> Drafter: ...
 
-    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option | None:
-        """What a draft promises in this round; None where the source has no guess."""
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise | None:
+        """Weigh a draft in this round; None where the source has no guess."""
 
-    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
         """An option to take in place of the best one, to learn whether drafting from the source pays by now."""
 
-    def hopeful(self, option: Option) -> Option | None:
+    def hopeful(self, option: Promise) -> Promise | None:
         """The draft that may turn out best if passes take less than is believed; None without one."""
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+    def draft(self, option: Promise, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
         """The draft of an option that was chosen."""
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""What passes of each width take, as one normal distribution of log seconds that every pass corrects.
+"""The times of passes of each width, as one normal distribution of log seconds that every pass corrects.
 
 The widths share the machine's speed, which every pass shows; what a width takes over a pass of one token is shown
 by passes of both, or of neighbouring widths. Passes of one width alone fix the sum of both, and the spread of the
@@ -66,7 +66,7 @@ class PassEstimate:
         self._drift = _drift(self._cov)
 
     def copy(self) -> "PassEstimate":
-        """What is known at the start of another answer: the ratios, and about the speed."""
+        """This estimate for another answer: the ratios are known, and the speed about."""
         twin = PassEstimate.__new__(PassEstimate)
         twin._mean, twin._cov = self._mean.copy(), self._cov + _SINCE_ANSWER**2
         twin._buffer = np.empty_like(self._cov)
@@ -130,7 +130,7 @@ class PassEstimate:
             self._drift = _drift(self._cov)
 
     def _is_late_again(self, is_drafted: bool, surprise: float) -> bool:
-        """Whether the last pass of the kind was late too, by half as much at least."""
+        """True if the last pass of the kind was late too, by half as much at least."""
         return self._late[is_drafted] > surprise / 2
 
 

@@ -2,15 +2,33 @@
 
 While every pass has a draft of much the same length, nothing says what plain decoding would take; while none has
 one, nothing says whether drafts have become cheap. A probe is a pass of the other kind, and what it loses is paid
-from a share of the time.
+from a share of the time. So are trials: drafts made to learn whether drafting from their source pays by now.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.option import Option
-from edgespec.policy.trial_budget import TrialBudget
+from edgespec.policy.limits import TRIAL_SHARE
+from edgespec.policy.option import Promise
+
+
+@dataclass(slots=True)
+class TrialBudget:
+    """Saves a share of the time that passes, and spends all of it on one trial."""
+
+    saved: float = 0.0
+
+    def save(self, elapsed: float) -> None:
+        self.saved += TRIAL_SHARE * elapsed
+
+    def spend(self, cost: float) -> bool:
+        """True if the budget allows a trial that is expected to lose so much time; the trial then uses it up."""
+        if self.saved < cost:
+            return False
+        self.saved = 0.0
+        return True
+
 
 # A ratio that is surer than this (as a standard deviation of its log) needs no probe: one that is in use, and so
 # in the gain that is reported, and another one.
@@ -35,7 +53,7 @@ class Probes:
     budget: TrialBudget = field(default_factory=probe_budget)
     _num_rounds: int = 0
 
-    def choose(self, plain: Option, best: Option, options: Sequence[Option]) -> Option | None:
+    def choose(self, plain: Promise, best: Promise, options: Sequence[Promise]) -> Promise | None:
         """An option to take in place of the best one; None where enough is known or time is short."""
         if self._num_rounds < _LEAST_ROUNDS or self.budget.saved < _LEAST_LOSS or best.is_ahead:
             return None
@@ -56,7 +74,7 @@ class Probes:
         self._num_rounds += 1
         self.budget.save(1.0)
 
-    def _spend(self, option: Option, best: Option) -> bool:
+    def _spend(self, option: Promise, best: Promise) -> bool:
         taken_s = self.costs.pass_s(option.num_tokens + 1) + option.draft_s
         lost_s = taken_s * (1 - option.rate / best.rate)
         return self.budget.spend(max(lost_s / self.costs.pass_s(1), _LEAST_LOSS))

@@ -1,4 +1,4 @@
-"""What an engine knows of drafting, from answer to answer: its drafters, what passes cost, what was accepted."""
+"""Drafting from answer to answer: an engine's drafters, what passes cost, what was accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,15 +11,35 @@ from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
-from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.policy.pass_estimate import PassEstimate
-from edgespec.policy.probes import probe_budget
-from edgespec.policy.trial_budget import TrialBudget
+from edgespec.policy.probes import TrialBudget, probe_budget
 from edgespec.system.clock import Clock
 from edgespec.types import Acceptance, Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The drafters of one answer, chosen from those that are open.
+
+    names: Drafters that may draft; None for all of them. Without a name decoding is plain.
+    draft_length: Tokens a draft; None for what the engine was loaded with.
+    further: Drafters of this answer alone, before the open ones.
+    adapt: Makes of all these what drafts for this answer.
+    """
+
+    names: frozenset[str] | None = None
+    draft_length: int | None = None
+    further: tuple[Drafter, ...] = ()
+    adapt: Callable[[Sequence[Drafter]], list[Drafter]] = list
+
+    def select(self, open_drafters: Sequence[Drafter]) -> list[Drafter]:
+        named = (each for each in open_drafters if self.names is None or each.name in self.names)
+        return self.adapt([*self.further, *named])
+
+
+ALL_DRAFTERS = DraftChoice()
 
 
 @dataclass(slots=True)
@@ -46,7 +66,7 @@ class Speculation:
 
     @property
     def with_distributions(self) -> bool:
-        """Whether drafters must say what they drew tokens from."""
+        """True if drafters must say what they drew tokens from."""
         return self.accept is rejection
 
     @property
@@ -93,7 +113,7 @@ class Speculation:
         )
 
     def costs(self) -> PassCosts:
-        """What passes take, as far as it is known."""
+        """The times of passes, as far as they are known."""
         with self._lock:
             return PassCosts(
                 dict(self.ratios),

@@ -7,10 +7,10 @@ from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Proposal
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.expected import best_chain, expected_tokens, most_hopeful
 from edgespec.policy.limits import CAUTION
-from edgespec.policy.option import Drafted, Option
-from edgespec.policy.trial_budget import TrialBudget
+from edgespec.policy.option import Drafted, Promise
+from edgespec.policy.overlap import best_chain, expected_tokens, most_hopeful
+from edgespec.policy.probes import TrialBudget
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
 
 # Rounds in which a source of trees fills its tables, and as many by which it is judged.
@@ -39,7 +39,7 @@ class TextSource:
     _num_run: int = field(init=False, default=0)  # rounds of trees that were verified
     _trial_left: int = field(init=False, default=0)  # rounds of the burst
 
-    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option | None:
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise | None:
         offer = self.drafter.draft(tokens, request, sampler)
         if not len(offer.tokens):
             return None
@@ -48,10 +48,10 @@ class TextSource:
             pass_times_s = self.costs.pass_times_s(len(rates) + 1)
             rate, length = best_chain(rates, pass_times_s)
             min_gain = self._min_gain(offer, rate * pass_times_s[length], length) if length else 1.0
-            return Option(rate, length, self, offer, min_gain=min_gain)
+            return Promise(rate, length, self, offer, min_gain=min_gain)
         rates = self._rates(offer)
         total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
-        return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
+        return Promise(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
     def _min_gain(self, offer: Tree, expected: float, length: int) -> float:
         """The gain that a draft with so many expected tokens has to promise; the less sure it is, the larger.
@@ -65,7 +65,7 @@ class TextSource:
     def _rates(self, offer: Tree) -> list[float]:
         return self.rates.rates(offer.source, offer.buckets)
 
-    def hopeful(self, option: Option) -> Option | None:
+    def hopeful(self, option: Promise) -> Promise | None:
         """The draft that would be best if each ratio were as low as is still likely."""
         if option.offer.parents is not None:
             return None
@@ -74,7 +74,7 @@ class TextSource:
         hope, length = most_hopeful(totals, pass_times_s, self.costs.spread)
         return option._replace(rate=totals[length] / pass_times_s[length], num_tokens=length, hope=hope)
 
-    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
         """The option of a tree while its source is on trial."""
         if option.offer.parents is None:
             return None
@@ -86,7 +86,7 @@ class TextSource:
         self._trial_left -= 1
         return option
 
-    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+    def draft(self, option: Promise, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
         return Drafted(option.offer.cut(option.num_tokens), (option.offer,))
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:

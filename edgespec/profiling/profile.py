@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from edgespec.policy.costs import ContextCosts, PassCosts, pass_costs
-from edgespec.policy.draft_costs import DraftCosts
+from edgespec.policy.draft_model import DraftCosts
 from edgespec.policy.pass_estimate import MEASURED
 
 # How much longer a pass after a longer text takes is believed where the two texts differ by this many tokens.

@@ -1,15 +1,87 @@
-"""A picture of simulated schedules as SVG text: a row for target and one for drafter, on one scale of time.
+"""A part of a simulated run of target and drafter, and a picture of it as SVG text.
 
-Pure: what was observed in, text out.
+A row for target and one for drafter, on one scale of time.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
 from math import floor, log10
 from typing import NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from edgespec.simulation.observed_run import ObservedRun
+from edgespec.drafters.timeline import Interval
+from edgespec.simulation.schedules import Scenario, decode, virtual_devices
+from edgespec.simulation.virtual_lane import VirtualLane
+
+# Before a picture begins, so that what the policy tries first is not in it.
+_NUM_SKIPPED_TOKENS = 200
+_NUM_STEPS = 16.0  # of plain decoding, for which a picture lasts
+
+
+class ObservedPass(NamedTuple):
+    """A pass of the target, in seconds since the picture began."""
+
+    start_s: float
+    end_s: float
+    num_accepted: int
+    num_rejected: int
+
+
+class ObservedRun(NamedTuple):
+    """One schedule for some time; drafts are when the drafter worked, in order and disjoint."""
+
+    schedule: str
+    length_s: float
+    passes: tuple[ObservedPass, ...]
+    drafts: tuple[tuple[float, float], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the passes that ended within the picture."""
+        return sum(each.num_accepted + 1 for each in self.passes if each.end_s <= self.length_s)
+
+    def intervals(self) -> list[Interval]:
+        """The intervals of a Chrome trace, with a lane for the target and one for the drafter."""
+        found = [
+            Interval(f"{self.schedule}: target", "verify", each.start_s, each.end_s, each.num_accepted + 1)
+            for each in self.passes
+        ]
+        return found + [Interval(f"{self.schedule}: drafter", "draft", start, end) for start, end in self.drafts]
+
+
+def observe(scenario: Scenario, schedule: str) -> ObservedRun:
+    """Run one of SCHEDULES for a while in virtual time, and watch it for some passes."""
+    devices = virtual_devices()
+    recording = scenario.recording
+    skipped = min(_NUM_SKIPPED_TOKENS, recording.num_tokens // 3 if recording else _NUM_SKIPPED_TOKENS)
+    passes: list[ObservedPass] = []
+    num_tokens, begin_s, length_s = 0, None, _NUM_STEPS * scenario.machine.target_s
+    with closing(decode(scenario, schedule, devices)) as blocks:
+        for block in blocks:
+            num_tokens += len(block.tokens)
+            end_s = block.started_s + block.verify_s
+            if begin_s is not None:
+                rejected = block.num_draft - block.num_accepted
+                passes.append(
+                    ObservedPass(block.started_s - begin_s, end_s - begin_s, block.num_accepted, rejected)
+                )
+                if end_s - begin_s >= length_s:
+                    break
+            elif num_tokens >= skipped:
+                begin_s = end_s
+    assert begin_s is not None
+    assert isinstance(devices.lane, VirtualLane)
+    devices.lane.ready()  # a virtual lane works when it is asked
+    devices.lane.stop()
+    spans = [(each.start_s - begin_s, each.end_s - begin_s) for each in devices.lane.intervals]
+    return ObservedRun(schedule, length_s, tuple(passes), tuple(_within(spans, length_s)))
+
+
+def _within(spans: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
+    cut = [(max(0.0, start), min(end, length_s)) for start, end in sorted(spans)]
+    return [(start, end) for start, end in cut if start < end]
+
 
 _WIDTH, _LEFT, _ROW, _GAP, _PANEL, _HEAD, _LEGEND = 1040, 84, 26, 6, 96, 22, 56
 _PLOT = _WIDTH - _LEFT - 16
@@ -18,7 +90,7 @@ _PLACE = "PICTURE"
 
 
 class Kind(NamedTuple):
-    """What a colour means."""
+    """A colour and its meaning."""
 
     colour: str
     text: str

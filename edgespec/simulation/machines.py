@@ -1,17 +1,101 @@
-"""Machines whose figures were published, as machines.toml lists them."""
+"""Two devices by their figures, and an upper bound of the speed of every schedule on them. Pure."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from edgespec.errors import UsageError
-from edgespec.simulation.device_pair import Machine
+from edgespec.policy.limits import MAX_FIXED_TOKENS
+from edgespec.policy.overlap import expected_tokens
 from edgespec.system.typed_json import read_as
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A target on one device and a drafter on another.
+
+    target_s: Seconds of a pass over one token.
+    draft_s: Seconds of a drafted token.
+    ratios: Times of passes over 1, 2, … tokens, relative to one token; extended by the last difference.
+    draft_ratios: Times of steps of the drafter over 1, 2, … branches, relative to one; extended likewise.
+    """
+
+    target_s: float
+    draft_s: float
+    ratios: Sequence[float] = (1.0,)
+    draft_ratios: Sequence[float] = (1.0,)
+
+    @property
+    def step(self) -> float:
+        """Time of a drafted token relative to a pass over one token."""
+        return self.draft_s / self.target_s
+
+    def ratio(self, num_draft: int) -> float:
+        """Time of a pass over num_draft + 1 tokens relative to a pass over one token."""
+        return _extended(self.ratios, num_draft)
+
+    def draft_ratio(self, num_rows: int) -> float:
+        """Time of a step of the drafter over num_rows branches relative to a step over one."""
+        return _extended(self.draft_ratios, num_rows - 1)
+
+    def draft_rows_s(self, num_rows: int) -> float:
+        return self.draft_s * self.draft_ratio(num_rows)
+
+    def verify_s(self, num_fed: int) -> float:
+        return self.target_s * self.ratio(max(0, num_fed - 1))
+
+
+def _extended(ratios: Sequence[float], index: int) -> float:
+    """A ratio of a sequence that goes on with its last difference."""
+    beyond = index - (len(ratios) - 1)
+    if beyond <= 0:
+        return ratios[index]
+    slope = ratios[-1] - ratios[-2] if len(ratios) > 1 else 0.0
+    return ratios[-1] + max(0.0, slope) * beyond
+
+
+def bound(machine: Machine, chance_at: Callable[[int], float]) -> float:
+    """The most tokens a second that any schedule yields with drafts in a chain and both devices always busy.
+
+    A pass over n drafted tokens yields E(n) = 1 + a₁ + a₁a₂ + … and takes r(n); the drafter takes a step of time c
+    for each of them. For every mixture of rounds the time is at least that of the passes and that of the drafts,
+    so the rate is at most the maximum over mixtures of (mean E) / max(mean r, c · mean n). At an integer n and
+    without the drafter's part this is the ceiling of perfect prediction. Overlap at most doubles the speed of
+    drafts in sequence.
+
+    Args:
+        chance_at: The chance that the token at a position in a draft is accepted, if all before it were.
+    """
+    totals = expected_tokens(map(chance_at, range(MAX_FIXED_TOKENS)))
+    points = [(totals[n], machine.ratio(n), n * machine.step) for n in range(MAX_FIXED_TOKENS + 1)]
+    return (
+        max(_best_mixture(one, other) for one, other in combinations_with_replacement(points, 2))
+        / machine.target_s
+    )
+
+
+def _best_mixture(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    """The best rate of a mixture of two kinds of rounds, given the yield, pass time and draft time of each.
+
+    It is at an end or where verifying and drafting take equally long: between these points the rate is a ratio of
+    linear functions of the share.
+    """
+    shares = [0.0, 1.0]
+    gap, other_gap = one[1] - one[2], other[1] - other[2]
+    if gap * other_gap < 0:
+        shares.append(gap / (gap - other_gap))
+    rates = []
+    for share in shares:
+        total, verifying, drafting = ((1 - share) * x + share * y for x, y in zip(one, other, strict=True))
+        rates.append(total / max(verifying, drafting))
+    return max(rates)
+
 
 Origin = Literal["published", "derived", "assumed"]
 _Positive = Annotated[float, Meta(gt=0)]

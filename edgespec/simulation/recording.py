@@ -42,7 +42,7 @@ class Recording:
 
     @property
     def outcomes(self) -> list[bool | None]:
-        """Whether the drafter guessed each token of the text; None where that is unknown.
+        """For each token of the text, True if the drafter guessed it; None where that is unknown.
 
         A round of three drafted tokens of which one was accepted gives True, False.
         """

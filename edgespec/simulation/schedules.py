@@ -5,7 +5,7 @@ Nothing is assumed but the speed of both models and how often drafts are accepte
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,20 +13,17 @@ import numpy as np
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
+from edgespec.drafters.lanes import Lane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.simulation.decisions import Calls, RecordedDrafter, ReplayPolicy
-from edgespec.simulation.device_pair import Machine, bound
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
+from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.recording import Recording
-from edgespec.simulation.synthetic import WINDOW, synthetic_drafter, synthetic_target
+from edgespec.simulation.synthetic import WINDOW, PacedDecoder, synthetic_drafter, synthetic_target
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import Clock, VirtualClock
 from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds
 
@@ -105,19 +102,13 @@ def run(
     scenario: Scenario,
     schedule: str,
     devices: "Devices",
-    record: list[Calls] | None = None,
-    replay: Sequence[Calls] | None = None,
+    policy_of: Callable[[Drafter], DraftPolicy] | None = None,
 ) -> Speed:
-    """The speed of one of SCHEDULES.
-
-    Args:
-        record: Gets what the policy asked of the drafter in each round.
-        replay: Asks the drafter for just that instead: the time that these decisions take.
-    """
+    """The speed of one of SCHEDULES, by default under its own policy."""
     clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
     num_tokens = num_passes = since_tokens = since_passes = 0
     since_s = clock()
-    for block in decode(scenario, schedule, devices, record, replay):
+    for block in decode(scenario, schedule, devices, policy_of):
         num_tokens, num_passes = num_tokens + len(block.tokens), num_passes + 1
         if num_tokens <= num_first:
             since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
@@ -143,35 +134,22 @@ def virtual_devices() -> Devices:
     return Devices(clock, VirtualLane("drafter", clock, own), own, clock.sleep, own.sleep)
 
 
-def real_devices() -> Devices:
-    """Threads that sleep for the time of each pass."""
-    return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
-
-
 def decode(
     scenario: Scenario,
     schedule: str,
     devices: Devices,
-    record: list[Calls] | None = None,
-    replay: Sequence[Calls] | None = None,
+    policy_of: Callable[[Drafter], DraftPolicy] | None = None,
 ) -> Generator[Block, None, None]:
     """The passes of one of SCHEDULES, without end."""
     machine = scenario.machine
     text = synthetic_target(scenario.seed)
     target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
-    policy = _policy(scenario, schedule, devices, record, replay)
+    policy_of = policy_of or partial(policy_for, scenario, schedule, devices)
+    policy: DraftPolicy = Plain() if schedule == "plain" else policy_of(_drafter(scenario, schedule, devices))
     return speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock)
 
 
-def _policy(
-    scenario: Scenario,
-    schedule: str,
-    devices: Devices,
-    record: list[Calls] | None,
-    replay: Sequence[Calls] | None,
-) -> DraftPolicy:
-    if schedule == "plain":
-        return Plain()
+def _drafter(scenario: Scenario, schedule: str, devices: Devices) -> Drafter:
     machine, recording = scenario.machine, scenario.recording
     outcomes = [None, *recording.outcomes] if recording else []
     decoder = PacedDecoder(
@@ -180,16 +158,17 @@ def _policy(
         devices.lane_sleep,
         devices.lane_clock,
     )
-    drafter: Drafter = LaneDrafter(
+    return LaneDrafter(
         ModelDrafter(decoder, decoder.vocab_size),
         devices.lane,
         can_run_ahead=schedule != "serial",
         max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
     )
-    if replay is not None:
-        return ReplayPolicy(drafter, replay)
-    if record is not None:
-        drafter = RecordedDrafter(drafter, record)
+
+
+def policy_for(scenario: Scenario, schedule: str, devices: Devices, drafter: Drafter) -> DraftPolicy:
+    """The policy of a schedule that drafts."""
+    machine, recording = scenario.machine, scenario.recording
     if schedule == "serial" and scenario.draft_length is not None:
         return FixedLength([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:

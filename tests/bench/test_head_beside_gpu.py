@@ -19,7 +19,7 @@ from paced_pair import RecordedAnswer, ReplayedTarget, acceptance_by_position, d
 from edgespec import load
 from edgespec.decoders import Pass, Rows
 from edgespec.models.pair import write_pair
-from edgespec.simulation.device_pair import Machine
+from edgespec.simulation.machines import Machine
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds, append
 

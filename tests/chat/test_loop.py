@@ -30,7 +30,7 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import MemoryExhausted
-from edgespec.policy.measured_gain import Gain
+from edgespec.policy.costs import Gain
 from edgespec.system.clock import VirtualClock
 from edgespec.system.signals import Leave, catch_ctrl_c
 

@@ -18,7 +18,7 @@ from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.engine.near_ties import measure_width_change
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import FixedLength
 from edgespec.types import Logits, TokenIds
 
 CHANGE = 0.2  # of a logit, at most

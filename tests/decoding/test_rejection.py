@@ -21,18 +21,17 @@ from edgespec.decoding.noise import gumbel_noise
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.policy.speculation import Speculation
-from edgespec.simulation.paced import PacedDecoder
 from edgespec.simulation.schedules import virtual_devices
+from edgespec.simulation.synthetic import PacedDecoder
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Acceptance, Distribution, Drafter, Logits, Sampler, TokenIds, Tree, append
 

@@ -26,7 +26,7 @@ from edgespec.decoding.acceptance import equality
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.errors import ContextOverflow
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import FixedLength
 from edgespec.types import TokenMask, Tree
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from made_rows import NUM_COLUMNS, made_rows
 
 from edgespec.decoding.head_rows import Correction
-from edgespec.drafters.correction_training import TrainingRule, train_correction
+from edgespec.drafters.verified_rows import TrainingRule, train_correction
 
 RULE = TrainingRule()
 

@@ -13,7 +13,7 @@ from edgespec.decoders import CHAINS, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.model_drafter import Guess, ModelDrafter, next_choices
-from edgespec.policy.confidence import NUM_CLASSES, typical_probability
+from edgespec.policy.model_rates import NUM_CLASSES, typical_probability
 from edgespec.system.cancel import Flag
 from edgespec.types import NO_DRAFT, DraftRequest, Tree, Worth, append
 

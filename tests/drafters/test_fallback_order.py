@@ -12,19 +12,18 @@ from table_decoder import TableDecoder
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, Plain, speculative_decode
-from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lookahead import best_window
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE
 from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.policy.speculation import Speculation
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import PacedDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.types import Drafter, Report
 

@@ -14,11 +14,9 @@ from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
-from edgespec.drafters.background_loader import BackgroundLoader
-from edgespec.drafters.change_log import ChangeLog
-from edgespec.drafters.drafter_sets import DrafterSet
+from edgespec.drafters.drafter_sets import BackgroundLoader, DrafterSet
 from edgespec.drafters.memory_watch import MemoryWatch
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.memory.device_memory import Drivers, Places
 from edgespec.memory.free_memory import HOST

@@ -18,20 +18,18 @@ from edgespec.decoding.acceptance import equality, rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
+from edgespec.drafters.lanes import Lane, ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DrafterFault
 from edgespec.policy import ahead_schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftModelStats
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.limits import MAX_BRANCHES
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.simulation.paced import PacedDecoder
-from edgespec.simulation.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
+from edgespec.simulation.synthetic import VOCAB_SIZE, PacedDecoder, synthetic_drafter, synthetic_target
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Acceptance, Drafter, DraftRequest, Logits, TokenIds, Tree, append
 

@@ -9,8 +9,9 @@ from threading import Event
 import pytest
 from threads_left import wait_for_threads_since
 
-from edgespec.drafters.lanes import Job, Lane, ThreadLane, VirtualLane
+from edgespec.drafters.lanes import Job, Lane, ThreadLane
 from edgespec.errors import DrafterFault
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import VirtualClock
 

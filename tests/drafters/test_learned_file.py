@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from made_rows import NUM_COLUMNS, made_rows
 
-from edgespec.drafters.correction_training import TrainingRule, train_correction
 from edgespec.drafters.learned_file import LearnedFile, learned_files, require_domain
-from edgespec.drafters.learned_head import LearnedHead, Tally
-from edgespec.drafters.shadow_trial import ShadowTrial
+from edgespec.drafters.learned_head import LearnedHead, ShadowCount, ShadowTrial
+from edgespec.drafters.verified_rows import TrainingRule, train_correction
 from edgespec.errors import UsageError
 
 
@@ -36,7 +35,7 @@ def learned() -> LearnedHead:
         candidate=correction,
         trial=ShadowTrial(40, 3, 2),
         back=ShadowTrial(9, 1, 0),
-        tally=Tally(400, 100, 120),
+        tally=ShadowCount(400, 100, 120),
         num_swaps=1,
         changed="2026-11-23T10:00:00+00:00",
     )

@@ -4,8 +4,7 @@ import numpy as np
 from made_rows import NUM_COLUMNS, made_rows
 
 from edgespec.decoding.head_rows import Correction
-from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead
-from edgespec.drafters.shadow_trial import ShadowTrial
+from edgespec.drafters.learned_head import MOST_ROWS, LearnedHead, ShadowTrial
 
 
 def saying(column: int) -> Correction:

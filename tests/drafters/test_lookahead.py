@@ -19,8 +19,7 @@ from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_d
 from edgespec.drafters.lookahead import SMALLEST, Lookahead, NgramTable, Window, best_window, window_bucket
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, pass_costs
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.types import DraftRequest, TokenIds, Tree, append
 
 GREEDY = GumbelSampler(SamplingParams())

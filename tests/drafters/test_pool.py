@@ -10,11 +10,9 @@ from pool_answers import PROMPT, tokens_of
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, Plain, speculative_decode
-from edgespec.drafters.background_loader import BackgroundLoader
-from edgespec.drafters.change_log import ChangeLog
-from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
+from edgespec.drafters.drafter_sets import BackgroundLoader, Candidate, DrafterSet, OpenModel, drafter_sets
 from edgespec.drafters.memory_watch import MemoryWatch
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.memory.device_memory import Drivers, Places

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgespec.drafters.shadow_trial import ShadowTrial
+from edgespec.drafters.learned_head import ShadowTrial
 
 
 def counted(num_new: int, num_old: int, num_both: int = 0) -> ShadowTrial:

@@ -7,7 +7,7 @@ import pytest
 
 from edgespec import Drafting, Engine, SamplingParams, UsageError, load
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.drafters.prediction import PredictionDrafter
+from edgespec.drafters.answer_cache import PredictionDrafter
 from edgespec.types import DraftRequest
 
 pytestmark = pytest.mark.usefixtures("one_template_process")

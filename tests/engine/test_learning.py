@@ -13,8 +13,8 @@ import tiny_heads
 
 from edgespec import Engine, load
 from edgespec.cli.main import main
-from edgespec.drafters.correction_training import TrainingRule
 from edgespec.drafters.learned_file import LearnedFile
+from edgespec.drafters.verified_rows import TrainingRule
 from edgespec.engine import idle_learner, resolve
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError

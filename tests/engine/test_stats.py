@@ -16,8 +16,7 @@ from edgespec.engine.stats import Stats, Tally, verdicts, was_alone
 from edgespec.engine.writing import TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.types import Acceptance, TokenIds, Tree
 
 

@@ -13,7 +13,7 @@ from edgespec.decoders import Decoder
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.evaluation.exactness import Comparison, compare
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import FixedLength
 from edgespec.types import Logits, TokenIds
 
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from edgespec.planning.drafter_ranking import Basis, PossibleDrafter, rank
 from edgespec.planning.drafting_target import DraftingCosts, break_even_rate, expected_gain, rate_of
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.expected import expected_tokens
 from edgespec.policy.limits import MIN_GAIN_OF_PAIR
-from edgespec.policy.overlap import best_serial
+from edgespec.policy.overlap import best_serial, expected_tokens
 
 BASES: Sequence[Basis] = ("measured", "estimated", "unknown")
 

@@ -8,8 +8,7 @@ from costed_machine import GREEDY, STEP_S, TABLES
 
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts
-from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree

@@ -8,15 +8,13 @@ import pytest
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts
-from edgespec.policy.draft_model import DraftModelStats, split_surprise
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, split_surprise
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.simulation.paced import PacedDecoder
-from edgespec.simulation.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
+from edgespec.simulation.synthetic import VOCAB_SIZE, PacedDecoder, synthetic_drafter, synthetic_target
+from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import append
 

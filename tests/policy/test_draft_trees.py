@@ -10,14 +10,11 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.confidence import NUM_CLASSES, confidence_class, typical_probability
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_costs import DraftCosts, RowCosts
-from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.draft_trees import TreeGain, may_pay
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts, TreeGain, may_pay
 from edgespec.policy.measured import MeasuredPolicy
-from edgespec.policy.model_rates import nodes_key
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.policy.model_rates import NUM_CLASSES, confidence_class, nodes_key, typical_probability
+from edgespec.simulation.synthetic import PacedDecoder
 from edgespec.system.clock import VirtualClock
 
 GREEDY, PROMPT, NUM_TOKENS = SamplingParams(), np.array([1, 2, 3], np.int32), 300

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.policy.expected import best_chain, best_length, expected_tokens
-from edgespec.policy.trial_budget import TrialBudget
+from edgespec.policy.overlap import best_chain, best_length, expected_tokens
+from edgespec.policy.probes import TrialBudget
 
 RATES = st.lists(st.floats(0, 1), max_size=24)
 

@@ -9,11 +9,9 @@ from pass_times import CPU, GPU
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import ContextCosts, PassCosts
-from edgespec.policy.draft_costs import DraftCosts
-from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.simulation.device_pair import Machine
+from edgespec.policy.draft_model import DraftCosts, DraftModelStats
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
+from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree

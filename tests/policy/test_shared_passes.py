@@ -13,8 +13,8 @@ from edgespec.decoding.scheduler import Proposal
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, marginal_times
-from edgespec.policy.expected import best_chain, expected_tokens
 from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.overlap import best_chain, expected_tokens
 from edgespec.types import Tree
 
 times = st.lists(st.floats(0.0, 0.6), min_size=40, max_size=40).map(

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from costed_machine import STEP_S, TABLES, CostedMachine, Ran, gain
 
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured_gain import Gain, measured_gain
+from edgespec.policy.costs import Gain, PassCosts, measured_gain
 
 slow = pytest.mark.slow
 CLASSES = {"narrow": range(2, 4), "middle": range(4, 9), "wide": range(9, 26), "all": range(2, 26)}

@@ -22,7 +22,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.manifest import read_manifest
-from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import FixedLength
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.simulation.synthetic import HeldTokens

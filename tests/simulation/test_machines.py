@@ -10,10 +10,8 @@ import pytest
 from edgespec.cli.main import main
 from edgespec.cli.simulate import RECORDING
 from edgespec.errors import UsageError
-from edgespec.simulation.device_pair import Machine
-from edgespec.simulation.lane_picture import OWN, PREFETCHED, WAITED, draw
-from edgespec.simulation.machines import find_machine, read_machines
-from edgespec.simulation.observed_run import ObservedRun, Pass, observe
+from edgespec.simulation.lane_picture import OWN, PREFETCHED, WAITED, ObservedPass, ObservedRun, draw, observe
+from edgespec.simulation.machines import Machine, find_machine, read_machines
 from edgespec.simulation.recording import read_recording
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 
@@ -128,7 +126,7 @@ def test_an_observed_run_is_what_its_schedule_does(schedule: str) -> None:
 
 def test_a_picture_shows_when_drafts_lay_beside_passes() -> None:
     observed = ObservedRun(
-        "pipelined", 1.0, (Pass(0.1, 0.5, 1, 1), Pass(0.5, 0.9, 2, 0)), ((0.0, 0.4), (0.92, 1.0))
+        "pipelined", 1.0, (ObservedPass(0.1, 0.5, 1, 1), ObservedPass(0.5, 0.9, 2, 0)), ((0.0, 0.4), (0.92, 1.0))
     )
     svg = ElementTree.fromstring(draw([observed], {"plain": 10.0, "pipelined": 15.0}, "a <title> & more"))
     space = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,7 @@ from table_decoder import TableDecoder
 
 from edgespec.decoders import Decoder
 from edgespec.errors import EdgeSpecError
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import PacedDecoder
 from edgespec.types import Logits, TokenIds
 
 TEXT = np.array([1, 2, 3, 4, 5], np.int32)

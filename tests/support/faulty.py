@@ -12,12 +12,11 @@ import tiny
 
 from edgespec import Engine
 from edgespec.decoders import Decoder
-from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.manifest import Manifest, read_manifest, write_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.policy.speculation import Speculation

@@ -17,7 +17,7 @@ from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.plugins import Missing
-from edgespec.simulation.paced import PacedDecoder
+from edgespec.simulation.synthetic import PacedDecoder
 
 CPU = find_device("cpu")
 GPU = Device("webgpu", "WebGpuExecutionProvider", kind="gpu", hardware="an imitation")

@@ -9,13 +9,11 @@ from typing import Any
 
 from table_decoder import TableDecoder
 
-from edgespec.drafters.background_loader import BackgroundLoader
-from edgespec.drafters.change_log import ChangeLog
-from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
+from edgespec.drafters.drafter_sets import BackgroundLoader, Candidate, OpenModel, drafter_sets
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory

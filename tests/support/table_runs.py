@@ -14,8 +14,7 @@ from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.simulation.device_pair import Machine, bound
+from edgespec.simulation.machines import Machine, bound
 
 
 def machine(step: float, *ratios: float) -> Machine:
