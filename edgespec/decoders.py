@@ -16,7 +16,7 @@ from edgespec.types import NO_DRAFT, Logits, TokenIds, Tree, append
 
 
 class Wants(Enum):
-    """What a pass is run for: rows of logits, or the likeliest token of each row alone."""
+    """The purpose of a pass: rows of logits, or the likeliest token of each row alone."""
 
     LOGITS = 0
     BEST = 1
@@ -73,7 +73,7 @@ NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Rows(NamedTuple):
-    """What a pass gives. The next call from the same thread may overwrite the arrays: copy what must outlive it.
+    """The rows of a pass. The next call from the same thread may overwrite the arrays: copy what must outlive it.
 
     best: Given instead of logits to a pass that wants BEST, as a decoder that can.best does where it pays.
     confidence: A head's own estimate of the chance of the token after the last row; None where it makes none.
@@ -90,7 +90,7 @@ class Rows(NamedTuple):
 
 
 class Can(NamedTuple):
-    """What a decoder can do; each default is what all can.
+    """The abilities of a decoder; each default is what all can.
 
     trees: Its passes run guesses that branch.
     best: It finds the likeliest tokens on its own device, so that logits need not be copied.
@@ -144,7 +144,7 @@ class Cache(Protocol):
 
     @property
     def prefix_key(self) -> str | None:
-        """What keys and values depend on beside their tokens; None where they cannot be taken out and put back."""
+        """The key of all keys and values with the same tokens; None where they cannot be taken out and put back."""
         return None
 
     def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:

@@ -43,7 +43,7 @@ def attention_bias(
 
 
 def is_hidden(behind: npt.NDArray[np.integer[Any]], window: int | None) -> npt.NDArray[np.bool_]:
-    """Whether a token is not seen, by how many positions behind it lies: a later one, or one before the window."""
+    """True if a token is not seen, by how many positions behind it lies: a later one, or one before the window."""
     return behind < 0 if window is None else (behind < 0) | (behind >= window)
 
 

@@ -29,7 +29,7 @@ _CHUNK_TOKENS = 256
 
 
 class _Draft(NamedTuple):
-    """What a pass over a block has given.
+    """The rows and states of a pass over a block.
 
     tokens: The text after which it drafts.
     logits: Of its first tokens, [num_logits, num_columns].

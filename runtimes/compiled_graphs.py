@@ -42,7 +42,7 @@ _PASSING = frozenset({"library_path", "AVAILABLE_DEVICES", "EXECUTION_DEVICES", 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a folder of compiled graphs was made of.
+    """The origin of a folder of compiled graphs.
 
     device: What the device is. versions: Of ONNX Runtime, provider and driver. files: Of the folder.
     shares_weights: The graphs hold one copy of the weights, and have to be loaded together.
@@ -102,7 +102,7 @@ def compiled_files(folder: Path) -> list[Path]:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a folder of compiled graphs; None where its files are those of its record."""
+    """The fault of a folder of compiled graphs; None where its files are those of its record."""
     try:
         record = _read_record(folder)
     except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def _can_share(device: Device) -> bool:
-    """Whether graphs can share their weights: QNN's emulator compiles such graphs, and then does not load them."""
+    """True if graphs can share their weights: QNN's emulator compiles such graphs, and then does not load them."""
     return not (device.provider == "QNNExecutionProvider" and device.is_software)
 
 

@@ -36,7 +36,7 @@ _FATAL = 4  # a severity of ONNX Runtime
 def find_missing(
     driver: Nvidia | None, available: list[str], open_graph: Callable[[], str | None]
 ) -> Missing | None:
-    """What keeps the provider from working; None where it is available and open_graph returns no problem."""
+    """The reason why the provider does not work; None where it is available and open_graph finds no problem."""
     is_built_in = PROVIDER in available
     problem = open_graph() if is_built_in else "this onnxruntime is built without CUDA"
     if problem is None:

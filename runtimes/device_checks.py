@@ -101,7 +101,7 @@ def row_sample(row: Logits) -> tuple[float, ...]:
 
 
 def is_same_row(row: Logits, sample: tuple[float, ...]) -> bool:
-    """Whether a sample is that of a row, apart from the rounding between two versions of a kernel."""
+    """True if a sample is that of a row, apart from the rounding between two versions of a kernel."""
     found = np.asarray(row_sample(row))
     if len(found) != len(sample):
         return False
@@ -212,13 +212,13 @@ def probe_tokens(vocab_size: int, context_length: int) -> TokenIds:
 
 
 def is_argmax_sound(rows: Logits, found: Argmax) -> bool:
-    """Whether tokens that a device chose are the likeliest of rows, apart from the rounding between two passes."""
+    """True if tokens that a device chose are the likeliest of rows, apart from the rounding between two passes."""
     missed = rows.max(1) - rows[np.arange(len(rows)), found.ids]
     return bool(found.is_sound.all() and missed.max() <= _TOLERANCE * rows.std())
 
 
 def are_close(rows: Logits, expected: Logits) -> bool:
-    """Whether rows are those expected, apart from the rounding between two passes."""
+    """True if rows are those expected, apart from the rounding between two passes."""
     return _distance(rows, expected) < _TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""What a graph's weights take on a device, read from the graph alone."""
+"""Reads from a graph alone how much its weights take on a device."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

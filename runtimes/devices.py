@@ -92,7 +92,7 @@ class Device:
 
     @property
     def is_software(self) -> bool:
-        """Whether it is an emulator or a software adapter, which is slower than the CPU."""
+        """True if it is an emulator or a software adapter, which is slower than the CPU."""
         return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
 
     @property
@@ -322,7 +322,7 @@ def max_threads() -> int:
 
 
 def machine_key(device: Device, num_threads: int | None, deterministic: bool) -> str:
-    """What the cost of a pass depends on, apart from the model."""
+    """All that the cost of a pass depends on, apart from the model."""
     threads = f"{num_threads or physical_cores()} threads of {os.cpu_count()}"
     passes = "padded" if deterministic else "as they are"
     runtime = f"onnxruntime {import_onnxruntime().__version__}"
@@ -332,7 +332,7 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
 
 
 def device_key(device: Device) -> str:
-    """What speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
+    """All that speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
     if device.name == "cpu":
         return "cpu"
     return ", ".join([device.name, *([device.hardware] if device.hardware else []), *driver_versions(device)])

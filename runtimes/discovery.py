@@ -127,7 +127,7 @@ def _cpu_facts(ort: Any) -> dict[str, Any]:
 
 
 def nvidia_facts(driver: Nvidia | None, index: int = 0) -> dict[str, Any]:
-    """What NVIDIA's driver reports of itself and of a GPU."""
+    """Reads what NVIDIA's driver reports of itself and of a GPU."""
     facts: dict[str, Any] = {"vendor": "NVIDIA", "driver": driver.driver if driver else None}
     for gpu in driver.gpus[index : index + 1] if driver else ():
         facts |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "free_bytes": gpu.free_bytes}

@@ -23,7 +23,7 @@ NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
 
 def lacks_half_floats(device: Device) -> bool:
-    """Whether a device lacks half floats, by a graph of one node on WebGPU; all other providers have them.
+    """True if a device lacks half floats, by a graph of one node on WebGPU; all other providers have them.
 
     Raises DeviceUnavailable: The device computes nothing at all.
     """
@@ -49,7 +49,7 @@ def lacks_half_floats(device: Device) -> bool:
 
 
 def is_known_to_lack_half_floats(name: str) -> bool:
-    """Whether the device of that name is in this machine and lacks half floats; of others nothing is known."""
+    """True if the device of that name is in this machine and lacks half floats; of others nothing is known."""
     try:
         return lacks_half_floats(find_device(name))
     except DeviceUnavailable:
@@ -72,7 +72,7 @@ _NO_ADAPTER = "Failed to get a WebGPU adapter"
 
 
 class Abilities(NamedTuple):
-    """What a device can compute. has_half_floats: half precision, which the fp16 and int4 gpu forms need."""
+    """The abilities of a device. has_half_floats: half precision, which the fp16 and int4 gpu forms need."""
 
     has_half_floats: bool
 
@@ -145,7 +145,7 @@ def _problem(device: Device, kind: type[np.floating[Any]]) -> str | None:
 
 
 def adapter_problem(message: str) -> str | None:
-    """What a failure of a provider says of the driver; None where it is about something else."""
+    """The problem with a driver that a provider's failure tells of; None where it is about something else."""
     return "it finds no GPU with a driver that it can use" if _NO_ADAPTER in message else None
 
 

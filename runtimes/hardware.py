@@ -89,7 +89,7 @@ def _read_bus(bus: Path) -> Iterator[Accelerator]:
 
 
 def may_have_accelerator(system: str = sys.platform, files: Path = Path("/dev")) -> bool:
-    """Whether programs here may reach a GPU or NPU, found without loading anything; True where nothing tells."""
+    """True if programs here may reach a GPU or NPU, or nothing tells; found without loading anything."""
     return system != "linux" or any(found for pattern in _DEVICE_FILES for found in files.glob(pattern))
 
 

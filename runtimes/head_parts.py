@@ -1,4 +1,4 @@
-"""What drafting heads of all kinds share: their folder, their graphs, and the hidden states that they read.
+"""Parts of drafting heads of all kinds: their folder, their graphs, and the hidden states that they read.
 
 A head drafts after a text whose hidden states the target's decoder keeps. Where they are not known, as after
 tokens that the target has not run yet, it goes on from states of its own.

@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class PassRows(NamedTuple):
-    """What a pass gives a text.
+    """The rows that a pass gives a text.
 
     logits: [num_rows, vocab_size].
     token_rows: By output, [num_tokens, width].
@@ -237,7 +237,7 @@ class JoinedPasses:
         return 0 if self._session is None else self._session.num_parts
 
     def is_ready(self, num_texts: int) -> bool:
-        """Whether passes can run as one; a session for so many texts is opened if there is none."""
+        """True if passes can run as one; a session for so many texts is opened if there is none."""
         is_opening = self._thread is not None and self._thread.is_alive()
         if self.max_parts < min(num_texts, self._most_parts) and self._open_session is not None and not is_opening:
             num_parts = _FEW_PARTS

@@ -1,4 +1,4 @@
-"""What runtimes and drivers say when they are refused memory. ONNX Runtime raises no error of its own for that.
+"""The words of runtimes and drivers that are refused memory. ONNX Runtime raises no error of its own for that.
 
 The words are those of ONNX Runtime 1.31 and its plugins, read in their libraries and source, and those that
 drivers document. Words that are also said for other reasons are not here: CUBLAS_STATUS_NOT_INITIALIZED, QNN's
@@ -53,6 +53,6 @@ SAYINGS = (
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether memory was refused, by the error's type or by what it says."""
+    """True if memory was refused, by the error's type or by what it says."""
     message = str(error).lower()
     return isinstance(error, MemoryError) or any(saying.words in message for saying in SAYINGS)

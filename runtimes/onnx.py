@@ -281,7 +281,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return self._best_name if given.wants is BEST and self._best_name else self._logits_name
 
     def _made(self, given: Pass, rows: Logits) -> Rows:
-        """What a pass gives, of the rows of its output."""
+        """The rows of an output, as those of a pass."""
         return Rows(rows) if self._output(given) == self._logits_name else Rows(best=self._to_argmax(rows))
 
     def _to_argmax(self, best: Logits) -> Argmax:
@@ -357,7 +357,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return self._rows(tokens, len(tokens) - start, self._logits_name).copy()
 
     def _can_choose(self, device: Device, rows: Logits) -> bool:
-        """Whether the device chooses the tokens of the rows of the first probe tokens."""
+        """True if the device chooses the tokens of the rows of the first probe tokens."""
         assert self._best_name is not None
         tokens = probe_tokens(self.vocab_size, self.context_length)[: len(rows)]
         self._hold(tokens[:0])

@@ -119,17 +119,17 @@ def register_plugin(ort: Any, plugin: Plugin) -> tuple[Any, ...] | Missing:
 
 
 def how_to_load(plugin: Plugin, error: str) -> str:
-    """What to do about a library that does not load."""
+    """The way to fix a library that does not load."""
     return library_fix(error) or f"pip install --force-reinstall {plugin.package}"
 
 
 def library_fix(error: str) -> str | None:
-    """What installs the library that a message misses."""
+    """The command that installs the library that a message misses."""
     return next((fix for word, fix in _LIBRARIES.items() if word in error), None)
 
 
 def driver_fix(name: str) -> str | None:
-    """What installs a driver for the devices of a plugin."""
+    """The way to install a driver for the devices of a plugin."""
     return _DRIVERS.get(name)
 
 

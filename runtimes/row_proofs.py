@@ -43,7 +43,7 @@ _NUM_ALWAYS = 3  # stretches that are compared however long it takes
 
 @dataclass(frozen=True, kw_only=True)
 class RowProof:
-    """Whether rows are equal in all cuts that were tried; reason says what was compared, or what differs.
+    """The result of comparing rows in all cuts that were tried; reason says what was compared, or what differs.
 
     num_rows, num_different: Rows that were compared with the same ones of another cut, and those that differ.
     max_difference: The largest difference of a logit.
@@ -68,7 +68,7 @@ class _Found:
     first: str = ""  # where rows differ first
 
     def add(self, rows: Logits, expected: Logits, start: int, cut: str) -> "_Found":
-        """What was found, with rows from a position on, compared with those of another cut."""
+        """Adds rows from a position on, compared with those of another cut."""
         differing = (rows != expected).any(1)  # also where a logit is no number
         first = self.first
         if differing.any() and not first:
@@ -221,7 +221,7 @@ _MOST = 64  # proofs that a folder keeps
 
 
 def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
-    """What a proof holds for: the graph, the device, ONNX Runtime, and what its kernels are chosen by."""
+    """The key of a proof: the graph, the device, ONNX Runtime, and what its kernels are chosen by."""
     graph = manifest.files.get(manifest.graph)
     parts = [
         f"version {_VERSION}",

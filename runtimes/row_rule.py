@@ -1,4 +1,4 @@
-"""What passes on ONNX Runtime's CPU provider keep to, so that a row has the same bits in every cut of a text.
+"""A rule of passes on ONNX Runtime's CPU provider, so that a row has the same bits in every cut of a text.
 
 Two kernels decide (MLAS in ONNX Runtime, measured in docs/log/exactness.md):
 
@@ -22,7 +22,7 @@ _SUMS = ((16, 1024), (32, 512), (64, 256))
 
 
 class RowRule(NamedTuple):
-    """What keeps rows equal to the bit, with passes of even width."""
+    """The borders that keep rows equal to the bit, with passes of even width."""
 
     has_flash_attention: bool
     borders: tuple[int, ...]  # positions that no pass crosses, even and rising

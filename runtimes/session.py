@@ -136,7 +136,7 @@ def without_flash_attention() -> Iterator[None]:
 
 
 def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
-    """What to raise for a graph that does not load: on the CPU it is at fault, elsewhere the device may be."""
+    """The error for a graph that does not load: on the CPU it is at fault, elsewhere the device may be."""
     if device.name == "cpu":
         return translate_error(error, f"loading {graph}", ManifestError)
     if problem := adapter_problem(str(error)):
@@ -283,7 +283,7 @@ def _differences(expected: _Values, values: Sequence[Any]) -> list[str]:
 
 
 def _can_take(found: _Dimensions, wanted: _Dimensions) -> bool:
-    """Whether a shape of the graph is free where the wanted one varies, and free or equal elsewhere."""
+    """True if a shape of the graph is free where the wanted one varies, and free or equal elsewhere."""
     return len(found) == len(wanted) and all(
         not isinstance(have, int) or want in (have, _ANY) for have, want in zip(found, wanted, strict=True)
     )

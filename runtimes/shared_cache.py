@@ -62,7 +62,7 @@ class SharedCache:
 
     @property
     def _can_copy(self) -> bool:
-        """Whether what buffers hold can be copied to longer ones: through numpy, where the build of ONNX Runtime
+        """True if what buffers hold can be copied to longer ones: through numpy, where the build of ONNX Runtime
         that has the device's provider copies. Where it cannot, buffers are made once."""
         return self._device.memory == "cpu" or self._device.provider == PROVIDER
 

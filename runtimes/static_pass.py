@@ -79,7 +79,7 @@ class StaticCache:
 
 
 class Mask:
-    """What each token of a pass sees, [num_tokens, capacity + num_tokens]: the cache's positions, then the pass's.
+    """The mask of a pass, [num_tokens, capacity + num_tokens]: the cache's positions, then the pass's.
 
     num_written: Bytes that were written so far.
     """

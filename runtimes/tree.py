@@ -157,7 +157,7 @@ class OnnxTreeDecoder(ForwardingDecoder, Cache, Forks):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
     def _check(self, device: Device, checks: DeviceChecks) -> bool:
-        """Whether the device runs trees in one pass, as an earlier check has found or as it does now."""
+        """True if the device runs trees in one pass, as an earlier check has found or as it does now."""
         if (known := checks.read()) and known.runs_trees is not None:
             return known.runs_trees
         runs_trees = self._is_sound(device)
@@ -166,7 +166,7 @@ class OnnxTreeDecoder(ForwardingDecoder, Cache, Forks):
         return runs_trees
 
     def _is_sound(self, device: Device) -> bool:
-        """Whether the device gives the rows of a tree's branches in one pass."""
+        """True if the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
         given = Pass(tokens, Tree(nodes, parents=_PROBE_PARENTS))
@@ -199,7 +199,7 @@ class OnnxBranchDecoder(OnnxDecoder):
 
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:
-    """Whether a model on a device runs trees: it has the graph, and the device takes it."""
+    """True if a model on a device runs trees: it has the graph, and the device takes it."""
     return _has_trees(manifest) and device.provider in _PROVIDERS
 
 

@@ -1,4 +1,4 @@
-"""Whether a text has run into a loop: its last tokens are one span, again and again. Knows nothing of text."""
+"""Tells if a text has run into a loop: its last tokens are one span, again and again. Knows nothing of text."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -79,17 +79,17 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken, with any seed."""
+        """True if the likeliest token is always taken, with any seed."""
         return self.temperature == 0.0
 
     @property
     def has_cuts(self) -> bool:
-        """Whether unlikely tokens are cut off."""
+        """True if unlikely tokens are cut off."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether earlier tokens change the logits of later ones."""
+        """True if earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

@@ -16,7 +16,7 @@ from edgespec.types import NO_DRAFT, Acceptance, Logits, Sampler, TokenIds, Tree
 
 
 class Expectation(NamedTuple):
-    """What drafting num_tokens from a source promised before the pass."""
+    """The promise of drafting num_tokens from a source, made before the pass."""
 
     source: str
     num_tokens: int
@@ -74,7 +74,7 @@ class Plain:
 
 
 class Block(NamedTuple):
-    """What one pass of the target yielded: tokens, [1 … num_draft + 1], the last of them its own.
+    """The yield of one pass of the target: tokens, [1 … num_draft + 1], the last of them its own.
 
     logits are the target's, [num_draft + 1, vocab_size], until its next pass.
     """
