@@ -144,7 +144,7 @@ class Cache(Protocol):
 
     @property
     def prefix_key(self) -> str | None:
-        """The key of all keys and values with the same tokens; None where they cannot be taken out and put back."""
+        """Equal where keys and values of the same tokens are; None where they cannot be taken out and put back."""
         return None
 
     def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
