@@ -44,7 +44,8 @@ from edgespec.decoders import BEST, Argmax, Can, Decoder, Pass, Rows
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
-from edgespec.engine.engine import Engine
+from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError
 from edgespec.policy.speculation import Speculation
 from edgespec.system.console import print_stderr
@@ -214,11 +215,12 @@ class Bench:
         """Gaps between passes in milliseconds, as TimedTarget.gaps_ms gives them."""
         target = TimedTarget(self._target, case.pace_ms)
         engine = Engine(
-            manifest=self._manifest,
-            encoder=self._engine._encoder,
-            decoders=[target],
-            speculation=Speculation(lambda: [SuffixDrafter()], ratios=RATIOS),
-            pool=DrafterPool(vocab_size=self._options.vocab),
+            LoadedModel(manifest=self._manifest, encoder=self._engine._encoder),
+            SharedTarget.make(target),
+            OpenDrafters(
+                speculation=Speculation(lambda: [SuffixDrafter()], ratios=RATIOS),
+                pool=DrafterPool(vocab_size=self._options.vocab),
+            ),
         )
         num_tokens = 4 * self._options.passes
         with self._beside[case.beside]():

@@ -1,21 +1,20 @@
-"""Opens drafter models in their lanes, and makes the pool of all drafters of a setup.
+"""Opens drafter models in their lanes, and makes the sets of all drafters of a setup.
 
 A lane has one model, or a cascade in which each drafts for the one before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.drafters.answer_cache import AnswerDrafter
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
-from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
+from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import ChangeLog, DrafterPool
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.engine.idle_learner import HeadLearner
 from edgespec.engine.setup import Chain, Setup
@@ -97,46 +96,46 @@ def open_chain(
     return OpenModel(inner[0], decoder, lane)
 
 
-def make_pool(
-    setup: Setup, hidden_states: HiddenStates | None, learner: HeadLearner | None, answers: AnswerCache | None
-) -> DrafterPool:
-    """The pool of the drafters of a setup, and of the smaller sets that remain if memory is short.
+def make_sets(
+    setup: Setup,
+    hidden_states: HiddenStates | None,
+    learner: HeadLearner | None,
+    cached: Collection[AnswerDrafter],
+) -> list[DrafterSet]:
+    """All drafters of a setup, and the smaller sets that remain if memory is short.
 
     Args:
         hidden_states: Those that the target's decoder keeps.
         learner: Of a drafting head, if one learns.
-        answers: Stored answers that are drafted from, if the user wants that.
+        cached: The drafter from stored answers, if the user wants it.
     """
-    window, fit, num_drafted = setup.window, setup.memory, setup.wish.max_draft_tokens
-    reading, manifest = fit.reading, fit.target.manifest
-    cached = [AnswerDrafter(answers)] if answers else []
-    ahead = {"lookahead"} if window else set()
+    window, manifest = setup.window, setup.memory.target.manifest
+    ahead, num_drafted = {"lookahead"} if window else set(), setup.wish.max_draft_tokens
 
     def bytes_of_texts(names: frozenset[str]) -> int:
         widest = max(num_drafted, window.width - 1) if window and "lookahead" in names else num_drafted
         return texts_bytes(manifest, names, widest)
 
-    sets = drafter_sets(
-        [_candidates(chain, reading, hidden_states, learner) for chain in setup.drafters],
+    return drafter_sets(
+        [_candidates(chain, setup.memory.reading, hidden_states, learner) for chain in setup.drafters],
         setup.texts | {each.name for each in cached},
         frozenset({"suffix"} | ahead),
         bytes_of_texts,
     )
-    return DrafterPool(
-        sets,
-        manifest.vocab_size,
-        lambda texts: [
-            *make_text_drafters(texts, window if "lookahead" in texts else None),
-            *(each for each in cached if each.name in texts),
-        ],
-        MemoryWatch(
-            [each.tier for each in sets],
-            partial(_growth_bytes, setup),
-            reading.read,
-            reading.target_place,
-        ),
-        ChangeLog(setup.wish.report),
+
+
+def make_watch(setup: Setup, sets: Iterable[DrafterSet]) -> MemoryWatch:
+    """The watch that says which of the sets there is memory for."""
+    reading = setup.memory.reading
+    return MemoryWatch(
+        [each.tier for each in sets], partial(_growth_bytes, setup), reading.read, reading.target_place
     )
+
+
+def text_drafters(setup: Setup, cached: Collection[AnswerDrafter], names: frozenset[str]) -> list[Drafter]:
+    """The drafters with these names that draft from the text of one answer."""
+    window = setup.window if "lookahead" in names else None
+    return [*make_text_drafters(names, window), *(each for each in cached if each.name in names)]
 
 
 def _candidates(

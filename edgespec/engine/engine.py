@@ -3,8 +3,8 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -44,6 +44,33 @@ if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What an engine tells of its target, and reads texts with.
+
+    device_names: Of target and drafter.
+    near_tie: As Generation has it.
+    embedder: Of a model that was trained for embeddings, which writes no text.
+    """
+
+    manifest: Manifest
+    encoder: PromptEncoder
+    device_names: tuple[str, str] = ("cpu", "cpu")
+    is_deterministic: bool = False
+    near_tie: float | None = None
+    embedder: Embedder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenDrafters:
+    """What drafts for an engine, and what it has learned."""
+
+    speculation: Speculation = field(default_factory=Speculation)
+    pool: DrafterPool = field(default_factory=DrafterPool)
+    answers: AnswerCache | None = None
+    learner: IdleLearner | None = None
+
+
 class Engine:
     """A loaded model. Made by load(); close it, or use it in a with statement.
 
@@ -54,54 +81,30 @@ class Engine:
     beside it.
     """
 
-    def __init__(
-        self,
-        *,
-        manifest: Manifest,
-        encoder: PromptEncoder,
-        decoders: Sequence[Decoder],
-        speculation: Speculation,
-        pool: DrafterPool | None = None,
-        answers: AnswerCache | None = None,
-        device_names: tuple[str, str] = ("cpu", "cpu"),
-        is_deterministic: bool = False,
-        near_tie: float | None = None,
-        max_parallel: int = 1,
-        may_join: Callable[[], bool] = lambda: True,
-        shared: SharedTarget | None = None,
-        learner: IdleLearner | None = None,
-        embedder: Embedder | None = None,
-    ) -> None:
+    def __init__(self, model: LoadedModel, shared: SharedTarget, drafting: OpenDrafters | None = None) -> None:
         """Serve answers with a target and its drafters.
 
         Args:
-            max_parallel: How many answers may be made at once, if the target can have several caches.
-            may_join: Whether there is memory for passes of several answers.
-            shared: The caches of another engine of this target, and their queue.
-            embedder: Of a model that was trained for embeddings, which writes no text.
+            shared: The caches of the target and their queue, which several engines may have.
+            drafting: What drafts; nothing by default.
         """
-        self.manifest = manifest
-        self.tokenizer = encoder.tokenizer
-        self._encoder = encoder
-        self._decoders = list(decoders)
-        self._speculation = speculation
-        self._pool = pool or DrafterPool()
-        self._answers = answers
-        self.device_names = device_names  # of target and drafter
-        self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
-        self._near_tie = near_tie  # as Generation has it
-        self._shared = shared or SharedTarget.make(decoders[0], max_parallel, may_join)
-        if shared is None:
-            self._shared.caches.report_exchange = self._pool.watch.exchange
-        self._pool.free_caches = self._shared.empty
-        self._learner, self._embedder = learner, embedder
+        self.manifest = model.manifest
+        self.tokenizer = model.encoder.tokenizer
+        self.device_names = model.device_names  # of target and drafter
+        self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
+        drafting = drafting or OpenDrafters()
+        self._model, self._shared = model, shared
+        self._encoder = model.encoder
+        self._decoders = list(shared.caches.decoders[:1])
+        self._speculation, self._pool = drafting.speculation, drafting.pool
+        self._answers, self._learner = drafting.answers, drafting.learner
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
         self._requests = RequestReader(
-            encoder=encoder,
-            manifest=manifest,
-            greedy_device=None if near_tie is None else device_names[0],
+            encoder=model.encoder,
+            manifest=model.manifest,
+            greedy_device=None if model.near_tie is None else model.device_names[0],
         )
 
     def __enter__(self) -> "Engine":
@@ -141,17 +144,7 @@ class Engine:
     def plain(self) -> "Engine":
         """An engine that decodes plainly on this one's decoders and cache."""
         self._require_open()
-        return Engine(
-            manifest=self.manifest,
-            encoder=self._encoder,
-            decoders=self._decoders[:1],
-            speculation=Speculation(),
-            device_names=self.device_names,
-            is_deterministic=self.is_deterministic,
-            near_tie=self._near_tie,
-            shared=self._shared,
-            embedder=self._embedder,
-        )
+        return Engine(self._model, self._shared)
 
     def forget_prompts(self) -> None:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
@@ -407,8 +400,8 @@ class Engine:
         """
         self._require_open()
         require_embedding_model(self.manifest)
-        assert self._embedder is not None
-        return self._embedder
+        assert self._model.embedder is not None
+        return self._model.embedder
 
     def count(
         self,
@@ -482,6 +475,6 @@ class Engine:
             pool=self._pool,
             answers=self._answers,
             device_names=self.device_names,
-            near_tie=self._near_tie,
+            near_tie=self._model.near_tie,
             learner=self._learner,
         )

@@ -13,7 +13,7 @@ from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.engine.setup import Setup
 from edgespec.errors import EdgeSpecError
-from edgespec.planning.measured_placements import known_stats
+from edgespec.loading.open_model import known_stats
 from edgespec.profiling.learned_stats import write_learned_stats
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.types import TokenIds, append
@@ -28,14 +28,12 @@ _PROMPTS = (
 )
 
 
-def find_near_tie(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> float | None:
-    """The lead below which other passes may choose another token; None without --exact.
+def find_near_tie(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> float:
+    """The lead below which other passes may choose another token, for --exact.
 
     It is measured once and saved in the target's folder.
     """
     target, placement, report = setup.memory.target, setup.placement, setup.wish.report
-    if not placement.decides_near_ties:
-        return None
     known = setup.known.width_changes.get(placement.machine)
     if known is None:
         report(f"measuring how much the width of passes changes: {target.manifest.name}")

@@ -4,30 +4,32 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import equality, rejection
-from edgespec.drafters.answer_cache import AnswerCache
-from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.draft_models import make_pool
+from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.drafters.pool import ChangeLog, DrafterPool
+from edgespec.engine.draft_models import make_sets, make_watch, text_drafters
 from edgespec.engine.embedder import Embedder
-from edgespec.engine.engine import Engine
-from edgespec.engine.idle_learner import IdleLearner, make_learner
+from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
+from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.setup import Setup
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.engine.wish import AcceptanceName
 from edgespec.loading.open_model import (
     ModelFolder,
+    known_stats,
     open_model,
     read_chat_template,
     read_tokenizer,
 )
 from edgespec.loading.row_proof import settle_rows
 from edgespec.memory.estimate import FORESEEN_TOKENS
-from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.plan_option import branching_cost
 from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.policy.speculation import Speculation
@@ -42,14 +44,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class OpenModels(NamedTuple):
-    """What an engine runs, open and measured; each part is closed by the engine that gets it."""
+    """What an engine runs, open and measured; the engine that gets it closes it."""
 
     decoder: Decoder  # of the target
+    shared: SharedTarget
     encoder: PromptEncoder
-    learner: IdleLearner | None
-    answers: AnswerCache | None
-    pool: DrafterPool
-    speculation: Speculation
+    drafters: OpenDrafters
     near_tie: float | None
 
 
@@ -66,7 +66,7 @@ def open_engine(setup: Setup) -> Engine:
     with ExitStack() as undone:
         opened = _open_models(setup, undone)
         engine = _put_together(setup, opened)
-        opened.pool.watch_while_idle()
+        opened.drafters.pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
 
@@ -93,41 +93,45 @@ def _open_models(setup: Setup, undone: ExitStack) -> OpenModels:
     for each in (target, *setup.models):
         setup.home.mark_used(each.folder)
     answers = _answer_cache(setup) if wish.answer_cache and "suffix" in setup.texts else None
-    pool = make_pool(setup, decoder.hidden_states, learner.learner if learner else None, answers)
+    cached = [AnswerDrafter(answers)] if answers else []
+    sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
+    watch = make_watch(setup, sets)
+    shared = SharedTarget.make(decoder, setup.num_parallel, setup.memory.has_memory_to_join, watch.exchange)
+    pool = DrafterPool(
+        sets,
+        target.manifest.vocab_size,
+        partial(text_drafters, setup, cached),
+        watch,
+        ChangeLog(wish.report),
+        free_caches=shared.empty,
+    )
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
     speculation = pool.with_relief(lambda: learned_speculation(setup, pool.drafters, decoder, pool.decoders))
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
     encoder = _encoder(setup, renderer)
-    near_tie = find_near_tie(setup, decoder, encoder)
+    near_tie = find_near_tie(setup, decoder, encoder) if placement.decides_near_ties else None
     if decoder.cache:  # checks and measurements left what nobody asked for; its memory is kept
         decoder.cache.pretend(np.zeros(0, np.int32))
-    return OpenModels(decoder, encoder, learner, answers, pool, speculation, near_tie)
+    speculation = replace(
+        speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
+    )
+    drafters = OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
+    return OpenModels(decoder, shared, encoder, drafters, near_tie)
 
 
 def _put_together(setup: Setup, opened: OpenModels) -> Engine:
-    placement, encoder = setup.placement, opened.encoder
-    return Engine(
+    placement = setup.placement
+    model = LoadedModel(
         manifest=setup.target.manifest,
-        encoder=encoder,
-        near_tie=opened.near_tie,
-        decoders=[opened.decoder],
-        speculation=replace(
-            opened.speculation,
-            accept=_ACCEPTANCES[setup.wish.acceptance],
-            hold=opened.pool.hold,
-            has_trees=setup.drafts_trees,
-        ),
-        pool=opened.pool,
-        answers=opened.answers,
+        encoder=opened.encoder,
         device_names=(placement.device.name, placement.drafter_device.name),
         is_deterministic=placement.deterministic,
-        max_parallel=setup.num_parallel,
-        may_join=setup.memory.has_memory_to_join,
-        learner=opened.learner,
-        embedder=_embedder(setup, opened.decoder, encoder),
+        near_tie=opened.near_tie,
+        embedder=_embedder(setup, opened.decoder, opened.encoder),
     )
+    return Engine(model, opened.shared, opened.drafters)
 
 
 def _start_renderer(target: ModelFolder) -> TemplateProcess:
@@ -189,7 +193,13 @@ def learned_speculation(
     drafts |= known.drafts.get(machine, {})
     contention = known.contention.get(machine, {})
 
-    def write(learned: Speculation, known: LearnedStats, report: Report = lambda line: None) -> None:
+    is_stored = (
+        profile == known.profiles.get(machine)
+        and machine in known.ratios
+        and known.drafts.get(machine, {}).keys() >= {*lanes.values()}
+    )
+
+    def write(learned: Speculation, known: LearnedStats, report: Report) -> None:
         if target.manifest.is_ours:
             models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
             drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
@@ -199,7 +209,8 @@ def learned_speculation(
             write_learned_stats(target.folder, known, report)
 
     def save(learned: Speculation) -> None:
-        write(learned, known_stats(target))  # another engine may have learned meanwhile
+        # Another engine may have learned meanwhile. That a folder cannot be written is told once.
+        write(learned, known_stats(target), report if is_stored else lambda line: None)
 
     stats = {}
     for name, lane in lanes.items():
@@ -215,5 +226,6 @@ def learned_speculation(
     speculation.is_padded = profile.is_padded
     speculation.spreads = known.spreads.get(machine) or profile.spreads()
     speculation.warm = None if placement.device.name == "cpu" else set()
-    write(speculation, known, report)
+    if not is_stored:
+        write(speculation, known, report)
     return speculation

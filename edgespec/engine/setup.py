@@ -11,11 +11,11 @@ from edgespec.errors import UsageError
 from edgespec.loading.device_choice import Placement, require_form, require_together
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
-from edgespec.loading.open_model import ModelFolder, weights_size
+from edgespec.loading.open_model import ModelFolder, known_stats, weights_size
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models.home import ModelHome
-from edgespec.planning.measured_placements import choose_schedule, choose_threads, known_stats
+from edgespec.planning.measured_placements import choose_schedule, choose_threads
 from edgespec.planning.plan_option import Schedule
 from edgespec.policy import draft_model
 from edgespec.policy.costs import PassCosts

@@ -17,9 +17,20 @@ class SharedTarget(NamedTuple):
     queue: RequestQueue
 
     @classmethod
-    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "SharedTarget":
-        """Caches for up to max_parallel answers; may_join: whether there is memory for passes of several."""
-        caches = TargetCaches(target, max_parallel, may_join)
+    def make(
+        cls,
+        target: Decoder,
+        max_parallel: int = 1,
+        may_join: Callable[[], bool] = lambda: True,
+        report_exchange: Callable[[int, int], None] = lambda number, other: None,
+    ) -> "SharedTarget":
+        """Caches for as many answers at once as max_parallel says, if the target can have several.
+
+        Args:
+            may_join: Whether there is memory for passes of several answers.
+            report_exchange: Takes the numbers of caches that exchange what they hold.
+        """
+        caches = TargetCaches(target, max_parallel, may_join, report_exchange)
         return cls(caches, RequestQueue(num_caches=caches.num_caches))
 
     def empty(self) -> Sequence[int]:

@@ -34,7 +34,13 @@ class TargetCaches:
     it is free, and what it held then moves to another.
     """
 
-    def __init__(self, target: Decoder, num_caches: int = 1, may_join: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        target: Decoder,
+        num_caches: int = 1,
+        may_join: Callable[[], bool] = lambda: False,
+        report_exchange: Callable[[int, int], None] = lambda number, other: None,
+    ) -> None:
         """Make no fork yet.
 
         Args:
@@ -48,7 +54,7 @@ class TargetCaches:
         self._slots = [_HeldText()]  # at least as many
         self._num_uses = [0]  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
-        self.report_exchange: Callable[[int, int], None] = lambda number, other: None  # once it is decided
+        self._report_exchange = report_exchange  # once it is decided
         self._clock = count()
         self._lock = Lock()
 
@@ -66,7 +72,7 @@ class TargetCaches:
             if number != source:
                 self._exchanges.append((number, source))
                 self._slots[number], self._slots[source] = self._slots[source], self._slots[number]
-                self.report_exchange(number, source)
+                self._report_exchange(number, source)
             self._slots[number].used_at = next(self._clock)
             return number
 

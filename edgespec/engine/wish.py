@@ -121,7 +121,9 @@ class Wish:
 
     def __post_init__(self) -> None:
         for name, kind in type(self).__annotations__.items():
-            kind.__metadata__[0](name, getattr(self, name))
+            value = getattr(self, name)
+            if name == "model" or value is not getattr(Wish, name):
+                kind.__metadata__[0](name, value)
         if self.learn is not None and self.acceptance == "rejection":
             raise UsageError(
                 "learn changes what a head drafts, and with acceptance='rejection' sampled text depends on that; "

@@ -17,6 +17,7 @@ from edgespec.errors import ManifestError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models import genai
+from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats
 from edgespec.runtimes import foreign
 from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
@@ -32,7 +33,7 @@ from edgespec.system.progress import ReportProgress
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Range, TokenIds
+from edgespec.types import Range, Report, TokenIds
 
 
 def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
@@ -137,6 +138,11 @@ def weights_size(model: ModelFolder) -> WeightsSize:
     if model.manifest.form != "gpu":
         return WeightsSize(file_bytes, file_bytes)
     return WeightsSize(file_bytes, *read_device_size(model.folder / model.manifest.graph))
+
+
+def known_stats(target: ModelFolder, report: Report = lambda line: None) -> LearnedStats:
+    """What was learned of a target; nothing in a folder of another program, which is never written."""
+    return read_learned_stats(target.folder, report) if target.manifest.is_ours else LearnedStats()
 
 
 def read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:

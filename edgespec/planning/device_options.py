@@ -6,7 +6,7 @@ from functools import reduce
 
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
 from edgespec.loading.device_choice import Placement
-from edgespec.loading.open_model import ModelFolder
+from edgespec.loading.open_model import ModelFolder, known_stats
 from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
@@ -15,7 +15,6 @@ from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.device_search import Refusal, Where
 from edgespec.planning.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target
-from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.plan_models import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import Weighed, weigh

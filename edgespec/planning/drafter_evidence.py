@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from edgespec.loading.device_choice import Placement
-from edgespec.loading.open_model import ModelFolder
+from edgespec.loading.open_model import ModelFolder, known_stats
 from edgespec.models.known_drafters import Reported
 from edgespec.models.pair import Pair
 from edgespec.planning.drafter_ranking import Basis
@@ -15,7 +15,7 @@ from edgespec.planning.drafting_target import (
     expected_gain,
     rate_of,
 )
-from edgespec.planning.measured_placements import known_layout, known_stats
+from edgespec.planning.measured_placements import known_layout
 from edgespec.planning.plan_models import without_trees
 from edgespec.planning.planner import plan_on
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key

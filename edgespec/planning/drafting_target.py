@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.loading.device_choice import Placement
-from edgespec.loading.open_model import ModelFolder, weights_bytes
+from edgespec.loading.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
@@ -25,7 +25,6 @@ from edgespec.models.forecast import foresee_model
 from edgespec.models.home import ModelHome, split_precision
 from edgespec.models.known_drafters import plain_name
 from edgespec.planning.foresee import ModelSize
-from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.plan_option import shortage
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
 from edgespec.policy.overlap import Ratio, best_length, expected_tokens

@@ -10,12 +10,12 @@ from typing import Literal
 
 from edgespec.loading.device_choice import Placement
 from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import ModelFolder, open_drafter, open_model
+from edgespec.loading.open_model import ModelFolder, known_stats, open_drafter, open_model
 from edgespec.manifest import Manifest
 from edgespec.planning.plan_option import Layout, Schedule
 from edgespec.planning.planner import is_counted, plan_on, schedule_of
 from edgespec.policy.limits import MIN_GAIN_OF_SPLIT
-from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
+from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import MeasuringTime, Profile
 from edgespec.runtimes.tree import can_run_trees
@@ -29,11 +29,6 @@ def splits_of(placement: Placement, has_drafters: bool) -> list[Placement]:
     if has_drafters and placement.device == placement.drafter_device and most > 1:
         threads += [(most - 1, 1), (most - most // 2, most // 2)]
     return [replace(placement, num_threads=one, drafter_threads=two) for one, two in dict.fromkeys(threads)]
-
-
-def known_stats(target: ModelFolder, report: Report = lambda line: None) -> LearnedStats:
-    """What was learned of a target; nothing in a folder of another program, which is never written."""
-    return read_learned_stats(target.folder, report) if target.manifest.is_ours else LearnedStats()
 
 
 def refined_layout(profile: Profile, drafter: Manifest, placement: Placement, known: LearnedStats) -> Layout:

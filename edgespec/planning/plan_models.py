@@ -11,7 +11,7 @@ from edgespec.drafters.lookahead import best_window
 from edgespec.loading.device_choice import Placement
 from edgespec.loading.head_target import require_own_target
 from edgespec.loading.memory_fit import MemoryReading, fit_memory, read_memory
-from edgespec.loading.open_model import ModelFolder, weights_size
+from edgespec.loading.open_model import ModelFolder, known_stats, weights_size
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import (
     FORESEEN_TOKENS,
@@ -22,7 +22,7 @@ from edgespec.memory.estimate import (
 )
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.memory.ladder import Bytes
-from edgespec.planning.measured_placements import MeasuredPlacements, known_stats
+from edgespec.planning.measured_placements import MeasuredPlacements
 from edgespec.planning.plan_option import Layout, MemoryNeeds, Plan, shortage
 from edgespec.planning.planner import Weighed, decide, weigh
 from edgespec.profiling.learned_stats import LearnedStats

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.open_model import ModelFolder, weights_bytes, weights_size
+from edgespec.loading.open_model import ModelFolder, known_stats, weights_bytes, weights_size
 from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import read_manifest
 from edgespec.models.known_drafters import KnownDrafter, plain_name
@@ -23,7 +23,7 @@ from edgespec.planning.drafter_evidence import (
 from edgespec.planning.drafter_ranking import PossibleDrafter
 from edgespec.planning.drafting_target import DraftingCosts, DraftingTarget, ExportSource
 from edgespec.planning.foresee import ModelSize
-from edgespec.planning.measured_placements import known_layout, known_stats
+from edgespec.planning.measured_placements import known_layout
 from edgespec.policy.limits import MAX_PLANNED_TOKENS
 from edgespec.system.command_line import join_words
 

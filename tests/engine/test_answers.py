@@ -29,6 +29,8 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import DrafterPool
+from edgespec.engine.engine import LoadedModel, OpenDrafters
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.loading.open_model import SubsetDecoder
 from edgespec.manifest import read_manifest
@@ -94,11 +96,9 @@ def engine_of(tiny_model: Path) -> EngineOf:
     drafting = Speculation(lambda: [ModelDrafter(near, tiny.VOCAB, "near")], draft_length=3)
     manifest = read_manifest(tiny_model)
     return lambda decoder, speculation=drafting, pool=None: Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
-        decoders=[decoder],
-        speculation=speculation,
-        pool=pool,
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
+        SharedTarget.make(decoder),
+        OpenDrafters(speculation=speculation, pool=pool or DrafterPool()),
     )
 
 

@@ -28,9 +28,10 @@ from edgespec import (
     VocabularyMismatch,
     load,
 )
+from edgespec.engine.engine import LoadedModel
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
-from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.tokenization.prompt_encoder import PromptEncoder
@@ -158,10 +159,8 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
     first = engine.generate("the", max_tokens=5).token_ids
     ending = replace(engine.manifest, eos_token_ids=(first[3],))
     short = Engine(
-        manifest=ending,
-        encoder=PromptEncoder(ending, engine.tokenizer, tiny.TEMPLATE),
-        decoders=[engine.target],
-        speculation=Speculation(),
+        LoadedModel(manifest=ending, encoder=PromptEncoder(ending, engine.tokenizer, tiny.TEMPLATE)),
+        SharedTarget.make(engine.target),
     )
     answer = short.generate("the", max_tokens=50)
     assert (answer.token_ids, answer.finish_reason) == (first[: first.index(first[3])], "stop")
@@ -319,10 +318,8 @@ def test_draft_length_out_of_range_is_refused(tiny_model: Path, length: str | in
 def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     engine = Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
-        decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
-        speculation=Speculation(),
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
+        SharedTarget.make(TableDecoder(tiny.VOCAB, seed=3, context_length=200)),
     )
     assert len(engine.generate("the", max_tokens=30, sampling=SAMPLED).token_ids) > 0
 

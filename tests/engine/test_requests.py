@@ -21,8 +21,9 @@ from edgespec import (
     load,
 )
 from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
+from edgespec.engine.engine import LoadedModel
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import SuggestedSampling
-from edgespec.policy.speculation import Speculation
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -283,9 +284,7 @@ def test_whole_rows_are_read_where_the_likeliest_token_is_not_enough(
     engine: Engine, options: dict[str, Any]
 ) -> None:
     decoder = Choosing(tiny.VOCAB, seed=3)
-    choosing = Engine(
-        manifest=engine.manifest, encoder=engine._encoder, decoders=[decoder], speculation=Speculation()
-    )
+    choosing = Engine(LoadedModel(manifest=engine.manifest, encoder=engine._encoder), SharedTarget.make(decoder))
     usual = choosing.generate(PROMPT, max_tokens=12)
     num_asked = decoder.num_asked
     assert num_asked > 0

@@ -16,12 +16,13 @@ from table_decoder import TableDecoder
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
+from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
@@ -274,11 +275,9 @@ def engine(tiny_model: Path, tmp_path: Path) -> Engine:
     CountingDecoder.num_passes, CountingDecoder.pause = 0, None
     manifest = read_manifest(tiny_model)
     return Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
-        decoders=[CountingDecoder()],
-        speculation=Speculation(),
-        answers=AnswerCache(tmp_path, "tiny", "0" * 64, tiny.VOCAB),
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
+        SharedTarget.make(CountingDecoder()),
+        OpenDrafters(answers=AnswerCache(tmp_path, "tiny", "0" * 64, tiny.VOCAB)),
     )
 
 

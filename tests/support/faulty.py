@@ -17,6 +17,8 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import ChangeLog, DrafterPool
+from edgespec.engine.engine import LoadedModel, OpenDrafters
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import Manifest, read_manifest, write_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.policy.speculation import Speculation
@@ -31,10 +33,7 @@ SCHEDULES = ["serial", "pipelined", "hedged"]
 def plain_engine(manifest: Manifest, tokenizer: Tokenizer, target: Decoder) -> Engine:
     """Without a template, so that a prompt is its own text."""
     return Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, tokenizer),
-        decoders=[target],
-        speculation=Speculation(),
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer)), SharedTarget.make(target)
     )
 
 
@@ -65,11 +64,9 @@ def drafted_engine(
     if accept:
         speculation = replace(speculation, accept=accept)
     return Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, tokenizer),
-        decoders=[target],
-        speculation=speculation,
-        pool=pool,
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer)),
+        SharedTarget.make(target),
+        OpenDrafters(speculation=speculation, pool=pool),
     )
 
 

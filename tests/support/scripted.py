@@ -12,8 +12,9 @@ from table_decoder import TableDecoder
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine
+from edgespec.engine.engine import LoadedModel
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import read_manifest
-from edgespec.policy.speculation import Speculation
 from edgespec.simulation.synthetic import HeldTokens
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -88,8 +89,6 @@ def scripted_engine(
         decoder = TableDecoder(decoder.vocab_size, seed=seed, context_length=decoder.context_length)
     manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)
     return Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, tokenizer, template),
-        decoders=[decoder],
-        speculation=Speculation(),
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer, template)),
+        SharedTarget.make(decoder),
     )

@@ -9,8 +9,9 @@ from double import Double
 
 from edgespec import Engine
 from edgespec.decoders import Decoder
+from edgespec.engine.engine import LoadedModel
+from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import read_manifest
-from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
@@ -39,8 +40,8 @@ def engine_of(folder: Path, decoder: Decoder, template: str | None = None) -> En
     """With the tokenizer of a model folder, plain and by default without a chat template."""
     manifest = read_manifest(folder)
     return Engine(
-        manifest=manifest,
-        encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template),
-        decoders=[decoder],
-        speculation=Speculation(),
+        LoadedModel(
+            manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template)
+        ),
+        SharedTarget.make(decoder),
     )
