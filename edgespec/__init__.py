@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion
     from edgespec.engine.conversation import Conversation
-    from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
-    from edgespec.engine.request import AnswerOptions
+    from edgespec.engine.request import AnswerOptions, Drafting
     from edgespec.engine.stats import Stats
     from edgespec.engine.transcript import Round
     from edgespec.errors import (
@@ -189,7 +188,7 @@ _HOMES = {
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
-    "Drafting": "engine.drafting",
+    "Drafting": "engine.request",
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
     "Gain": "policy.costs",

@@ -10,9 +10,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.engine.drafting import under_constraint
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import Request
+from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.prompt_encoder import PromptEncoder

@@ -390,6 +390,18 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
         load(tiny_model, **arguments)
 
 
+def test_a_stream_that_nobody_read_keeps_no_model(tiny_model: Path) -> None:
+    gc.collect()
+    gc.disable()  # so that what only the collector of garbage would free is seen
+    try:
+        with load(tiny_model, drafter="none") as engine:
+            model, stream = ref(engine.target), engine.stream("the")
+            del stream
+        assert model() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("schedule", ["serial", "pipelined"])
 def test_closing_frees_target_and_drafter_at_once(tiny_model: Path, tiny_drafter: Path, schedule: str) -> None:
     gc.collect()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec import Engine, SamplingParams
+from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
@@ -185,6 +185,28 @@ def test_an_interrupt_that_comes_before_its_pass_is_repeated() -> None:
     next(ahead)
     ahead.close()
     assert passes.is_closed.is_set()
+
+
+def test_a_text_that_was_interrupted_half_made_has_no_last_chunk() -> None:
+    class Interrupted:
+        num_closed = 0
+
+        def add(self, new: int) -> Chunk:
+            raise KeyboardInterrupt
+
+        def finish(self, last: Chunk) -> Chunk:
+            raise AssertionError("its state is half made")
+
+        def close(self) -> None:
+            self.num_closed += 1
+
+    ticket, writer = Ticket(), Interrupted()
+    passes: RunAhead[int] = RunAhead(made := Passes(9), RequestQueue(), ticket)  # type: ignore[arg-type]
+    stream = AnswerStream(passes, writer, ticket)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert (stream.last, list(stream), writer.num_closed) == (None, [], 1)
+    assert made.is_closed.is_set()
 
 
 def test_an_answer_that_was_never_asked_for_is_closed_without_a_thread() -> None:

@@ -12,7 +12,7 @@ from scripted import TOOL_TEMPLATE, scripted_engine
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine, UsageError
-from edgespec.engine.answer_grammars import explain_refusal
+from edgespec.engine.request_reader import explain_refusal
 from edgespec.errors import FormatError, ToolError
 from edgespec.grammar.call_grammar import call_grammar, constrained_format
 from edgespec.grammar.compile import GrammarCompiler
