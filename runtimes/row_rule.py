@@ -28,7 +28,7 @@ class RowRule(NamedTuple):
     borders: tuple[int, ...]  # positions that no pass crosses, even and rising
 
 
-class Pass(NamedTuple):
+class Cut(NamedTuple):
     """A pass over positions start to stop, with num_padded tokens after that mean nothing."""
 
     start: int
@@ -61,7 +61,7 @@ def read_l2_bytes() -> int | None:
     return None
 
 
-def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> Pass:
+def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> Cut:
     """The first pass of even width over positions from start, up to stop at most.
 
     An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the end of
@@ -71,10 +71,10 @@ def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: i
     end = min([context_length, *(border for border in borders if border > start)])
     stop = min(stop, end)
     if (stop - start) % 2 == 0:
-        return Pass(start, stop, 0)
+        return Cut(start, stop, 0)
     if stop < end:
-        return Pass(start, stop, 1)
+        return Cut(start, stop, 1)
     if start > begin:
-        return Pass(start - 1, stop, 0)
+        return Cut(start - 1, stop, 0)
     # The last position alone, or all but it: a later pass runs it with the one before.
-    return Pass(start, max(start + 1, stop - 1), 0)
+    return Cut(start, max(start + 1, stop - 1), 0)
