@@ -20,12 +20,12 @@ import numpy.typing as npt
 from command_line import command_line
 
 import edgespec
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.evaluation.prompts import own_prompts, read_prompts
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import measure_ranges, open_decoder
 from edgespec.manifest import read_manifest
-from edgespec.models.home import ModelHome, default_home
+from edgespec.setup.home import ModelHome, default_home
+from edgespec.setup.open_model import measure_ranges, open_decoder
 from edgespec.system.console import info
 from edgespec.types import Logits, TokenIds
 

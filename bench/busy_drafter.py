@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec import SamplingParams, load
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.drafters.lanes import Job, ThreadLane
-from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.draft.drafter import DraftRequest
+from edgespec.draft.lanes import Job, ThreadLane
+from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.system.cancel import Flag
-from edgespec.types import DraftRequest
 
 SAMPLING = SamplingParams(temperature=0.8, top_k=40, seed=1)
 NUM_PROMPT, NUM_DRAFT = 500, 64

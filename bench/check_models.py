@@ -22,8 +22,8 @@ from edgespec.errors import ExportMismatch
 from edgespec.export.convert import export_model
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Check
+from edgespec.setup.open_model import open_decoder
 from edgespec.types import TokenIds
 
 TEXTS = [Path(__file__).parent / "texts" / f"{name}.txt" for name in ("prose", "code")]

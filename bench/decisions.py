@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.decoding.scheduler import Plain, Proposal
-from edgespec.types import NO_DRAFT, DraftAhead, Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.draft.drafter import DraftAhead, Drafter, DrafterCan, DraftRequest
+from edgespec.types import Logits, Sampler, TokenIds
 
 
 class Call(NamedTuple):

@@ -19,9 +19,9 @@ from interleaved import measure_in_turn, median_ratio
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.models.home import ModelHome, default_home
 from edgespec.runtimes.devices import find_device, physical_cores
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.setup.home import ModelHome, default_home
 
 PROMPT = np.arange(1000, 1032, dtype=np.int32)
 # The threads of the session that ran before spin for a while and take a core from this one.

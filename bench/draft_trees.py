@@ -18,14 +18,14 @@ from math import log
 
 import numpy as np
 
-from edgespec.decoders import Can, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import Can, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import speculative_decode
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
-from edgespec.policy.measured import MeasuredPolicy
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
+from edgespec.draft.measured import MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.simulation.synthetic import VOCAB_SIZE, Context, PacedDecoder, SyntheticDecoder, synthetic_target
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Row

@@ -48,38 +48,41 @@ from paced_pair import (
 )
 from schedules import ROWS, ratios_by_width
 
-from edgespec.decoders import Decoder
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.scheduler import speculative_decode
-from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.drafters.text_drafters import make_text_drafters
-from edgespec.engine.resolve import resolve
-from edgespec.engine.wish import Wish
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.cross_vocabulary import TranslatedDecoder, respell
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.limits import MAX_BRANCHES
+from edgespec.draft.measured import MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.probes import probe_budget
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
+from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.loading.head_target import layers_read
-from edgespec.loading.open_model import (
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.tree import can_run_trees
+from edgespec.setup.head_target import layers_read
+from edgespec.setup.open_model import (
     ModelFolder,
     open_drafter,
     open_model,
     read_tokenizer,
 )
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
-from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.policy.probes import probe_budget
-from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.tree import can_run_trees
+from edgespec.setup.resolve import resolve
+from edgespec.setup.translation import load_translation
+from edgespec.setup.wish import Wish
 from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.system.console import print_stderr
-from edgespec.types import Drafter, DraftRequest, TokenIds, append
+from edgespec.types import TokenIds, append
 
 SCHEDULES = ("serial", "nodes", "pipelined", "hedged")
 LONGEST = 16  # drafts whose tokens are counted for the bounds

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from command_line import command_line
 
-from edgespec.loading.head_check import open_pair
-from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import recurrent_head
-from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.setup.head_check import open_pair
+from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
+from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.types import TokenIds, append
 
 

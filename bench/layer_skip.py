@@ -31,8 +31,8 @@ from command_line import command_line
 from onnx import helper
 from replay import COSTS, Answer, read_answers
 
+from edgespec.draft.overlap import best_length, expected_tokens
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.policy.overlap import best_length, expected_tokens
 from edgespec.types import append
 
 GATES = "gates"

@@ -24,8 +24,8 @@ import psutil
 from command_line import command_line
 
 from edgespec import load
-from edgespec.drafters.learned_file import learned_files
-from edgespec.drafters.learned_head import LearnedHead, ShadowCount
+from edgespec.draft.learned_head import LearnedHead, ShadowCount
+from edgespec.setup.pair import learned_files
 from edgespec.system.system_info import peak_rss_bytes
 
 _RESIDENT = f"{'resident MB':>12} {'at most':>11}"

@@ -40,14 +40,14 @@ from rich.console import Console
 
 from edgespec import SamplingParams, load
 from edgespec.chat.printer import MarkdownPrinter
-from edgespec.decoders import BEST, Argmax, Can, Decoder, Pass, Rows
-from edgespec.drafters.pool import DrafterPool
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.decoding.decoder import BEST, Argmax, Can, Decoder, Pass, Rows
+from edgespec.draft.pool import DrafterPool
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError
-from edgespec.policy.speculation import Speculation
 from edgespec.system.console import print_stderr
 from edgespec.system.threads import hand_over_soon
 from edgespec.types import TokenIds

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from edgespec.errors import EdgeSpecError
 from edgespec.evaluation.peer import PeerReply
-from edgespec.tokenization.chat_template import Message
+from edgespec.text.chat_template import Message
 
 _WORKER = Path(__file__).with_name("peers_worker.py")
 # A runtime that takes longer than this to load a model, or to answer, is ended.

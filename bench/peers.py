@@ -23,7 +23,7 @@ from peer_runtimes import RUNTIMES, Runtime, choose, find_source
 from edgespec.cli.bench import add_bench, bench
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.models.home import ModelHome, default_home
+from edgespec.setup.home import ModelHome, default_home
 from edgespec.system.console import info, log_to_stderr
 
 _CONTEXT_LENGTH = 8192

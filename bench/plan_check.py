@@ -22,24 +22,26 @@ from command_line import command_line
 from edgespec import load
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
+from edgespec.decoding.tree import NO_DRAFT
+from edgespec.draft.acceptance_rates import AcceptanceRates, Key
+from edgespec.draft.draft_model import UNKNOWN_WORTH
+from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.engine.draft_models import open_chain
-from edgespec.engine.resolve import resolve
-from edgespec.engine.setup import Chain
-from edgespec.engine.wish import Wish
 from edgespec.evaluation.prompts import own_prompts
-from edgespec.loading.device_choice import Placement
-from edgespec.loading.open_model import ModelFolder, open_model
-from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
-from edgespec.planning.plan_option import MemoryNeeds, Option, Schedule
-from edgespec.planning.planner import draft_rates, make_plan
-from edgespec.policy.acceptance_rates import AcceptanceRates, Key
-from edgespec.policy.draft_model import UNKNOWN_WORTH
-from edgespec.profiling.measure import LONGEST
-from edgespec.profiling.profile import Place
 from edgespec.runtimes.devices import find_device
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.measure import LONGEST
+from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
+from edgespec.setup.open_model import ModelFolder, open_model
+from edgespec.setup.plan_option import MemoryNeeds, PlannedOption, Schedule
+from edgespec.setup.planner import draft_rates, make_plan
+from edgespec.setup.profile import Place
+from edgespec.setup.resolve import resolve
+from edgespec.setup.setup import Chain
+from edgespec.setup.wish import Wish
 from edgespec.system.cancel import Cancel
 from edgespec.system.console import info, log_to_stderr
-from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenIds
+from edgespec.types import Logits, Sampler, TokenIds
 
 Past = Mapping[Key, tuple[float, float]]
 
@@ -96,12 +98,12 @@ class OpenPlacement:
         ]
         self._open = {chain.schedule: open_chain(chain, Cancel(), lambda line: None) for chain in chains}
 
-    def policy(self, option: Option) -> DraftPolicy:
+    def policy(self, option: PlannedOption) -> DraftPolicy:
         if option.schedule == "plain":
             return Plain()
         return PlannedPolicy(self._open[option.schedule].drafter, option.draft_length, option.wait)
 
-    def blocks(self, option: Option, prompt: TokenIds, num_tokens: int) -> Iterator[Block]:
+    def blocks(self, option: PlannedOption, prompt: TokenIds, num_tokens: int) -> Iterator[Block]:
         """The block whose pass reads the prompt, then blocks until these hold num_tokens."""
         num_decoded = 0
         with closing(
@@ -119,7 +121,9 @@ class OpenPlacement:
             each.lane.stop()
 
 
-def count_acceptance(opened: OpenPlacement, option: Option, prompts: Sequence[TokenIds], num_tokens: int) -> Past:
+def count_acceptance(
+    opened: OpenPlacement, option: PlannedOption, prompts: Sequence[TokenIds], num_tokens: int
+) -> Past:
     """The share of drafted tokens that are accepted, by position in the draft."""
     rates = AcceptanceRates()
     option = replace(option, schedule="serial", draft_length=CALIBRATION)
@@ -132,7 +136,7 @@ def count_acceptance(opened: OpenPlacement, option: Option, prompts: Sequence[To
 
 def measure_speeds(
     opened: Mapping[Place, OpenPlacement],
-    options: Sequence[Option],
+    options: Sequence[PlannedOption],
     prompts: Sequence[TokenIds],
     num_tokens: int,
     num_rounds: int,
@@ -153,7 +157,7 @@ def measure_speeds(
     return speeds
 
 
-def find_misorders(options: Sequence[Option], measured: Sequence[float]) -> list[str]:
+def find_misorders(options: Sequence[PlannedOption], measured: Sequence[float]) -> list[str]:
     """A line for each pair of options of which the one foreseen to be faster was slower."""
     lines = []
     pairs = sorted(zip(options, measured, strict=True), key=lambda each: -each[0].tokens_per_second)
@@ -166,14 +170,14 @@ def find_misorders(options: Sequence[Option], measured: Sequence[float]) -> list
     return lines
 
 
-def describe(option: Option) -> str:
+def describe(option: PlannedOption) -> str:
     if option.drafter_place is None:
         return f"plain on {option.target}"
     waits = "" if option.schedule == "serial" else f", {option.wait} waited for"
     return f"{option.schedule} of {option.draft_length}{waits}, {option.target} and {option.drafter_place}"
 
 
-def print_comparison(weighed: list[Option], speeds: list[list[float]]) -> None:
+def print_comparison(weighed: list[PlannedOption], speeds: list[list[float]]) -> None:
     """Print the speed that was foreseen for each option beside the speeds of its runs."""
     print("foreseen  measured  (least to most)  measured / foreseen")
     medians = [median(each) for each in speeds]
@@ -229,7 +233,7 @@ def main() -> None:
     }
     unbounded = MemoryNeeds(lambda manifest, context, device: {}, {})
 
-    def plan_options(past: Past) -> list[Option]:
+    def plan_options(past: Past) -> list[PlannedOption]:
         plan = make_plan(target.manifest, {drafter.manifest.name: drafter.manifest}, layouts, past, unbounded)
         return [option for option in (plan.chosen, *plan.refused) if option.context_length]
 

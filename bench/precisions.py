@@ -32,11 +32,11 @@ from interleaved import measure_in_turn, median_ratio
 from edgespec.decoding.logprobs import negative_log_likelihood
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.setup.open_model import open_decoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits
 
 ROOT = Path(__file__).parent.parent

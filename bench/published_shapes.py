@@ -23,10 +23,10 @@ from safetensors.numpy import save_file
 from edgespec import SamplingParams, load
 from edgespec.errors import EdgeSpecError
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.setup.open_model import open_decoder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import tiny

@@ -23,10 +23,10 @@ import numpy as np
 from command_line import command_line
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.policy.speculation import Speculation
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.measured import MeasuredPolicy
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.system.clock import VirtualClock
 from edgespec.types import TokenIds, append
 

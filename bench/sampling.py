@@ -17,19 +17,19 @@ import numpy as np
 from command_line import command_line
 
 from edgespec import SamplingParams, load
-from edgespec.decoders import Decoder, Pass, Rows
-from edgespec.decoding.acceptance import equality, rejection
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
+from edgespec.decoding.decoder import Decoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import DraftPolicy, speculative_decode
 from edgespec.decoding.truncation import nucleus, weights_of
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.errors import EdgeSpecError
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured import FixedLength, MeasuredPolicy
 from edgespec.system.console import print_stderr
-from edgespec.types import Acceptance, Logits, Row
+from edgespec.types import Logits, Row
 
 TEXT = "Write a Python function that merges two sorted lists into one, with a docstring, then explain it."
 WARM = SamplingParams(temperature=0.8, seed=1)

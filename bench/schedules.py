@@ -31,14 +31,14 @@ import numpy as np
 from command_line import command_line
 from decisions import Calls, RecordedDrafter, ReplayPolicy
 
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.scheduler import DraftPolicy
-from edgespec.drafters.lanes import ThreadLane
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
-from edgespec.policy.overlap import best_serial
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.overlap import best_serial
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Devices, Scenario, policy_for, run, virtual_devices
 from edgespec.system.console import print_stderr
-from edgespec.types import Drafter
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

@@ -19,7 +19,9 @@ from edgespec.system.signals import defer_signals
 if TYPE_CHECKING:
     from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
-    from edgespec.drafters.timeline import Interval
+    from edgespec.draft.acceptance_rates import AcceptanceChange
+    from edgespec.draft.costs import Gain
+    from edgespec.draft.timeline import Interval
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion
     from edgespec.engine.conversation import Conversation
@@ -44,16 +46,24 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
-    from edgespec.policy.acceptance_rates import AcceptanceChange
-    from edgespec.policy.costs import Gain
+    from edgespec.errors import FormatError as FormatError
+    from edgespec.errors import ToolError as ToolError
+    from edgespec.manifest import FILE_NAME as FILE_NAME
+    from edgespec.manifest import Manifest as Manifest
+    from edgespec.manifest import read_manifest as read_manifest
+    from edgespec.memory.free_memory import return_freed as return_freed
     from edgespec.system.progress import LoadProgress
-    from edgespec.tokenization.chat_template import Message
-    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
-    from edgespec.tools.tool import ToolCall
+    from edgespec.text.call_events import CallArguments, CallEnd, CallStart
+    from edgespec.text.chat_template import Message
+    from edgespec.text.tool import ToolCall
+    from edgespec.types import Report as Report
+    from edgespec.types import Row as Row
+    from edgespec.types import TokenIds as TokenIds
+    from edgespec.types import append as append
 
 if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
-    from edgespec.decoders import Decoder as Decoder
     from edgespec.decoding.cached_prefix import empty_cache as empty_cache
+    from edgespec.decoding.decoder import Decoder as Decoder
     from edgespec.decoding.logprobs import mean_nll as mean_nll
     from edgespec.decoding.repetition import find_loop as find_loop
     from edgespec.decoding.sampling import GumbelSampler as GumbelSampler
@@ -61,11 +71,16 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.decoding.scheduler import DraftPolicy as DraftPolicy
     from edgespec.decoding.scheduler import Plain as Plain
     from edgespec.decoding.scheduler import speculative_decode as speculative_decode
-    from edgespec.drafters.answer_cache import AnswerCache as AnswerCache
-    from edgespec.drafters.learned_file import learned_files as learned_files
-    from edgespec.drafters.timeline import chrome_trace as chrome_trace
-    from edgespec.drafters.timeline import latest as latest
-    from edgespec.drafters.timeline import picture as picture
+    from edgespec.draft.answer_cache import AnswerCache as AnswerCache
+    from edgespec.draft.costs import pass_costs as pass_costs
+    from edgespec.draft.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
+    from edgespec.draft.measured import FixedLength as FixedLength
+    from edgespec.draft.overlap import best_length as best_length
+    from edgespec.draft.overlap import expected_tokens as expected_tokens
+    from edgespec.draft.round_log import main_reason as main_reason
+    from edgespec.draft.timeline import chrome_trace as chrome_trace
+    from edgespec.draft.timeline import latest as latest
+    from edgespec.draft.timeline import picture as picture
     from edgespec.engine.answers import join_chunks as join_chunks
     from edgespec.engine.drafter_choice import rank_for_model as rank_for_model
     from edgespec.engine.model_reasoning import has_spent as has_spent
@@ -81,40 +96,10 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.engine.request import require_embedding_model as require_embedding_model
     from edgespec.engine.request import require_writer as require_writer
     from edgespec.engine.transcript import Transcript as Transcript
-    from edgespec.engine.wish import Wish as Wish
-    from edgespec.grammar.response_format import read_format as read_format
-    from edgespec.loading.device_choice import require_names_together as require_names_together
-    from edgespec.loading.head_target import read_whole_model as read_whole_model
-    from edgespec.loading.open_model import measure_ranges as measure_ranges
-    from edgespec.loading.open_model import open_decoder as open_decoder
-    from edgespec.loading.open_model import open_with_states as open_with_states
-    from edgespec.loading.open_model import require_runtime as require_runtime
     from edgespec.memory.free_memory import ReadFreeMemory as ReadFreeMemory
     from edgespec.memory.free_memory import free_memory as free_memory
     from edgespec.memory.pressure import PressureReader as PressureReader
     from edgespec.memory.pressure import ReadPressure as ReadPressure
-    from edgespec.models.catalog import CATALOG as CATALOG
-    from edgespec.models.catalog import CatalogEntry as CatalogEntry
-    from edgespec.models.catalog import HubRepository as HubRepository
-    from edgespec.models.forecast import file_bytes as file_bytes
-    from edgespec.models.forecast import memory_bytes as memory_bytes
-    from edgespec.models.home import ModelHome as ModelHome
-    from edgespec.models.home import split_precision as split_precision
-    from edgespec.models.hub import LocalSource as LocalSource
-    from edgespec.models.hub import can_fetch as can_fetch
-    from edgespec.models.inventory import Inventory as Inventory
-    from edgespec.models.inventory import PreparedModel as PreparedModel
-    from edgespec.planning.drafter_ranking import ranking_document as ranking_document
-    from edgespec.planning.drafter_ranking import ranking_in_words as ranking_in_words
-    from edgespec.planning.plan_words import plan_in_words as plan_in_words
-    from edgespec.policy.costs import pass_costs as pass_costs
-    from edgespec.policy.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
-    from edgespec.policy.measured import FixedLength as FixedLength
-    from edgespec.policy.overlap import best_length as best_length
-    from edgespec.policy.overlap import expected_tokens as expected_tokens
-    from edgespec.policy.round_log import main_reason as main_reason
-    from edgespec.profiling.measure import profile_target as profile_target
-    from edgespec.profiling.profile import Profile as Profile
     from edgespec.runtimes.device_names import device_names as device_names
     from edgespec.runtimes.device_names import form_of as form_of
     from edgespec.runtimes.device_names import parse_device_name as parse_device_name
@@ -123,17 +108,42 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.runtimes.discovery import discover as discover
     from edgespec.runtimes.driver_check import is_known_to_lack_half_floats as is_known_to_lack_half_floats
     from edgespec.runtimes.hardware import cores as cores
-    from edgespec.tokenization.chat_template import Turn as Turn
-    from edgespec.tokenization.prompt_encoder import parse_ids as parse_ids
-    from edgespec.tokenization.prompt_encoder import parse_messages as parse_messages
-    from edgespec.tokenization.tokenizer import TextStream as TextStream
-    from edgespec.tokenization.tokenizer import Tokenizer as Tokenizer
-    from edgespec.tools.call_events import in_order as in_order
-    from edgespec.tools.messages import CallMessage as CallMessage
-    from edgespec.tools.messages import ResultMessage as ResultMessage
-    from edgespec.tools.tool import Tool as Tool
-    from edgespec.tools.tool import ToolUse as ToolUse
-    from edgespec.tools.tool import parse_tools as parse_tools
+    from edgespec.setup.catalog import CATALOG as CATALOG
+    from edgespec.setup.catalog import CatalogEntry as CatalogEntry
+    from edgespec.setup.catalog import HubRepository as HubRepository
+    from edgespec.setup.device_choice import require_names_together as require_names_together
+    from edgespec.setup.drafter_ranking import ranking_document as ranking_document
+    from edgespec.setup.drafter_ranking import ranking_in_words as ranking_in_words
+    from edgespec.setup.forecast import file_bytes as file_bytes
+    from edgespec.setup.forecast import memory_bytes as memory_bytes
+    from edgespec.setup.head_target import read_whole_model as read_whole_model
+    from edgespec.setup.home import ModelHome as ModelHome
+    from edgespec.setup.home import split_precision as split_precision
+    from edgespec.setup.hub import LocalSource as LocalSource
+    from edgespec.setup.hub import can_fetch as can_fetch
+    from edgespec.setup.inventory import Inventory as Inventory
+    from edgespec.setup.inventory import PreparedModel as PreparedModel
+    from edgespec.setup.measure import profile_target as profile_target
+    from edgespec.setup.open_model import measure_ranges as measure_ranges
+    from edgespec.setup.open_model import open_decoder as open_decoder
+    from edgespec.setup.open_model import open_with_states as open_with_states
+    from edgespec.setup.open_model import require_runtime as require_runtime
+    from edgespec.setup.pair import learned_files as learned_files
+    from edgespec.setup.plan_words import plan_in_words as plan_in_words
+    from edgespec.setup.profile import Profile as Profile
+    from edgespec.setup.wish import Wish as Wish
+    from edgespec.text.call_events import in_order as in_order
+    from edgespec.text.chat_template import Turn as Turn
+    from edgespec.text.messages import CallMessage as CallMessage
+    from edgespec.text.messages import ResultMessage as ResultMessage
+    from edgespec.text.prompt_encoder import parse_ids as parse_ids
+    from edgespec.text.prompt_encoder import parse_messages as parse_messages
+    from edgespec.text.response_format import read_format as read_format
+    from edgespec.text.tokenizer import TextStream as TextStream
+    from edgespec.text.tokenizer import Tokenizer as Tokenizer
+    from edgespec.text.tool import Tool as Tool
+    from edgespec.text.tool import ToolUse as ToolUse
+    from edgespec.text.tool import parse_tools as parse_tools
 
 __version__ = "0.1.0"
 
@@ -179,113 +189,123 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AcceptanceChange": "policy.acceptance_rates",
+    "AcceptanceChange": "draft.acceptance_rates",
     "AnswerOptions": "engine.request",
     "AnswerStream": "engine.answer_stream",
-    "CallArguments": "tools.call_events",
-    "CallEnd": "tools.call_events",
-    "CallStart": "tools.call_events",
+    "CallArguments": "text.call_events",
+    "CallEnd": "text.call_events",
+    "CallStart": "text.call_events",
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
     "Drafting": "engine.request",
-    "Message": "tokenization.chat_template",
+    "Message": "text.chat_template",
     "Engine": "engine.engine",
-    "Gain": "policy.costs",
-    "Interval": "drafters.timeline",
+    "Gain": "draft.costs",
+    "Interval": "draft.timeline",
     "Reply": "engine.answer_stream",
     "Round": "engine.transcript",
     "load": "engine.load",
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
-    "ToolCall": "tools.tool",
+    "ToolCall": "text.tool",
     "Stats": "engine.stats",
 }
 
 # Names of inner rooms that the wings use (chat, server, evaluation, training, cli), with their modules.
 # They are no promise to apps. Sorted, one a line; each is also in the block for type checkers above.
 _WING_NAMES = {
-    "AnswerCache": "drafters.answer_cache",
+    "AnswerCache": "draft.answer_cache",
     "Block": "decoding.scheduler",
-    "CATALOG": "models.catalog",
-    "CallMessage": "tools.messages",
-    "CatalogEntry": "models.catalog",
-    "Decoder": "decoders",
+    "CATALOG": "setup.catalog",
+    "CallMessage": "text.messages",
+    "CatalogEntry": "setup.catalog",
+    "Decoder": "decoding.decoder",
     "Discovery": "runtimes.discovery",
     "DraftPolicy": "decoding.scheduler",
-    "FixedLength": "policy.measured",
+    "FILE_NAME": "manifest",
+    "FixedLength": "draft.measured",
+    "FormatError": "errors",
     "GumbelSampler": "decoding.sampling",
-    "HubRepository": "models.catalog",
-    "Inventory": "models.inventory",
-    "LocalSource": "models.hub",
-    "MAX_FIXED_TOKENS": "policy.limits",
-    "ModelHome": "models.home",
+    "HubRepository": "setup.catalog",
+    "Inventory": "setup.inventory",
+    "LocalSource": "setup.hub",
+    "MAX_FIXED_TOKENS": "draft.limits",
+    "Manifest": "manifest",
+    "ModelHome": "setup.home",
     "PairHalf": "engine.pair_export",
     "Plain": "decoding.scheduler",
-    "PreparedModel": "models.inventory",
+    "PreparedModel": "setup.inventory",
     "PressureReader": "memory.pressure",
-    "Profile": "profiling.profile",
+    "Profile": "setup.profile",
     "ReadFreeMemory": "memory.free_memory",
     "ReadPressure": "memory.pressure",
     "ReasoningStream": "engine.reasoning",
-    "ResultMessage": "tools.messages",
-    "TextStream": "tokenization.tokenizer",
-    "Tokenizer": "tokenization.tokenizer",
-    "Tool": "tools.tool",
-    "ToolUse": "tools.tool",
+    "Report": "types",
+    "ResultMessage": "text.messages",
+    "Row": "types",
+    "TextStream": "text.tokenizer",
+    "TokenIds": "types",
+    "Tokenizer": "text.tokenizer",
+    "Tool": "text.tool",
+    "ToolError": "errors",
+    "ToolUse": "text.tool",
     "Transcript": "engine.transcript",
-    "Turn": "tokenization.chat_template",
-    "Wish": "engine.wish",
+    "Turn": "text.chat_template",
+    "Wish": "setup.wish",
     "add_forms": "engine.pair_export",
-    "best_length": "policy.overlap",
-    "can_fetch": "models.hub",
+    "append": "types",
+    "best_length": "draft.overlap",
+    "can_fetch": "setup.hub",
     "check_pair": "engine.pair_check",
-    "chrome_trace": "drafters.timeline",
+    "chrome_trace": "draft.timeline",
     "cores": "runtimes.hardware",
     "device_names": "runtimes.device_names",
     "discover": "runtimes.discovery",
     "empty_cache": "decoding.cached_prefix",
-    "expected_tokens": "policy.overlap",
+    "expected_tokens": "draft.overlap",
     "export_pair": "engine.pair_export",
-    "file_bytes": "models.forecast",
+    "file_bytes": "setup.forecast",
     "find_loop": "decoding.repetition",
     "form_of": "runtimes.device_names",
     "free_memory": "memory.free_memory",
     "has_spent": "engine.model_reasoning",
     "import_onnxruntime": "runtimes.devices",
-    "in_order": "tools.call_events",
+    "in_order": "text.call_events",
     "is_known_to_lack_half_floats": "runtimes.driver_check",
     "join_chunks": "engine.answers",
-    "latest": "drafters.timeline",
-    "learned_files": "drafters.learned_file",
-    "main_reason": "policy.round_log",
+    "latest": "draft.timeline",
+    "learned_files": "setup.pair",
+    "main_reason": "draft.round_log",
     "mean_nll": "decoding.logprobs",
-    "measure_ranges": "loading.open_model",
-    "memory_bytes": "models.forecast",
-    "open_decoder": "loading.open_model",
-    "open_with_states": "loading.open_model",
+    "measure_ranges": "setup.open_model",
+    "memory_bytes": "setup.forecast",
+    "open_decoder": "setup.open_model",
+    "open_with_states": "setup.open_model",
     "parse_device_name": "runtimes.device_names",
-    "parse_ids": "tokenization.prompt_encoder",
-    "parse_messages": "tokenization.prompt_encoder",
-    "parse_tools": "tools.tool",
-    "pass_costs": "policy.costs",
-    "picture": "drafters.timeline",
+    "parse_ids": "text.prompt_encoder",
+    "parse_messages": "text.prompt_encoder",
+    "parse_tools": "text.tool",
+    "pass_costs": "draft.costs",
+    "picture": "draft.timeline",
     "plan_document": "engine.plan",
-    "plan_in_words": "planning.plan_words",
+    "plan_in_words": "setup.plan_words",
     "plan_pair": "engine.pair_export",
-    "profile_target": "profiling.measure",
+    "profile_target": "setup.measure",
     "rank_for_model": "engine.drafter_choice",
-    "ranking_document": "planning.drafter_ranking",
-    "ranking_in_words": "planning.drafter_ranking",
-    "read_format": "grammar.response_format",
-    "read_whole_model": "loading.head_target",
+    "ranking_document": "setup.drafter_ranking",
+    "ranking_in_words": "setup.drafter_ranking",
+    "read_format": "text.response_format",
+    "read_manifest": "manifest",
+    "read_whole_model": "setup.head_target",
     "require_embedding_model": "engine.request",
-    "require_names_together": "loading.device_choice",
-    "require_runtime": "loading.open_model",
+    "require_names_together": "setup.device_choice",
+    "require_runtime": "setup.open_model",
     "require_writer": "engine.request",
+    "return_freed": "memory.free_memory",
     "speculative_decode": "decoding.scheduler",
-    "split_precision": "models.home",
+    "split_precision": "setup.home",
     "split_reasoning": "engine.reasoning",
     "usual_added_precision": "engine.pair_export",
 }

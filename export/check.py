@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.logprobs import negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export.written import WeightError

@@ -34,7 +34,7 @@ from edgespec.manifest import Manifest, Origin
 from edgespec.system.console import show_progress
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.text.tokenizer import vocabulary_sha256
 from edgespec.types import Range, Report
 
 MeasureRanges = Callable[[Path, Path, Manifest], dict[str, Range]]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
 from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
@@ -20,7 +20,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.export.written import WeightErrors, read_written
 from edgespec.manifest import Check, Manifest
 from edgespec.system.console import show_progress
-from edgespec.tokenization.tokenizer import translate_errors
+from edgespec.text.tokenizer import translate_errors
 from edgespec.types import Logits, TokenIds
 
 _EXACT = "exact.onnx"  # in the folder while it is checked

@@ -27,7 +27,7 @@ from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Origin, Signature, Source
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.text.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds
 
 INSTALL = 'pip install "edgespec[optimum]"'

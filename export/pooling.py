@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.errors import SourceError
 from edgespec.manifest import POOLING_KINDS, Pooling
 from edgespec.system.typed_json import read_json
-from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
+from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 MODULES = "modules.json"
 _LARGEST_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
+from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
 _GENERATION = "generation_config.json"

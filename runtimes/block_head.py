@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Cache, Can, Decoder, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Cache, Can, Decoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows
 from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context

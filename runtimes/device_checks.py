@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from edgespec.decoders import Argmax
+from edgespec.decoding.decoder import Argmax
 from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime

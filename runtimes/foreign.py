@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 

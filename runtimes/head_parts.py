@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.manifest import Head, Manifest
 from edgespec.runtimes.devices import Device

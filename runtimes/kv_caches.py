@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.shared_cache import SharedCache
 

@@ -6,7 +6,7 @@ gives the row of each. An ordinary cache serves: what mask tokens leave in it is
 
 import numpy as np
 
-from edgespec.decoders import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.manifest import Parallel
 from edgespec.types import Logits, TokenIds, append
 

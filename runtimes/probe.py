@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
-from edgespec.profiling.device_probe import DeviceProbe
+from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
 from edgespec.runtimes.session import refuse_device, translate_error

@@ -11,9 +11,9 @@ from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoders import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows, contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context

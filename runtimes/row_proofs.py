@@ -19,7 +19,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
 from edgespec.runtimes.row_rule import read_l2_bytes

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.memory_errors import is_memory_error

@@ -6,8 +6,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from edgespec.decoders import Cache, Decoder, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Cache, Decoder, Pass, Rows
 from edgespec.errors import ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.compiled_graphs import load_graphs

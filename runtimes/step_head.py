@@ -11,7 +11,7 @@ from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoders import Correct, CorrectableHead, Decoder, Pass, Rows
+from edgespec.decoding.decoder import Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows, contexts_in, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context

@@ -15,10 +15,11 @@ from typing import Self, Unpack
 
 import numpy as np
 
-from edgespec.decoders import Cache, Can, Forks, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
+from edgespec.decoding.decoder import Cache, Can, Forks, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
@@ -28,7 +29,7 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.system.cancel import Cancel
-from edgespec.types import NO_DRAFT, TokenIds, Tree
+from edgespec.types import TokenIds
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)

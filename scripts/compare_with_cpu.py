@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoders import BEST, Decoder, Pass
+from edgespec.decoding.decoder import BEST, Decoder, Pass
 from edgespec.evaluation.exactness import width_difference
 from edgespec.runtimes.device_checks import is_argmax_sound
 from edgespec.types import Logits, TokenIds

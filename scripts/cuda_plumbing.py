@@ -29,10 +29,10 @@ import onnx
 from cuda_stubs import StubGpu, build_stubs
 
 from edgespec import load
-from edgespec.decoders import BEST, Pass
 from edgespec.decoding import trees
+from edgespec.decoding.decoder import BEST, Pass
+from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
 from edgespec.runtimes.attention_bias import TreeLayout
@@ -41,7 +41,7 @@ from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import tree_manifest
-from edgespec.types import Tree
+from edgespec.setup.open_model import ModelFolder, weights_size
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 

@@ -29,7 +29,7 @@ import foreign_rules
 import platformdirs
 
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.models.home import ModelHome, default_home
+from edgespec.setup.home import ModelHome, default_home
 
 SCRIPTS = Path(__file__).parent
 ORIGINS = {

@@ -39,9 +39,9 @@ from device_figures.peak_memory import record_peak_memory
 from random_model import SHAPES
 
 from edgespec.errors import EdgeSpecError, MemoryExhausted
-from edgespec.loading.open_model import weights_bytes, weights_size
 from edgespec.memory.device_memory import read_nvidia_driver
 from edgespec.runtimes.devices import Device, driver_versions, find_device
+from edgespec.setup.open_model import weights_bytes, weights_size
 from edgespec.system.console import print_stderr
 from edgespec.system.system_info import system_info
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, settings
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
-from edgespec.models.catalog import CATALOG, CatalogFile
-from edgespec.models.fetch import fetch
+from edgespec.setup.catalog import CATALOG, CatalogFile
+from edgespec.setup.fetch import fetch
 from edgespec.system.disk import hold_lock
-from edgespec.tokenization.template_process import TemplateProcess
+from edgespec.text.template_process import TemplateProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,7 +80,7 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def processor_alone() -> Iterator[None]:
     """Tests choose between no devices of the machine that they run on, unless they say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.engine.auto_devices.may_have_accelerator", lambda: False)
+        patch.setattr("edgespec.setup.auto_devices.may_have_accelerator", lambda: False)
         yield
 
 

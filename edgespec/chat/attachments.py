@@ -10,9 +10,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
+from edgespec.system.units import format_bytes
 
 MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
 MAX_PDF_BYTES = 64 << 20

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from edgespec import split_reasoning
+from edgespec import UsageError, split_reasoning
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.session import ChatSession
-from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
 # Terminals refuse longer requests, some from about here on.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec import Transcript
+from edgespec import EdgeSpecError, Transcript, UsageError
 from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy, text_to_copy
 from edgespec.chat.command import (
@@ -37,7 +37,6 @@ from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.config.drafter_names import TEXT
-from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
 COMMANDS: list[Command] = []  # filled once, below

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from edgespec import Message, Reply, split_reasoning
+from edgespec import Message, Reply, UsageError, split_reasoning
 from edgespec.chat.session import ChatSession
-from edgespec.errors import UsageError
 
 SUMMARY_REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from edgespec import Interval, Transcript, chrome_trace, latest, picture
+from edgespec import (
+    ContextOverflow,
+    EdgeSpecError,
+    Interval,
+    Transcript,
+    UsageError,
+    chrome_trace,
+    latest,
+    picture,
+)
 from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
 from edgespec.chat.saved_chats import SUFFIX, export_text
 from edgespec.chat.session import ChatSession
-from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.system.console import print_stderr, warn
 from edgespec.system.disk import has_content, replace_file
 from edgespec.system.printable import one_line

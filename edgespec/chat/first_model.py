@@ -17,6 +17,7 @@ from typing import NamedTuple
 from edgespec import (
     CATALOG,
     CatalogEntry,
+    EdgeSpecError,
     Engine,
     HubRepository,
     ModelHome,
@@ -27,9 +28,8 @@ from edgespec import (
 )
 from edgespec.config.config_file import config_path, default_home, set_option
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.config.units import format_bytes, parse_bytes
-from edgespec.errors import EdgeSpecError
 from edgespec.system.command_line import quote
+from edgespec.system.units import format_bytes, parse_bytes
 
 # Free to use without an account, and good for their size; the best comes first.
 CANDIDATES = ("qwen2.5-1.5b", "qwen2.5-0.5b")

@@ -15,8 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-from edgespec import Tool, ToolCall, parse_tools
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec import EdgeSpecError, Tool, ToolCall, UsageError, parse_tools
 
 _WAKE_S = 0.02  # how often Ctrl-C is noticed where the system does not wake a waiting thread for it
 

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, TextIO
 
 import msgspec
 
-from edgespec import ToolCall, parse_tools
-from edgespec.errors import UsageError
+from edgespec import ToolCall, UsageError, parse_tools
 
 _MODULE = "edgespec_tool_file"  # not the file's own name, which may be that of a module that it imports
 

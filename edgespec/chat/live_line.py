@@ -18,14 +18,13 @@ from typing import TextIO, cast
 import psutil
 from rich.cells import cell_len
 
-from edgespec import Chunk
+from edgespec import Chunk, UsageError
 from edgespec.chat.plain import is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.config.drafter_names import TEXT
-from edgespec.config.units import format_bytes, format_speed
-from edgespec.errors import UsageError
 from edgespec.system.clock import Clock
 from edgespec.system.printable import one_line
+from edgespec.system.units import format_bytes, format_speed
 
 _TARGET = "target"
 # Drafters that run no model, and so have no device of their own.

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
-from edgespec import Chunk, Reply
+from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply
 from edgespec.chat.call_text import describe_calls
 from edgespec.chat.command import NOTHING, Next, block_text, is_command, unescape_message
 from edgespec.chat.commands import run_command
@@ -23,7 +23,6 @@ from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
 from edgespec.chat.tool_calls import replies_to_results
 from edgespec.config.config_file import default_home
-from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info, lines_wait, warn
 from edgespec.system.printable import printable

@@ -11,16 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec import CATALOG, Stats, Transcript
+from edgespec import CATALOG, EdgeSpecError, Stats, Transcript, UsageError
 from edgespec.chat.attachments import brief_message, fence
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.command_line import join_words
 from edgespec.system.printable import one_line
+from edgespec.system.units import format_bytes
 
 _TITLE_CHARACTERS = 44
 SUFFIX = ".jsonl"

@@ -10,7 +10,9 @@ import numpy as np
 from edgespec import (
     Chunk,
     Conversation,
+    EdgeSpecError,
     Engine,
+    MemoryExhausted,
     Reply,
     SamplingParams,
     Stats,
@@ -21,7 +23,6 @@ from edgespec import (
 from edgespec.chat.attachments import Attachment, join_message
 from edgespec.chat.status import Status
 from edgespec.chat.tool_box import Permit, ToolBox, require_tools
-from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.system.printable import one_line
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
-from edgespec import Conversation, SamplingParams
-from edgespec.errors import UsageError
+from edgespec import Conversation, SamplingParams, UsageError
 from edgespec.system.printable import one_line
 
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")

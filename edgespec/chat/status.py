@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec import Gain, Stats
-from edgespec.config.units import format_speed
 from edgespec.system.printable import one_line
+from edgespec.system.units import format_speed
 
 _NOT_DRAFTING = "none"
 _CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from edgespec import Engine, Tool
+from edgespec import Engine, ModelError, Tool, UsageError
 from edgespec.chat.function_process import FunctionProcess
-from edgespec.errors import ModelError, UsageError
 from edgespec.system.printable import one_line
 
 if sys.platform != "win32":

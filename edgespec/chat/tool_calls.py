@@ -4,12 +4,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from edgespec import Reply, ToolCall
+from edgespec import ContextOverflow, Reply, ToolCall
 from edgespec.chat.call_text import brief_result, format_call
 from edgespec.chat.plain import Waiting
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import Permission, ToolBox
-from edgespec.errors import ContextOverflow
 from edgespec.system.console import warn
 from edgespec.system.signals import catch_ctrl_c
 

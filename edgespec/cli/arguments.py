@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG
+from edgespec import CATALOG, UnsuitedModel
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
-from edgespec.errors import UnsuitedModel
 from edgespec.system.console import info
 
 if TYPE_CHECKING:

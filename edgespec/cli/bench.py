@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import __version__
+from edgespec import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import (
     add_count,
     add_file,
@@ -20,7 +20,6 @@ from edgespec.cli.arguments import (
     print_result,
 )
 from edgespec.config.options import LOAD_PARAMETERS
-from edgespec.errors import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec import FormatError, ModelError, UsageError
 from edgespec.cli.arguments import (
     Switch,
     add_file,
@@ -22,7 +23,6 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
-from edgespec.errors import FormatError, ModelError, UsageError
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from edgespec import CATALOG
+from edgespec import CATALOG, UsageError
 from edgespec.cli.arguments import attribute_name, model_home
 from edgespec.cli.parser import CommandParser
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.config.options import OPTIONS
-from edgespec.errors import UsageError
 
 _SHELLS = ("bash", "zsh", "fish")
 Completer = Callable[..., Iterable[str]]

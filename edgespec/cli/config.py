@@ -6,10 +6,10 @@ import os
 import shlex
 import subprocess
 
+from edgespec import UsageError
 from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS
-from edgespec.errors import UsageError
 from edgespec.system.console import info, warn
 
 _DEFAULT = "default"

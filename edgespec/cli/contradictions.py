@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, is_given
 from edgespec.config.drafter_names import parse
-from edgespec.errors import UsageError
 
 Options = argparse.Namespace
 Condition = Callable[[Options], bool]

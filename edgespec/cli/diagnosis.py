@@ -11,10 +11,12 @@ from typing import Any
 import psutil
 
 from edgespec import (
+    DeviceUnavailable,
     PressureReader,
     ReadFreeMemory,
     ReadPressure,
     SamplingParams,
+    UsageError,
     __version__,
     cores,
     free_memory,
@@ -22,7 +24,6 @@ from edgespec import (
     load,
 )
 from edgespec.config.config_file import config_path, default_home, read_settings
-from edgespec.errors import DeviceUnavailable, UsageError
 from edgespec.evaluation.exactness import compare
 
 _PROMPTS = (

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.cli.arguments import (
     add_count,
     add_file,
@@ -14,15 +15,13 @@ from edgespec.cli.arguments import (
     print_result,
 )
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.config.units import format_speed
-from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
+from edgespec.system.units import format_speed
 
 if TYPE_CHECKING:
-    from edgespec import Engine
+    from edgespec import Engine, TokenIds
     from edgespec.evaluation.exactness import Difference
-    from edgespec.types import TokenIds
 
 _MODES = ("deterministic", "normal")
 _PROMPTS = (

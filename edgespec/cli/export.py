@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec import DeviceUnavailable
 from edgespec.cli.arguments import (
     Switch,
     add_count,
@@ -24,10 +25,9 @@ from edgespec.cli.export_parts import (
     require_compatible,
     trimming,
 )
-from edgespec.config.units import format_bytes
-from edgespec.errors import DeviceUnavailable
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
+from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder

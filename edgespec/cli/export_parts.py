@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.console import info, warn
+from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
     from edgespec import ModelHome, PairHalf

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from edgespec import __version__
+from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import attribute_name
 from edgespec.cli.bench import add_bench, add_score
 from edgespec.cli.chat import add_chat
@@ -27,7 +27,6 @@ from edgespec.cli.serve import add_serve
 from edgespec.cli.simulate import add_simulate
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
-from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 

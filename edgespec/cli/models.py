@@ -7,13 +7,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, CatalogEntry
+from edgespec import CATALOG, CatalogEntry, EdgeSpecError, UsageError
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
+from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
     from edgespec import Inventory, PreparedModel

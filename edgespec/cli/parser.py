@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from edgespec import EdgeSpecError
 from edgespec.config.options import OLD_NAMES
-from edgespec.errors import EdgeSpecError
 from edgespec.system.console import discard_output
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag

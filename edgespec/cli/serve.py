@@ -6,10 +6,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import add_model, add_options, load_any_engine, model_home, print_result
 from edgespec.config.drafter_names import parse
 from edgespec.config.options import MAX_ANSWERS
-from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:

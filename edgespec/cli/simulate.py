@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import MAX_FIXED_TOKENS
+from edgespec import MAX_FIXED_TOKENS, UsageError
 from edgespec.cli.arguments import add_count, add_file, print_result
-from edgespec.errors import UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:

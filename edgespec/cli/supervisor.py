@@ -65,9 +65,9 @@ def _watch(command: str, again: str) -> "int | WorkerDeath":
         return 1
     if 0 <= code < _WINDOWS_ERRORS:
         return code
+    from edgespec import EdgeSpecError
     from edgespec.cli.worker import WorkerDeath
     from edgespec.config.config_file import default_home
-    from edgespec.errors import EdgeSpecError
 
     restore_terminal(modes)
     death = WorkerDeath(status=code, is_out_of_memory=_num_memory_kills() > num_kills, written=_take(notes))

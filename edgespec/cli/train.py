@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec import UsageError
 from edgespec.cli.arguments import (
     add_count,
     add_file,
@@ -15,15 +16,13 @@ from edgespec.cli.arguments import (
     model_home,
     print_result,
 )
-from edgespec.config.units import parse_bytes
-from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
+from edgespec.system.units import parse_bytes
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome
+    from edgespec import ModelHome, TokenIds
     from edgespec.training.report import TrainingReport
-    from edgespec.types import TokenIds
 
 _AT_ONCE = 8  # prompts that are answered at once; passes that are shared read the weights once
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
@@ -108,8 +107,7 @@ def _vocab(count: int) -> int:
 
 def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, TokenIds]]":
     """Raises UsageError: No answers of the model are stored."""
-    from edgespec import AnswerCache
-    from edgespec.manifest import read_manifest
+    from edgespec import AnswerCache, read_manifest
 
     answers: list[tuple[TokenIds, TokenIds]] = []
     if (folder := home.find(model)) is not None:

@@ -15,9 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from edgespec import __version__
+from edgespec import EdgeSpecError, MemoryExhausted, __version__
 from edgespec.cli.supervisor import WORKER
-from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.system.processes import follow_parent
 from edgespec.system.signals import defer_signals
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import platformdirs
 
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
-from edgespec.config.units import parse_bytes
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file
+from edgespec.system.units import parse_bytes
 
 _PREFIX = "EDGESPEC_"
 _TESTS = "EDGESPEC_TEST_"  # variables that only tests read

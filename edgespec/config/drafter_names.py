@@ -13,9 +13,11 @@ from edgespec.errors import UsageError
 # Drafters that repeat earlier text, for any target: their names, and the class that makes one for each answer. A
 # line here is all that a new one needs to be known everywhere.
 TEXT = {
-    "ngram": "edgespec.drafters.ngram:NgramDrafter",
-    "suffix": "edgespec.drafters.suffix:SuffixDrafter",
+    "ngram": "edgespec.draft.ngram:NgramDrafter",
+    "suffix": "edgespec.draft.suffix:SuffixDrafter",
 }
+# The most tokens that a measured policy drafts at a time: longer drafts are hardly ever accepted to their end.
+MAX_DRAFT_TOKENS = 24
 TARGET = ("auto", "lookahead")  # what depends on the target
 SELF = "self"  # a drafter model of the target's own layers
 WORDS = (*TARGET, *TEXT, SELF, "none")  # all that are no models

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from edgespec.types import Distribution, Logits, Row, Sampler, TokenIds, Tree, append
+from edgespec.decoding.tree import Tree
+from edgespec.types import Distribution, Logits, Row, Sampler, TokenIds, append
 
 Rule = Callable[[Row, TokenIds], int]  # a Sampler, as a function
+
+Acceptance = Callable[[TokenIds, Tree, Logits, Sampler], TokenIds]
+"""Committed tokens, a draft, and target logits, [num_draft + 1, vocab_size] → the tokens that are emitted."""
 
 
 def equality(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Rule) -> TokenIds:

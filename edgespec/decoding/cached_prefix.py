@@ -1,9 +1,7 @@
 """The arithmetic of a KV cache: which positions can be reused, and how far it grows."""
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.types import TokenIds
-
-_FIRST_CAPACITY = 512
 
 
 def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
@@ -19,11 +17,3 @@ def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
 def empty_cache(decoder: Decoder, tokens: TokenIds) -> None:
     """Run one token with which tokens do not begin, so that no prefix of tokens stays cached."""
     decoder.logits((tokens[:1] + 1) % decoder.vocab_size, 1)
-
-
-def next_capacity(capacity: int, needed: int, context_length: int) -> int:
-    """The next buffer length that holds needed positions: 512 or more, doubled, and never past the context."""
-    capacity = max(capacity, _FIRST_CAPACITY)
-    while capacity < needed:
-        capacity *= 2
-    return min(capacity, context_length)

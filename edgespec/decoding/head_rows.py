@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Correct
+from edgespec.decoding.decoder import Correct
 from edgespec.types import Logits, TokenIds, append
 
 _TOKEN_BITS = 20  # of an id; three times as many fit an int64

@@ -10,8 +10,9 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import next_capacity, reusable_prefix
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import MemoryExhausted
+from edgespec.memory.estimate import next_capacity
 from edgespec.types import TokenIds
 
 States = npt.NDArray[np.float32]  # [num_rows, width]

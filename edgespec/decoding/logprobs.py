@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.scheduler import Block
 from edgespec.decoding.truncation import top_k
 from edgespec.types import Logits, Row, TokenIds

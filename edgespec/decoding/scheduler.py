@@ -7,12 +7,13 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from edgespec.decoders import NO_LOGITS, Decoder, Pass, Rows
-from edgespec.decoding.acceptance import equality, rows_of
+from edgespec.decoding.acceptance import Acceptance, equality, rows_of
+from edgespec.decoding.decoder import NO_LOGITS, Decoder, Pass, Rows
+from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
-from edgespec.types import NO_DRAFT, Acceptance, Logits, Sampler, TokenIds, Tree, append
+from edgespec.types import Logits, Sampler, TokenIds, append
 
 
 class Expectation(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Pass
+from edgespec.decoding.decoder import Pass
 from edgespec.types import Logits, Row, TokenIds, append
 
 

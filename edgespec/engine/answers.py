@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.decoding.logprobs import TokenLogprob
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
 from edgespec.engine.stats import Stats
-from edgespec.tools.call_events import CallEvent, join_calls
-from edgespec.tools.tool import ToolCall
+from edgespec.text.call_events import CallEvent, join_calls
+from edgespec.text.tool import ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.tokenization.chat_template import Message, Turn
-from edgespec.tools.messages import CallMessage, ResultMessage
-from edgespec.tools.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
+from edgespec.text.chat_template import Message, Turn
+from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

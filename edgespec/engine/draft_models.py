@@ -6,21 +6,21 @@ A lane has one model, or a cascade in which each drafts for the one before it.
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.drafters.answer_cache import AnswerDrafter
-from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
-from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import ThreadLane
-from edgespec.drafters.memory_watch import MemoryWatch
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.text_drafters import make_text_drafters
+from edgespec.draft.answer_cache import AnswerDrafter
+from edgespec.draft.cross_vocabulary import TranslatedDecoder, respell
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.limits import MAX_BRANCHES
+from edgespec.draft.memory_watch import MemoryWatch
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.engine.idle_learner import HeadLearner
-from edgespec.engine.setup import Chain, Setup
 from edgespec.errors import UsageError
-from edgespec.loading.memory_fit import MemoryReading
-from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
 from edgespec.memory.estimate import (
     bytes_by_place,
     estimate_memory,
@@ -30,13 +30,15 @@ from edgespec.memory.estimate import (
     texts_bytes,
 )
 from edgespec.memory.free_memory import HOST
-from edgespec.policy.limits import MAX_BRANCHES
-from edgespec.policy.speculation import Speculation
-from edgespec.profiling.measure import measure_passes
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
+from edgespec.setup.measure import measure_passes
+from edgespec.setup.memory_fit import MemoryReading
+from edgespec.setup.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
+from edgespec.setup.setup import Chain, Setup
+from edgespec.setup.translation import load_translation
 from edgespec.system.cancel import Cancel
-from edgespec.types import Drafter, Report
+from edgespec.types import Report
 
 
 def open_chain(

@@ -5,17 +5,17 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.engine.request import require_writer
-from edgespec.engine.resolve import find_known_devices
-from edgespec.loading.device_choice import Placement
-from edgespec.loading.head_target import require_whole_model
-from edgespec.loading.open_model import ModelFolder, read_any_manifest
-from edgespec.loading.row_proof import settle_placement
 from edgespec.memory.free_memory import free_memory
-from edgespec.models.home import ModelHome
-from edgespec.models.pair import FILE_NAME
-from edgespec.planning.drafter_ranking import Ranking
-from edgespec.planning.drafter_search import rank_drafters
-from edgespec.planning.drafting_target import find_target
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.drafter_ranking import Ranking
+from edgespec.setup.drafter_search import rank_drafters
+from edgespec.setup.drafting_target import find_target
+from edgespec.setup.head_target import require_whole_model
+from edgespec.setup.home import ModelHome
+from edgespec.setup.open_model import ModelFolder, read_any_manifest
+from edgespec.setup.pair import FILE_NAME
+from edgespec.setup.resolve import find_known_devices
+from edgespec.setup.row_proof import settle_placement
 
 
 def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: str) -> Ranking:

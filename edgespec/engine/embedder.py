@@ -5,12 +5,12 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
 _LONG = 16  # characters a token, more than nearly any text has

@@ -15,11 +15,12 @@ from weakref import WeakSet, ref
 
 import numpy as np
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafters.answer_cache import AnswerCache
-from edgespec.drafters.pool import DrafterPool
+from edgespec.draft.answer_cache import AnswerCache
+from edgespec.draft.pool import DrafterPool
+from edgespec.draft.speculation import Speculation
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
@@ -34,10 +35,9 @@ from edgespec.engine.target_caches import answer_decoder
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
-from edgespec.policy.speculation import Speculation
 from edgespec.system.processes import Owner
-from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder, parse_ids
-from edgespec.tools.tool import parse_tools
+from edgespec.text.prompt_encoder import Prompt, PromptEncoder, parse_ids
+from edgespec.text.tool import parse_tools
 from edgespec.types import TokenIds
 
 if TYPE_CHECKING:

@@ -10,16 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
-from edgespec.decoders import Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.acceptance import Acceptance
+from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.greedy import PlainChoices, Reruns, decoder_for
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
-from edgespec.drafters.answer_cache import AnswerCache
-from edgespec.drafters.pool import DrafterPool
-from edgespec.drafters.pool_policy import PoolPolicy
-from edgespec.drafters.timeline import Interval, overlap, schedule_of
+from edgespec.draft.acceptance_rates import AcceptanceChange
+from edgespec.draft.answer_cache import AnswerCache
+from edgespec.draft.pool import DrafterPool
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.idle_learner import IdleLearner
@@ -28,10 +31,7 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, was_alone
 from edgespec.engine.writing import AnswerPass, TextStop, TokenStop, Writing, text_after
-from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.speculation import Speculation
-from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Acceptance
+from edgespec.text.tokenizer import Tokenizer
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3

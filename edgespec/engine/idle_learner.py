@@ -6,13 +6,13 @@ from pathlib import Path
 from threading import Condition, RLock, Thread
 from weakref import ReferenceType, ref
 
-from edgespec.decoders import CorrectableHead
-from edgespec.drafters.learned_file import LearnedFile
-from edgespec.drafters.learned_head import LearnedHead
-from edgespec.drafters.quarantine import describe_error
-from edgespec.drafters.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
-from edgespec.engine.resolve import NamedDrafter
-from edgespec.loading.open_model import ModelFolder
+from edgespec.decoding.decoder import CorrectableHead
+from edgespec.draft.learned_file import LearnedFile
+from edgespec.draft.learned_head import LearnedHead
+from edgespec.draft.quarantine import describe_error
+from edgespec.draft.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
+from edgespec.setup.open_model import ModelFolder
+from edgespec.setup.resolve import NamedDrafter
 from edgespec.system.cancel import Flag
 from edgespec.system.command_line import quote
 from edgespec.system.threads import lower_priority

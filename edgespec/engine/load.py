@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.open_engine import open_engine
-from edgespec.engine.resolve import Resolved, resolve
-from edgespec.engine.setup import decide, read_tables
-from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
-from edgespec.loading.row_proof import RowsDiffer
+from edgespec.setup.resolve import Resolved, resolve
+from edgespec.setup.row_proof import RowsDiffer
+from edgespec.setup.setup import decide, read_tables
+from edgespec.setup.wish import Wish
 from edgespec.system.progress import LoadProgress
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tools.tool import ToolUse
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, append
 
 _NONE: TokenIds = np.zeros(0, np.int32)

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import empty_cache
-from edgespec.engine.setup import Setup
+from edgespec.decoding.decoder import Decoder
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.open_model import known_stats
-from edgespec.profiling.learned_stats import write_learned_stats
-from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.setup.learned_stats import write_learned_stats
+from edgespec.setup.open_model import known_stats
+from edgespec.setup.setup import Setup
+from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.types import TokenIds, append
 
 # Times the largest change that was measured, on some hundred places of a few texts; an answer has more of them.

@@ -9,35 +9,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import equality, rejection
-from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
-from edgespec.drafters.pool import ChangeLog, DrafterPool
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.pool import ChangeLog, DrafterPool
+from edgespec.draft.speculation import Speculation
 from edgespec.engine.draft_models import make_sets, make_watch, text_drafters
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.near_ties import find_near_tie
-from edgespec.engine.setup import Setup
 from edgespec.engine.shared_target import SharedTarget
-from edgespec.engine.wish import AcceptanceName
-from edgespec.loading.open_model import (
+from edgespec.memory.estimate import FORESEEN_TOKENS
+from edgespec.setup.learned_stats import LearnedStats, write_learned_stats
+from edgespec.setup.measure import complete_profile
+from edgespec.setup.open_model import (
     ModelFolder,
     known_stats,
     open_model,
     read_chat_template,
     read_tokenizer,
 )
-from edgespec.loading.row_proof import settle_rows
-from edgespec.memory.estimate import FORESEEN_TOKENS
-from edgespec.planning.plan_option import branching_cost
-from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
-from edgespec.policy.speculation import Speculation
-from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
-from edgespec.profiling.measure import complete_profile
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.template_process import TemplateProcess
-from edgespec.types import Acceptance, Drafter, Report
+from edgespec.setup.plan_option import branching_cost
+from edgespec.setup.row_proof import settle_rows
+from edgespec.setup.setup import Setup
+from edgespec.setup.wish import AcceptanceName
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.template_process import TemplateProcess
+from edgespec.types import Report
 
 _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejection": rejection}
 _LOG = logging.getLogger(__name__)

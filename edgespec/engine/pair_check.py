@@ -11,26 +11,27 @@ from statistics import median
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.limits import MIN_GAIN_OF_PAIR
+from edgespec.draft.measured import FixedLength
+from edgespec.draft.overlap import best_length, expected_tokens
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
-from edgespec.engine.resolve import resolve
-from edgespec.engine.wish import Wish
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
-from edgespec.loading.head_check import PROMPTS
-from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.manifest import Manifest
-from edgespec.models.pair import (
+from edgespec.runtimes.devices import device_key, find_device
+from edgespec.setup.head_check import PROMPTS
+from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
+from edgespec.setup.pair import (
     PairCheck,
-    have_same_tokens,
     record_check,
     restore_pair,
 )
-from edgespec.policy.limits import MIN_GAIN_OF_PAIR
-from edgespec.policy.measured import FixedLength
-from edgespec.policy.overlap import best_length, expected_tokens
-from edgespec.runtimes.devices import device_key, find_device
+from edgespec.setup.resolve import resolve
+from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
-from edgespec.types import Drafter, Report, TokenIds
+from edgespec.text.tokenizer import have_same_tokens
+from edgespec.types import Report, TokenIds
 
 _MAX_TOKENS = 48  # of each answer
 _NUM_DRAFT = 4

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgespec.drafters.cross_vocabulary import find_translation
+from edgespec.draft.cross_vocabulary import find_translation
 from edgespec.engine.pair_check import check_if_here
 from edgespec.errors import ModelError, UsageError
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
@@ -18,13 +18,13 @@ from edgespec.export.output import atomic_folder
 from edgespec.export.plan import ExportCost, PlannedModel, plan_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.loading.device_choice import source_of
-from edgespec.loading.head_check import require_agreement
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.models.hub import LocalSource
-from edgespec.models.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
+from edgespec.setup.device_choice import source_of
+from edgespec.setup.head_check import require_agreement
+from edgespec.setup.hub import LocalSource
+from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
 from edgespec.system.split_files import utf8_name, whole_name
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Report
 
 

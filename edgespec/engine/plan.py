@@ -10,16 +10,16 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.engine.drafter_choice import rank_for_placement
 from edgespec.engine.request import require_writer
-from edgespec.engine.resolve import compare_devices, resolve
-from edgespec.engine.wish import Wish
 from edgespec.errors import UsageError
-from edgespec.loading.device_choice import Placement
-from edgespec.loading.open_model import ModelFolder
-from edgespec.models.home import ModelHome
-from edgespec.planning.drafter_ranking import Ranking
-from edgespec.planning.plan_models import Planned, plan_for
-from edgespec.planning.plan_option import Plan
-from edgespec.planning.plan_words import document_of
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.drafter_ranking import Ranking
+from edgespec.setup.home import ModelHome
+from edgespec.setup.open_model import ModelFolder
+from edgespec.setup.plan_models import Planned, plan_for
+from edgespec.setup.plan_option import Plan
+from edgespec.setup.plan_words import document_of
+from edgespec.setup.resolve import compare_devices, resolve
+from edgespec.setup.wish import Wish
 from edgespec.system.command_line import join_words
 
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Cache, Decoder
+from edgespec.decoding.decoder import Cache, Decoder
 from edgespec.engine.request import check_path
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import KVCache

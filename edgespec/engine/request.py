@@ -9,20 +9,21 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafters.answer_cache import PredictionDrafter
-from edgespec.drafters.text_drafters import constrained
+from edgespec.draft.answer_cache import PredictionDrafter
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
+from edgespec.draft.text_drafters import constrained
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.writing import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
-from edgespec.policy.speculation import ALL_DRAFTERS, DraftChoice
-from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.tools.call_parser import CallReader
-from edgespec.tools.formats import CallFormat
-from edgespec.tools.tool import ToolUse
-from edgespec.types import Drafter, TokenConstraint, TokenIds, TokenMask, append
+from edgespec.text.call_parser import CallReader
+from edgespec.text.formats import CallFormat
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool import ToolUse
+from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
 

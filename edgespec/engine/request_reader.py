@@ -7,6 +7,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from edgespec.draft.speculation import ALL_DRAFTERS
 from edgespec.engine.model_reasoning import ModelReasoning
 from edgespec.engine.request import (
     AnswerSettings,
@@ -19,17 +20,16 @@ from edgespec.engine.request import (
 )
 from edgespec.errors import FormatError, UsageError
 from edgespec.manifest import Manifest
-from edgespec.policy.speculation import ALL_DRAFTERS
-from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
-from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.tools.formats import CallFormat
-from edgespec.tools.tool import ToolUse, schema_refusal
+from edgespec.text.banned_texts import BannedTexts, SpellingIndex
+from edgespec.text.formats import CallFormat
+from edgespec.text.prompt_encoder import Prompt, PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool import ToolUse, schema_refusal
 from edgespec.types import TokenMask, append
 
 if TYPE_CHECKING:
-    from edgespec.grammar.compile import GrammarCompiler
-    from edgespec.grammar.response_format import ResponseFormat
+    from edgespec.text.compile import GrammarCompiler
+    from edgespec.text.response_format import ResponseFormat
 
 
 @dataclass(kw_only=True)
@@ -137,7 +137,7 @@ class AnswerGrammars:
     def _constrained(self, request: Request, wanted: "ResponseFormat | None", context_length: int) -> Request:
         if wanted is None:
             return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+        from edgespec.text.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
 
         compiler = self._compiler()
         # A pass over the whole context still gives the token that follows it.
@@ -153,7 +153,7 @@ class AnswerGrammars:
 
     @cached_property
     def _held_compiler(self) -> "GrammarCompiler":
-        from edgespec.grammar.compile import GrammarCompiler
+        from edgespec.text.compile import GrammarCompiler
 
         manifest = self._manifest
         return GrammarCompiler(self._tokenizer.path, manifest.vocab_size, tuple(manifest.eos_token_ids))
@@ -166,7 +166,7 @@ class AnswerGrammars:
 def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
     if stated is None:
         return None
-    from edgespec.grammar.response_format import read_format
+    from edgespec.text.response_format import read_format
 
     return read_format(stated)
 
@@ -174,7 +174,7 @@ def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
 def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReading:
     """How the calls of an answer are found; whole: given once they are whole."""
     if use.is_ensured:
-        from edgespec.grammar.call_grammar import constrained_format
+        from edgespec.text.call_grammar import constrained_format
 
         format = constrained_format(format)
     return CallReading(use, format, whole)
@@ -195,8 +195,8 @@ def format_with_calls(
     """
     if not (calls.use.is_ensured or response_format):
         return None
-    from edgespec.grammar.call_grammar import call_grammar, constrained_format
-    from edgespec.grammar.response_format import read_format
+    from edgespec.text.call_grammar import call_grammar, constrained_format
+    from edgespec.text.response_format import read_format
 
     wanted = read_format(response_format)
     if wanted is None and not calls.use.is_ensured:
@@ -212,7 +212,7 @@ def format_with_calls(
 
 def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompiler") -> UsageError:
     """The error of a grammar of calls that cannot be compiled: it names the tool whose schema is the reason."""
-    from edgespec.grammar.response_format import read_format
+    from edgespec.text.response_format import read_format
 
     for tool in use.possible:
         try:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import ref
 
-from edgespec.decoders import Decoder
-from edgespec.drafters.pool import DrafterPool
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.pool import DrafterPool
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches
 

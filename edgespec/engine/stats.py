@@ -5,9 +5,10 @@ from typing import Any
 
 from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Block
-from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.costs import Gain, PassCosts, measured_gain
-from edgespec.types import TokenIds, Tree
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceChange
+from edgespec.draft.costs import Gain, PassCosts, measured_gain
+from edgespec.types import TokenIds
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5

@@ -8,11 +8,12 @@ from threading import Lock
 
 import numpy as np
 
-from edgespec.decoders import Can, Decoder, Pass, Rows
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
+from edgespec.decoding.tree import NO_DRAFT
 from edgespec.engine.request_queue import Ticket
 from edgespec.errors import Cancelled, MemoryExhausted
-from edgespec.types import NO_DRAFT, TokenIds
+from edgespec.types import TokenIds
 
 # Fewer tokens than these are read again: to copy them is a call for each layer, to keep them a cache.
 _LEAST_COPIED = 16

@@ -9,13 +9,13 @@ import numpy as np
 from edgespec.decoding.greedy import Reruns
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.scheduler import Block
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.timeline import Interval
 from edgespec.engine.answers import Chunk
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.stats import Tally
-from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
-from edgespec.tools.call_parser import CallReader
+from edgespec.text.call_events import Part, TextPart, in_order, split_parts
+from edgespec.text.call_parser import CallReader
+from edgespec.text.tokenizer import TextStream, Tokenizer
 from edgespec.types import TokenIds, append
 
 

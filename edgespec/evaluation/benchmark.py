@@ -16,8 +16,7 @@ from random import Random
 from statistics import median
 from typing import Literal, NamedTuple
 
-from edgespec import Engine, Interval, Message, SamplingParams
-from edgespec.errors import ContextOverflow, UsageError
+from edgespec import ContextOverflow, Engine, Interval, Message, Report, SamplingParams, UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Sample, Text, TurnRecord, Work
 from edgespec.evaluation.exactness import compare_texts
 from edgespec.evaluation.journal import Journal, Unit, gather
@@ -26,7 +25,6 @@ from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document, ratio_of
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
 from edgespec.system.system_info import peak_rss_bytes, system_info
-from edgespec.types import Report
 
 VERSION = 2
 _WARM_UP_TOKENS = 32

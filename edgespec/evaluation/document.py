@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
-from edgespec.errors import UsageError
+from edgespec import UsageError
 from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 26

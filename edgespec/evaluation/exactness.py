@@ -17,12 +17,15 @@ from edgespec import (
     DraftPolicy,
     GumbelSampler,
     Plain,
+    Report,
+    Row,
     SamplingParams,
+    TokenIds,
+    append,
     empty_cache,
     speculative_decode,
 )
 from edgespec.evaluation.document import Text
-from edgespec.types import Report, Row, TokenIds, append
 
 # The text before a difference is read again in passes of these widths, of the width at which the texts differ, and
 # of random widths, as drafts give them. A distance over so many cuts spans some 3.5 of its standard deviations.

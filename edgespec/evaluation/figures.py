@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edgespec.config.units import format_bytes
 from edgespec.evaluation.document import OWN_NAME, BenchDocument, PeerInfo, Position, RatioInterval, Summary
+from edgespec.system.units import format_bytes
 
 _WIDE = 0.3  # from the one end of an interval to the other
 _LABEL_CHARACTERS = 36

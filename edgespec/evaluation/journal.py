@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from edgespec.errors import UsageError
+from edgespec import UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
 from edgespec.system.typed_json import read_as

@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from edgespec import Engine, Message, SamplingParams
-from edgespec.errors import EdgeSpecError
+from edgespec import EdgeSpecError, Engine, Message, Report, SamplingParams
 from edgespec.evaluation.document import OWN_NAME, AnswerRecord, JudgedTokens, PeerAnswer, PeerInfo
 from edgespec.evaluation.exactness import judge_tokens
 from edgespec.evaluation.results import peer_key
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
 from edgespec.system.system_info import peak_rss_bytes
-from edgespec.types import Report
 
 Rates = Mapping[tuple[str, int], tuple[float, float]]  # acceptance rates, as Speculation.rates holds them
 

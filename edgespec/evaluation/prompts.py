@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from edgespec.errors import UsageError
+from edgespec import UsageError
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 26

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgespec.decoding.cached_prefix import next_capacity
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
 from edgespec.memory.ladder import Bytes
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.
 # Kernels repack the weights; half floats they widen (docs/log/memory.md).
@@ -37,6 +36,7 @@ FORESEEN_TOKENS = 2048
 # No model is loaded with a shorter context, unless its own is shorter.
 _LEAST_CONTEXT = 1024
 _CONTEXT_STEP = 256
+_FIRST_CAPACITY = 512  # slots of a cache
 
 
 class WeightsSize(NamedTuple):
@@ -302,3 +302,11 @@ def _list_parts(beside_weights: tuple[int, int], num_bytes: int) -> str:
         "reserve": RESERVE_BYTES,
     }
     return ", ".join(f"{name} {part / 2**20:.0f}" for name, part in parts.items() if part)
+
+
+def next_capacity(capacity: int, needed: int, context_length: int) -> int:
+    """The next buffer length that holds needed positions: 512 or more, doubled, and never past the context."""
+    capacity = max(capacity, _FIRST_CAPACITY)
+    while capacity < needed:
+        capacity *= 2
+    return min(capacity, context_length)

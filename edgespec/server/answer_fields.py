@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from edgespec import AnswerOptions, Drafting, Engine, SamplingParams, ToolUse, Turn
-from edgespec.errors import ToolError, UsageError
+from edgespec import AnswerOptions, Drafting, Engine, SamplingParams, ToolError, ToolUse, Turn, UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import (

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from edgespec import AnswerStream, Chunk, Completion, Engine, Stats, join_chunks
-from edgespec.errors import FormatError
+from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, join_chunks
 from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
 from edgespec.server.errors import Preempted, explain_format

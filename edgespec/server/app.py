@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.errors import EdgeSpecError
+from edgespec import EdgeSpecError
 from edgespec.server import model_pages
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec import Engine, parse_ids, require_embedding_model
-from edgespec.errors import ContextOverflow, UsageError
+from edgespec import ContextOverflow, Engine, TokenIds, UsageError, parse_ids, require_embedding_model
 from edgespec.server.answers import Services
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain
@@ -19,7 +18,6 @@ from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.system.cancel import Cancel
-from edgespec.types import TokenIds
 
 
 async def embeddings(services: Services, request: Request) -> Response:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from edgespec import SamplingParams
-from edgespec.errors import (
+from edgespec import (
     ContextOverflow,
     ConversationError,
     EdgeSpecError,
     FormatError,
     MemoryExhausted,
+    SamplingParams,
     ToolError,
     UnsuitedModel,
     UsageError,

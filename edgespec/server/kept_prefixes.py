@@ -19,11 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec import Engine
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec import EdgeSpecError, Engine, TokenIds, UsageError
 from edgespec.system.printable import one_line
-from edgespec.types import TokenIds
+from edgespec.system.units import format_bytes
 
 _LOG = logging.getLogger("edgespec.server")
 _SUFFIX = ".prefix"

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from edgespec import Message, Turn, parse_messages
-from edgespec.errors import UsageError
+from edgespec import Message, Turn, UsageError, parse_messages
 from edgespec.server.errors import ApiError
 from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest, text_of
 

@@ -15,8 +15,7 @@ from threading import Thread
 from time import monotonic
 from typing import TypeVar
 
-from edgespec import Engine
-from edgespec.errors import MemoryExhausted
+from edgespec import Engine, MemoryExhausted
 from edgespec.server.answer_parts import TokenWords
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line

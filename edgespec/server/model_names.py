@@ -6,9 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from edgespec import CATALOG, ModelHome, read_whole_model
-from edgespec.errors import EdgeSpecError
-from edgespec.manifest import FILE_NAME, Manifest
+from edgespec import CATALOG, FILE_NAME, EdgeSpecError, Manifest, ModelHome, read_whole_model
 from edgespec.server.errors import ApiError
 
 _NAME_LENGTH = 200  # characters of a name that is repeated in a message

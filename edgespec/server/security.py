@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.errors import UsageError
+from edgespec import UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.sse import error_response
 

@@ -15,8 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec import Engine
-from edgespec.errors import EdgeSpecError
+from edgespec import EdgeSpecError, Engine
 from edgespec.server.answers import Services
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Drain, Limits

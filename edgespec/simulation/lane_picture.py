@@ -10,7 +10,7 @@ from math import floor, log10
 from typing import NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.timeline import Interval
 from edgespec.simulation.schedules import Scenario, decode, virtual_devices
 from edgespec.simulation.virtual_lane import VirtualLane
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from edgespec.draft.limits import MAX_FIXED_TOKENS
+from edgespec.draft.overlap import expected_tokens
 from edgespec.errors import UsageError
-from edgespec.policy.limits import MAX_FIXED_TOKENS
-from edgespec.policy.overlap import expected_tokens
 from edgespec.system.typed_json import read_as
 
 

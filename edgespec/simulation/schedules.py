@@ -10,22 +10,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import Lane
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import DraftCosts, DraftModelStats, RowCosts
-from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
-from edgespec.policy.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.lanes import Lane
+from edgespec.draft.limits import MAX_BRANCHES
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.recording import Recording
 from edgespec.simulation.synthetic import WINDOW, PacedDecoder, synthetic_drafter, synthetic_target
 from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import Clock, VirtualClock
-from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import Sampler, TokenIds
 
 SCHEDULES = ("plain", "serial", "pipelined", "hedged")
 # All schedules decode one text with one set of drafts, so that chance favours none of them. So many tokens take up

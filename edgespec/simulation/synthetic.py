@@ -13,9 +13,9 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.errors import EdgeSpecError, require_context
 from edgespec.types import Logits, Row, TokenIds
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from edgespec.drafters.lanes import Job, StepTime
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.lanes import Job, StepTime
+from edgespec.draft.timeline import Interval
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import VirtualClock
 

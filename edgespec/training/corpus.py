@@ -4,7 +4,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec import UsageError
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 28

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import expected_tokens
-from edgespec.errors import ModelError
-from edgespec.memory.free_memory import return_freed
+from edgespec import ModelError, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import show_progress
 from edgespec.system.signals import defer_signals
 from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
 from edgespec.training.packing import Batch, Text, pack
-from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
     from torch import Tensor

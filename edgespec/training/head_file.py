@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import ModelError
+from edgespec import ModelError, TokenIds
 from edgespec.system.disk import explain_write_errors, replace_file
 from edgespec.training.network import HeadShape
-from edgespec.types import TokenIds
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _VERSION = "0.2.0"  # of the speculators format

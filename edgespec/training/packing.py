@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.types import TokenIds
+from edgespec import TokenIds
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

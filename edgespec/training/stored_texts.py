@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from edgespec.errors import ModelError
+from edgespec import ModelError, TokenIds
 from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, replace_file, require_disk_space
 from edgespec.system.typed_json import read_as
 from edgespec.training.packing import Text
-from edgespec.types import TokenIds
 
 Halves = npt.NDArray[np.float16]
 _Token = Annotated[int, Meta(ge=0, le=1 << 24)]

@@ -10,11 +10,9 @@ from time import monotonic
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import Engine, SamplingParams, open_with_states
-from edgespec.errors import ContextOverflow
+from edgespec import ContextOverflow, Engine, SamplingParams, TokenIds, open_with_states
 from edgespec.system.console import show_progress
 from edgespec.training.stored_texts import TextsFile
-from edgespec.types import TokenIds
 
 _TEMPERATURE, _TOP_P = 0.8, 0.95  # of the second answer to a prompt
 _NUM_ROUNDS = 2  # answers to a prompt: greedy, then sampled

@@ -14,14 +14,25 @@ from time import monotonic
 
 import numpy as np
 
-from edgespec import Engine, LocalSource, Profile, profile_target
-from edgespec.config.units import format_bytes
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
+from edgespec import (
+    FILE_NAME,
+    EdgeSpecError,
+    Engine,
+    IntegrityError,
+    LocalSource,
+    ModelError,
+    Profile,
+    Report,
+    TokenIds,
+    UsageError,
+    profile_target,
+    read_manifest,
+)
 from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
-from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
+from edgespec.system.units import format_bytes
 from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
 from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.network import HeadShape
@@ -38,7 +49,6 @@ from edgespec.training.warm_start import (
     matrix,
     start_weights,
 )
-from edgespec.types import Report, TokenIds
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4

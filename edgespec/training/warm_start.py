@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec import TokenIds
 from edgespec.export.families import DecoderConfig
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -38,7 +39,6 @@ from edgespec.training.network import (
     Q,
     V,
 )
-from edgespec.types import TokenIds
 
 Floats = npt.NDArray[np.float32]
 _COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows

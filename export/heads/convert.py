@@ -23,7 +23,7 @@ from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Origin, Signature
 from edgespec.system.console import show_progress
-from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
+from edgespec.text.tokenizer import open_tokenizer, vocabulary_sha256
 from edgespec.types import Report
 
 # Of a head's tokenizer; published ones differ in a few tokens that were added later.

@@ -11,10 +11,10 @@ from device_figures.budget import LeftOut
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.errors import EdgeSpecError
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import ModelFolder
 from edgespec.manifest import read_manifest
-from edgespec.models.catalog import CATALOG, CatalogFile
-from edgespec.models.fetch import fetch
+from edgespec.setup.catalog import CATALOG, CatalogFile
+from edgespec.setup.fetch import fetch
+from edgespec.setup.open_model import ModelFolder
 from edgespec.system.console import print_stderr
 from edgespec.system.disk import require_disk_space
 

@@ -10,17 +10,17 @@ import numpy as np
 import onnx
 from compare_with_cpu import compare_with_cpu
 
-from edgespec.decoders import BEST, LOGITS, Decoder, Pass
+from edgespec.decoding.decoder import BEST, LOGITS, Decoder, Pass
 from edgespec.errors import EdgeSpecError
-from edgespec.loading.open_model import ModelFolder, open_model, weights_bytes
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import free_memory
-from edgespec.profiling.measure import profile_target
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.node_placement import find_strays, format_placement, read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
+from edgespec.setup.measure import profile_target
+from edgespec.setup.open_model import ModelFolder, open_model, weights_bytes
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _CPU_GROWTH = {"int4": 1.0, "fp16": 2.0, "fp32": 1.0}  # the CPU widens half floats

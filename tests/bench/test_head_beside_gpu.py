@@ -17,8 +17,8 @@ from head_beside_gpu import Pair, Place, decode_all
 from paced_pair import RecordedAnswer, ReplayedTarget, acceptance_by_position, drafted_right, least_steps
 
 from edgespec import load
-from edgespec.decoders import Pass, Rows
-from edgespec.models.pair import write_pair
+from edgespec.decoding.decoder import Pass, Rows
+from edgespec.setup.pair import write_pair
 from edgespec.simulation.machines import Machine
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds, append

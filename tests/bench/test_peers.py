@@ -26,7 +26,7 @@ from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.table import table
 from edgespec.manifest import read_manifest
 from edgespec.system.system_info import system_info
-from edgespec.tokenization.chat_template import Message
+from edgespec.text.chat_template import Message
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 

@@ -12,9 +12,9 @@ from edgespec.chat import first_model
 from edgespec.chat.first_model import CANDIDATES, Offer, ask, disk_bytes, find_offer, format_question, load_first
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.errors import ModelError
-from edgespec.models.catalog import CATALOG, HubRepository
-from edgespec.models.forecast import memory_bytes
-from edgespec.models.home import ModelHome
+from edgespec.setup.catalog import CATALOG, HubRepository
+from edgespec.setup.forecast import memory_bytes
+from edgespec.setup.home import ModelHome
 
 LARGE, SMALL = CANDIDATES
 AMPLE = 1 << 60

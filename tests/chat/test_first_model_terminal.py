@@ -16,7 +16,7 @@ from terminal import CTRL_C, CTRL_D, Terminal
 
 from edgespec.chat.first_model import CANDIDATES
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.models.catalog import CATALOG, HubRepository
+from edgespec.setup.catalog import CATALOG, HubRepository
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
 QUESTION = "it for chats? [y/N]"

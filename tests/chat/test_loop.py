@@ -25,12 +25,12 @@ from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
+from edgespec.draft.costs import Gain
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import MemoryExhausted
-from edgespec.policy.costs import Gain
 from edgespec.system.clock import VirtualClock
 from edgespec.system.signals import Leave, catch_ctrl_c
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.chat.files import TraceFile
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.timeline import Interval
 from edgespec.errors import UsageError
 
 ANSWER = (Interval("target", "verify", 0.0, 0.5, 2), Interval("drafter", "draft", 0.1, 0.4, 3))

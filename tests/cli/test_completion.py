@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.cli.completion import _SHELLS, answer_shell
 from edgespec.cli.main import command_parser, main
-from edgespec.models.catalog import CATALOG
 from edgespec.runtimes.device_names import device_names
+from edgespec.setup.catalog import CATALOG
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from scripted import scripted_engine
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
+from edgespec.decoding.decoder import Pass, Rows
 from edgespec.engine.answer_stream import AnswerStream, Reply
 from edgespec.engine.answers import Chunk
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
@@ -754,7 +755,7 @@ def test_doctor_says_where_deterministic_mode_does_not_hold(
 ) -> None:
     folder = Path(shutil.copytree(tiny_drafter, tmp_path / "model"))
     (folder / "row_proofs.json").unlink(missing_ok=True)
-    monkeypatch.setattr("edgespec.loading.row_proof.prove_rows", lambda *arguments, **options: FAILS)
+    monkeypatch.setattr("edgespec.setup.row_proof.prove_rows", lambda *arguments, **options: FAILS)
     code, out, _ = run(capsys, "doctor", folder)
     assert (code, "can depend on what drafts where two tokens are nearly tied" in out) == (0, True)
     code, out, _ = run(capsys, "doctor", "--exactness", folder, "--max-tokens", 5)
@@ -823,13 +824,13 @@ def test_doctor_reports_a_defect(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = OnnxDecoder.logits
+    whole = OnnxDecoder.run
 
-    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
-        rows = whole(self, tokens, num_last)
-        return rows[::-1] if num_last == 5 else rows
+    def mistaken(self: OnnxDecoder, given: Pass) -> Rows:
+        rows = whole(self, given)
+        return rows._replace(logits=rows.logits[::-1]) if given.num_rows == 5 else rows
 
-    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    monkeypatch.setattr(OnnxDecoder, "run", mistaken)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the in the an"}')
     arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.config.units import format_bytes
+from edgespec.system.units import format_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from edgespec.cli.arguments import load_any_engine
 from edgespec.cli.main import command_parser
 from edgespec.config.config_file import variable_name
 from edgespec.config.options import LOAD_PARAMETERS, OPTIONS
-from edgespec.engine.wish import Wish
+from edgespec.setup.wish import Wish
 
 DOCS = Path(__file__).parents[2] / "docs"
 PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters

@@ -1,6 +1,6 @@
 import pytest
 
-from edgespec.config.units import format_speed
+from edgespec.system.units import format_speed
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,20 @@ from faulty import edit_graph
 from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
-from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
 from edgespec.decoding import trees
-from edgespec.decoding.acceptance import equality, rejection
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
+from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
 from edgespec.decoding.greedy import BestRows, decoder_for
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
-from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.speculation import Speculation
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
-from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.device_checks import is_argmax_sound, probe_tokens
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.types import Acceptance, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 PROMPT = "the in the an the in"
 HALF = tiny.VOCAB // 2

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, drafters_of
 
-from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.draft.measured import FixedLength
 from edgespec.engine.near_ties import measure_width_change
-from edgespec.policy.measured import FixedLength
 from edgespec.types import Logits, TokenIds
 
 CHANGE = 0.2  # of a logit, at most

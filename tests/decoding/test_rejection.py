@@ -15,25 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import equality, rejection, residual
+from edgespec.decoding.acceptance import Acceptance, equality, rejection, residual
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.noise import gumbel_noise
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.measured import FixedLength, MeasuredPolicy
-from edgespec.policy.speculation import Speculation
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.draft_model import DraftModelStats
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.simulation.schedules import virtual_devices
 from edgespec.simulation.synthetic import PacedDecoder
 from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Distribution, Drafter, Logits, Sampler, TokenIds, Tree, append
+from edgespec.types import Distribution, Logits, Sampler, TokenIds, append
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from edgespec.decoding.acceptance import rejection
 from edgespec.decoding.noise import gumbel_noise, uniform
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.types import Tree
 
 seeds = st.integers(0, 2**32)
 TOKENS = np.array([3, 1, 4, 1, 5], np.int32)

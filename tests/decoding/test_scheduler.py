@@ -21,13 +21,14 @@ from table_runs import (
     tokens_of,
 )
 
-from edgespec.decoders import Can
 from edgespec.decoding.acceptance import equality
+from edgespec.decoding.decoder import Can
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
+from edgespec.decoding.tree import Tree
+from edgespec.draft.measured import FixedLength
 from edgespec.errors import ContextOverflow
-from edgespec.policy.measured import FixedLength
-from edgespec.types import TokenMask, Tree
+from edgespec.types import TokenMask
 
 
 @given(

@@ -16,7 +16,7 @@ from stuck import StuckDecoder, engine_of
 from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, Engine, Message
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 
 
 @pytest.fixture(autouse=True)

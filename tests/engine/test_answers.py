@@ -24,20 +24,20 @@ from double import Double
 from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, Reply, SamplingParams
-from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import ThreadLane
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import DrafterPool
+from edgespec.draft.drafter_sets import Candidate, OpenModel, drafter_sets
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.pool import DrafterPool
+from edgespec.draft.speculation import Speculation
 from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError, MemoryExhausted
-from edgespec.loading.open_model import SubsetDecoder
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.policy.speculation import Speculation
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.setup.open_model import SubsetDecoder
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)

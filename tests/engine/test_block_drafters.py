@@ -16,7 +16,7 @@ from tiny_blocks import BlockCase, block_states, deepseek
 
 from edgespec import SamplingParams, load
 from edgespec.export.convert import export_model
-from edgespec.models.pair import write_pair
+from edgespec.setup.pair import write_pair
 from edgespec.types import TokenIds, append
 
 pytestmark = pytest.mark.usefixtures("one_template_process")

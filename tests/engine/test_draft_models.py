@@ -16,10 +16,10 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming, frequent_tokens, parse_layers
-from edgespec.loading.open_model import ModelFolder, open_drafter, read_subset, self_drafter
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.tokenization.tokenizer import open_tokenizer
+from edgespec.setup.open_model import ModelFolder, open_drafter, read_subset, self_drafter
+from edgespec.text.tokenizer import open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

@@ -10,27 +10,27 @@ import pytest
 from made_up import SERIAL_BRANCHES
 
 from edgespec.cli.main import main
+from edgespec.draft.costs import PassCosts
 from edgespec.engine import drafter_choice
 from edgespec.engine.drafter_choice import rank_for_model
-from edgespec.engine.resolve import find_known_devices
 from edgespec.errors import DeviceUnavailable, ModelError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
-from edgespec.loading.open_model import ModelFolder, weights_bytes
-from edgespec.loading.row_proof import settle_placement
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_memory
 from edgespec.memory.free_memory import FreeMemory
-from edgespec.models.home import ModelHome
-from edgespec.models.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, record_check
-from edgespec.planning.drafter_ranking import PossibleDrafter, Ranking
-from edgespec.planning.drafting_target import rate_of
-from edgespec.planning.plan_option import Layout
-from edgespec.planning.planner import plan_on
-from edgespec.policy.costs import PassCosts
-from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
-from edgespec.profiling.profile import DrafterProfile, Profile
+from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking
+from edgespec.setup.drafting_target import rate_of
+from edgespec.setup.home import ModelHome
+from edgespec.setup.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
+from edgespec.setup.open_model import ModelFolder, weights_bytes
+from edgespec.setup.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, record_check
+from edgespec.setup.plan_option import Layout
+from edgespec.setup.planner import plan_on
+from edgespec.setup.profile import DrafterProfile, Profile
+from edgespec.setup.resolve import find_known_devices
+from edgespec.setup.row_proof import settle_placement
 
 NO_ROOM = FreeMemory(0, "a test")
 STEP_S = 0.02
@@ -219,7 +219,7 @@ def test_a_reported_acceptance_and_costs_that_were_measured_give_an_estimate(
     assert (head.basis, head.gain) == ("unknown", None)
     learn(home, {})
     monkeypatch.setattr(
-        "edgespec.planning.drafting_target.weights_bytes", lambda folder: int(1.125 * 199_000_000 / 0.1)
+        "edgespec.setup.drafting_target.weights_bytes", lambda folder: int(1.125 * 199_000_000 / 0.1)
     )
     ranked = ranking(home)
     head = found(ranked, "AngelSlim/Qwen3-4B_eagle3")

@@ -7,8 +7,8 @@ import pytest
 
 from edgespec import Drafting, Engine, SamplingParams, UsageError, load
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.drafters.answer_cache import PredictionDrafter
-from edgespec.types import DraftRequest
+from edgespec.draft.answer_cache import PredictionDrafter
+from edgespec.draft.drafter import DraftRequest
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 SAMPLED = SamplingParams(temperature=0.8, seed=11)

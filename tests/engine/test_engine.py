@@ -32,11 +32,11 @@ from edgespec.engine.engine import LoadedModel
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
-from edgespec.profiling.learned_stats import LearnedStats, write_learned_stats
 from edgespec.runtimes.devices import find_device, machine_key
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.template_process import TemplateProcess
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.setup.learned_stats import LearnedStats, write_learned_stats
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.template_process import TemplateProcess
+from edgespec.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

@@ -17,11 +17,11 @@ from edgespec.engine import pair_export
 from edgespec.engine.pair_export import PairHalf, add_forms, export_pair
 from edgespec.errors import SourceError, UsageError, require_context
 from edgespec.export.convert import export_model
-from edgespec.loading.head_check import HeadAgreement, _compare, measure_agreement
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
-from edgespec.models.hub import LocalSource
-from edgespec.models.pair import DRAFTER, TARGET
+from edgespec.setup.head_check import HeadAgreement, _compare, measure_agreement
+from edgespec.setup.hub import LocalSource
+from edgespec.setup.open_model import open_decoder
+from edgespec.setup.pair import DRAFTER, TARGET
 from edgespec.types import Logits, TokenIds
 
 WEIGHTS = made_heads.quiet(made_heads.target_weights())

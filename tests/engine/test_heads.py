@@ -14,18 +14,20 @@ from head_answers import SAMPLED, answers
 
 from edgespec import Message, SamplingParams, load
 from edgespec.cli.main import main
-from edgespec.decoders import Decoder
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Plain, Proposal, speculative_decode
-from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.decoding.tree import Worth
+from edgespec.draft.draft_model import DraftCosts
+from edgespec.draft.drafter import DraftRequest
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.model_rates import NUM_CLASSES, nodes_key, typical_probability
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
-from edgespec.models.pair import write_pair
-from edgespec.policy.draft_model import DraftCosts
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
-from edgespec.policy.model_rates import NUM_CLASSES, nodes_key, typical_probability
 from edgespec.runtimes.recurrent_head import RecurrentTreeHead
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.types import DraftRequest, Sampler, TokenIds, Worth, append
+from edgespec.setup.pair import write_pair
+from edgespec.types import Sampler, TokenIds, append
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -208,7 +210,7 @@ class Trees(Plain):
 def test_trees_of_a_head_change_no_text_whatever_their_shape(
     pairs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.policy.draft_model.may_pay", lambda ratios: True)
+    monkeypatch.setattr("edgespec.draft.draft_model.may_pay", lambda ratios: True)
     num_branched = []
     with load(pairs["recurrent"], schedule="serial", deterministic=False) as engine:
         head, prompt = engine._pool.decoders["eagle"], engine._encoder.encode(PROMPTS[0])
@@ -229,7 +231,7 @@ def test_target_verifies_trees_where_rows_are_cheap_and_the_text_stays(
     pairs: dict[str, Path], plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for may_pay in (False, True):
-        monkeypatch.setattr("edgespec.policy.draft_model.may_pay", lambda ratios, found=may_pay: found)
+        monkeypatch.setattr("edgespec.draft.draft_model.may_pay", lambda ratios, found=may_pay: found)
         drafter = str(pairs["recurrent"])
         with load(pairs["recurrent"], drafter=drafter, schedule="serial", deterministic=False) as engine:
             assert isinstance(engine.target, OnnxTreeDecoder) == engine.speculation.has_trees == may_pay

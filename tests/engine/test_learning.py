@@ -13,12 +13,13 @@ import tiny_heads
 
 from edgespec import Engine, load
 from edgespec.cli.main import main
-from edgespec.drafters.learned_file import LearnedFile
-from edgespec.drafters.verified_rows import TrainingRule
-from edgespec.engine import idle_learner, resolve
+from edgespec.draft.learned_file import LearnedFile
+from edgespec.draft.verified_rows import TrainingRule
+from edgespec.engine import idle_learner
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
-from edgespec.models.pair import write_pair
+from edgespec.setup import resolve
+from edgespec.setup.pair import write_pair
 from edgespec.system.cancel import Flag
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -233,7 +234,7 @@ def test_a_session_that_fails_to_open_lets_the_next_one_learn(
         raise UsageError("no luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgespec.engine.open_engine.find_near_tie", fail)
+        patched.setattr("edgespec.engine.open_engine._encoder", fail)
         with pytest.raises(UsageError, match="no luck") as kept:  # with all that its frames hold
             opened()
     with opened(report=lines.append):

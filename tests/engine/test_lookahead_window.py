@@ -3,13 +3,13 @@
 import pytest
 
 from edgespec.config.drafter_names import parse
-from edgespec.drafters.lookahead import SMALLEST, Window, window_bucket
-from edgespec.engine import setup
-from edgespec.engine.setup import lookahead_window
-from edgespec.loading.device_choice import Placement
+from edgespec.draft.lookahead import SMALLEST, Window, window_bucket
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.runtimes.devices import Device
+from edgespec.setup import setup
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.learned_stats import LearnedStats
+from edgespec.setup.setup import lookahead_window
 
 GPU = Device("a-gpu", "AGpuExecutionProvider")
 PLACEMENT = Placement(device=GPU, drafter_device=GPU, num_threads=2)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.auto_devices import forms_of, forms_of_self
 from edgespec.errors import ModelError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.models.home import ModelHome
-from edgespec.models.pair import DRAFTER, TARGET, write_pair
 from edgespec.runtimes.devices import Device, find_device
+from edgespec.setup.auto_devices import forms_of, forms_of_self
+from edgespec.setup.home import ModelHome
+from edgespec.setup.pair import DRAFTER, TARGET, write_pair
 
 CPU = find_device("cpu")
 GPU = Device("cuda", "CUDAExecutionProvider", "cuda", kind="gpu")

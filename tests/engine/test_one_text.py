@@ -11,8 +11,8 @@ from row_proofs import FAILS
 from edgespec import DeviceUnavailable, Engine, Message, SamplingParams, UsageError, load
 from edgespec.cli.main import main
 from edgespec.decoding.greedy import PlainChoices
-from edgespec.loading import row_proof
 from edgespec.runtimes.row_proofs import RowProof
+from edgespec.setup import row_proof
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

@@ -73,7 +73,7 @@ def test_answers_at_once_are_those_of_each_alone(
 def test_answers_by_turns_are_those_of_each_alone(
     tiny_model: Path, lone: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.loading.memory_fit.MemoryFit.has_memory_to_join", lambda fit: False)
+    monkeypatch.setattr("edgespec.setup.memory_fit.MemoryFit.has_memory_to_join", lambda fit: False)
     with load(tiny_model, drafter="suffix", deterministic=True) as engine:
         found = all_at_once(engine, range(len(PROMPTS)))
     assert [each.token_ids for each in found] == [each.token_ids for each in lone]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from edgespec import load
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.loading.device_choice import Placement
+from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.manifest import read_manifest
-from edgespec.planning.measured_placements import choose_schedule, choose_threads
-from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
-from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
+from edgespec.setup.measured_placements import choose_schedule, choose_threads
+from edgespec.setup.profile import DrafterProfile, Profile
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -81,7 +81,7 @@ def test_auto_is_what_was_measured_to_be_best(
 def test_unknown_models_may_go_ahead_on_cores_of_their_own_and_those_of_another_number_of_threads_are_unknown(
     known: Callable[..., Path], tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.loading.device_choice.physical_cores", lambda: 2)
+    monkeypatch.setattr("edgespec.setup.device_choice.physical_cores", lambda: 2)
     folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
     target, drafter = map(read_manifest, (folder, tiny_drafter))
     stats = read_learned_stats(folder)
@@ -115,7 +115,7 @@ def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_mor
     deterministic: bool,
 ) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME)))
-    monkeypatch.setattr("edgespec.loading.device_choice.physical_cores", lambda: 2)
+    monkeypatch.setattr("edgespec.setup.device_choice.physical_cores", lambda: 2)
     monkeypatch.setattr("edgespec.runtimes.devices.physical_cores", lambda: 2)
     profiles = {}
     for num_threads, step_s, slowed in ((2, 0.02, (2.5, 2.5)), (1, own_step_s, (1.0, 1.0))):

@@ -20,7 +20,7 @@ from edgespec import (
     UsageError,
     load,
 )
-from edgespec.decoders import BEST, Argmax, Can, Pass, Rows
+from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
 from edgespec.engine.engine import LoadedModel
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import SuggestedSampling

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, SamplingParams
-from edgespec.drafters.answer_cache import AnswerCache
+from edgespec.draft.answer_cache import AnswerCache
 from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
@@ -23,8 +23,8 @@ from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)

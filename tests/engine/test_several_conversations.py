@@ -10,7 +10,7 @@ import pytest
 from double import Double
 
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
-from edgespec.decoders import Cache, Forks
+from edgespec.decoding.decoder import Cache, Forks
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 from table_runs import KINDS, PROMPT, VOCAB, drafters_of, sampling_params
 
-from edgespec.decoding.acceptance import equality, rejection
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.engine.stats import Stats, Tally, verdicts, was_alone
 from edgespec.engine.writing import TokenStop
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured import FixedLength, MeasuredPolicy
-from edgespec.types import Acceptance, TokenIds, Tree
+from edgespec.types import TokenIds
 
 
 def stats_of(tally: Tally) -> Stats:

@@ -12,14 +12,16 @@ from stuck import engine_of
 from table_decoder import TableDecoder
 
 from edgespec import Completion, Engine, SamplingParams, UsageError, load
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.decoding.tree import Tree
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.engine.model_reasoning import CLOSING, ThinkingBudget, has_spent
 from edgespec.engine.reasoning import CLOSE
 from edgespec.export.convert import export_model
-from edgespec.policy.speculation import Speculation
-from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
+from edgespec.types import Sampler, TokenIds
 
 OPENS = "<|im_start|>user\n{{ messages[-1].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n"
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.9, seed=3)}

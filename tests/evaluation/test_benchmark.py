@@ -1,6 +1,5 @@
 import json
 from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from edgespec import Chunk, Engine, SamplingParams, UsageError, load
 from edgespec.cli.arguments import load_engine
 from edgespec.cli.main import main
-from edgespec.engine.generation import Generation
+from edgespec.engine.generation import AnswerWriter
 from edgespec.errors import MemoryExhausted
 from edgespec.evaluation.benchmark import measure, schedule
 from edgespec.evaluation.document import AnswerRecord, BenchDocument, BenchSetup, PeerInfo, TurnRecord
@@ -23,9 +22,9 @@ from edgespec.evaluation.results import build_document, speed_of
 from edgespec.evaluation.table import table
 from edgespec.evaluation.timed_answer import TimedAnswer, time_answer
 from edgespec.export.convert import export_model
-from edgespec.profiling.learned_stats import read_learned_stats
+from edgespec.setup.learned_stats import read_learned_stats
 from edgespec.system.system_info import peak_rss_bytes
-from edgespec.tokenization.chat_template import Message
+from edgespec.text.chat_template import Message
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -99,14 +98,13 @@ def test_all_time_from_the_first_token_to_the_last_counts(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader who waits 20 ms for each piece of text has waited for it, whatever the passes took."""
-    read = Generation.chunks
+    add = AnswerWriter.add
 
-    def slowly(*arguments: Any) -> Iterator[Chunk]:
-        for chunk in read(*arguments):
-            sleep(0.02)
-            yield chunk
+    def add_slowly(*arguments: Any) -> Chunk:
+        sleep(0.02)
+        return add(*arguments)
 
-    monkeypatch.setattr(Generation, "chunks", slowly)
+    monkeypatch.setattr(AnswerWriter, "add", add_slowly)
     with load(tiny_model, drafter="none") as engine:
         timed = time_answer(engine, [Message("user", "an on")], 6, SamplingParams())
     num_tokens = len(timed.completion.token_ids)

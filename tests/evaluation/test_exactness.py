@@ -9,11 +9,11 @@ from double import Double
 from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, drafters_of
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy
+from edgespec.draft.measured import FixedLength
 from edgespec.evaluation.exactness import Comparison, compare
-from edgespec.policy.measured import FixedLength
 from edgespec.types import Logits, TokenIds
 
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]

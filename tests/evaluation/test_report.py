@@ -13,7 +13,7 @@ import pytest
 
 from edgespec import SamplingParams, UsageError, load
 from edgespec.cli.main import main
-from edgespec.drafters.timeline import Interval
+from edgespec.draft.timeline import Interval
 from edgespec.evaluation.benchmark import AnsweredTurn, choose_sample, measure
 from edgespec.evaluation.charts import Bar, Point, RangeBar, grouped_bars, lanes, pass_costs, position_bars, ranges
 from edgespec.evaluation.document import LARGEST_FIGURE, read_document

@@ -17,9 +17,9 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.graph import build_graph
 from edgespec.export.nodes import Nodes
 from edgespec.export.tensors import StoredTensor
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
-from edgespec.models.home import ModelHome
+from edgespec.setup.home import ModelHome
+from edgespec.setup.open_model import open_decoder
 
 PRECISIONS = ("fp32", "int8", "int4")
 Tensors = dict[str, StoredTensor]

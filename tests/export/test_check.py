@@ -22,8 +22,8 @@ from edgespec.export.precision import Rule
 from edgespec.export.reference import reference_logits
 from edgespec.export.rotary import Rotary
 from edgespec.export.sources import read_source
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Check, read_manifest
+from edgespec.setup.open_model import open_decoder
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 

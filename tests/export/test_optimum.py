@@ -14,13 +14,13 @@ from calls import decoder, random_calls
 from double import Double
 
 from edgespec.cli.main import main
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.engine.load import load
 from edgespec.errors import ContextOverflow, EdgeSpecError, ExportMismatch, SourceError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.optimum import INSTALL, import_model
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Manifest, read_manifest
+from edgespec.setup.open_model import open_decoder
 from edgespec.system.file_hashes import verify_files
 
 CONTEXT = 160

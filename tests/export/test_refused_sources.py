@@ -20,7 +20,7 @@ from edgespec.export.convert import export_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.export.sources import read_source
-from edgespec.loading.open_model import open_decoder
+from edgespec.setup.open_model import open_decoder
 
 
 def test_every_cut_of_a_gguf_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from faulty import lanes_alive
 
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

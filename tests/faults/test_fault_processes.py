@@ -88,7 +88,7 @@ def hang(graph, device, cancel, **options):
 session.load_graph = hang
 """,
     "template": """
-import edgespec.tokenization.template_process as template
+import edgespec.text.template_process as template
 def hang(*arguments): print("busy", flush=True); time.sleep(60)
 template._ask = hang
 """,
@@ -101,7 +101,7 @@ def slow(self, *arguments, **named):
 passes.Passes.run = slow
 """,
     "check": """
-import edgespec.loading.open_model as open_model, edgespec.runtimes.passes as passes
+import edgespec.setup.open_model as open_model, edgespec.runtimes.passes as passes
 from edgespec.runtimes.devices import Device, find_device
 init, run = passes.Passes.__init__, passes.Passes.run
 def on_cpu(self, graph, manifest, device, **options):

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
 from edgespec import Chunk, EdgeSpecError, SamplingParams, load
-from edgespec.decoding.acceptance import equality, rejection
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.draft.drafter import DraftRequest
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.manifest import Manifest
-from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Acceptance, DraftRequest, Logits, TokenIds, append
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.types import Logits, TokenIds, append
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_thread_stays")]  # a module of many models or processes
 

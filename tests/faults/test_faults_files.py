@@ -19,8 +19,8 @@ from faulty import edit_graph, lanes_alive
 from edgespec import EdgeSpecError, IntegrityError, ManifestError, SamplingParams, load
 from edgespec.export.convert import export_model
 from edgespec.manifest import FILE_NAME, Signature, read_manifest
-from edgespec.models.pair import FILE_NAME as PAIR_FILE
-from edgespec.models.pair import read_pair
+from edgespec.setup.pair import FILE_NAME as PAIR_FILE
+from edgespec.setup.pair import read_pair
 from edgespec.system.file_hashes import file_record
 from edgespec.system.typed_json import read_json
 

@@ -24,7 +24,7 @@ from edgespec.chat.saved_chats import SUFFIX
 from edgespec.cli.main import main
 from edgespec.engine.transcript import Transcript
 from edgespec.manifest import Manifest
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 pytestmark = pytest.mark.slow  # a module of many models or processes

@@ -67,7 +67,7 @@ BETWEEN = """
 import json, resource, sys, time, weakref
 import numpy as np, psutil
 from edgespec import SamplingParams, load
-from edgespec.drafters.pool import DrafterPool
+from edgespec.draft.pool import DrafterPool
 
 watch = DrafterPool.watch_while_idle
 DrafterPool.watch_while_idle = lambda pool: watch(pool, 0.2)  # for what it finds, and not for how often it looks

@@ -12,7 +12,6 @@ import pytest
 
 from edgespec import ContextOverflow, MemoryExhausted, load
 from edgespec.cli.main import main
-from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
@@ -20,6 +19,7 @@ from edgespec.runtimes import shared_cache
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translate_error
+from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.types import TokenIds
 
 pytestmark = [
@@ -175,7 +175,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def room(limit_bytes: int | None = None) -> FreeMemory:
         return FreeMemory(free[0] << 20, "a test")
 
-    monkeypatch.setattr("edgespec.engine.resolve.free_memory", room)
+    monkeypatch.setattr("edgespec.setup.resolve.free_memory", room)
     return lambda mib: free.__setitem__(0, mib)
 
 
@@ -234,7 +234,7 @@ def cramped(
     assert estimate.kv_cache_bytes == held
     free_bytes = estimate.host_bytes(FreeMemory(0, "a test")) + RESERVE_BYTES
     monkeypatch.setattr("edgespec.memory.estimate._LEAST_CONTEXT", 128)
-    monkeypatch.setattr("edgespec.engine.resolve.free_memory", lambda limit: FreeMemory(free_bytes, "a test"))
+    monkeypatch.setattr("edgespec.setup.resolve.free_memory", lambda limit: FreeMemory(free_bytes, "a test"))
     return folder
 
 
@@ -254,7 +254,7 @@ def test_a_context_without_room_for_all_of_it_is_shorter_and_ends_answers_where_
     assert [each for each in said if "context" in each] == [line]
     assert again.stats.downgrades == ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.engine.resolve.free_memory", lambda limit: FreeMemory(1 << 40, "a test"))
+        patch.setattr("edgespec.setup.resolve.free_memory", lambda limit: FreeMemory(1 << 40, "a test"))
         with load(cramped, drafter="none", deterministic=True) as roomy:
             assert roomy.context_length == 700
             wanted = roomy.generate("in the an").token_ids
@@ -300,7 +300,7 @@ def test_the_command_ends_with_its_code_where_nothing_fits(
 def test_a_model_that_is_let_go_comes_back_with_the_same_text(
     tiny_model: Path, tiny_drafter: Path, machine: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.drafters.memory_watch._LOOK_S", 0.0)
+    monkeypatch.setattr("edgespec.draft.memory_watch._LOOK_S", 0.0)
     monkeypatch.setattr("edgespec.memory.ladder.COOLDOWN_S", 0.0)
     monkeypatch.setattr("edgespec.engine.run_ahead.MAX_AHEAD", 0)  # memory changes between two chunks
     with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True) as engine:

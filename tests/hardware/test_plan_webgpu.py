@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import tiny
 
-from edgespec.models.home import ModelHome
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.probe import probe_device
+from edgespec.setup.home import ModelHome
 
 pytestmark = [
     pytest.mark.webgpu,

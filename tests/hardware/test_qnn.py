@@ -17,11 +17,11 @@ import tiny
 
 from edgespec.evaluation.prompts import own_prompts
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import measure_ranges
 from edgespec.manifest import COMPILED, read_manifest
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.setup.open_model import measure_ranges
 from edgespec.types import Logits
 
 pytestmark = [

@@ -17,9 +17,9 @@ import tiny
 from double import branch_logits, tree_logits
 
 from edgespec import SamplingParams, load
-from edgespec.decoders import BEST, Pass
 from edgespec.decoding import trees
-from edgespec.drafters.timeline import Interval
+from edgespec.decoding.decoder import BEST, Pass
+from edgespec.draft.timeline import Interval
 from edgespec.engine.answers import Completion
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest

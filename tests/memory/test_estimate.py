@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Head, KVCache, Manifest, Source
 from edgespec.memory.estimate import (
@@ -15,6 +14,7 @@ from edgespec.memory.estimate import (
     fitting_caches,
     fitting_context,
     growth_bytes,
+    next_capacity,
     require_memory,
     states_bytes,
     sum_bytes,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config.units import parse_bytes
 from edgespec.errors import UsageError
 from edgespec.memory.free_memory import free_in_groups, free_memory
+from edgespec.system.units import parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
 

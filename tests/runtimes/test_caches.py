@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from table_decoder import TableDecoder
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
-from edgespec.drafters.ngram import NgramDrafter
+from edgespec.draft.measured import FixedLength
+from edgespec.draft.ngram import NgramDrafter
 from edgespec.manifest import read_manifest
-from edgespec.policy.measured import FixedLength
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.simulation.synthetic import HeldTokens

@@ -16,12 +16,12 @@ from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable, IntegrityError, MemoryExhausted
 from edgespec.export.convert import export_model
 from edgespec.manifest import COMPILED, Manifest, read_manifest
-from edgespec.models.home import ModelHome
-from edgespec.models.inventory import Inventory
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.compiled_graphs import RECORD, load_graphs
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.plugins import QNN_SHARED_MEMORY
+from edgespec.setup.home import ModelHome
+from edgespec.setup.inventory import Inventory
 
 GRAPHS = ("model.onnx", "model_prefill.onnx")
 

@@ -7,9 +7,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import ModelFolder, weights_bytes, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.device_size import read_device_size
+from edgespec.setup.open_model import ModelFolder, weights_bytes, weights_size
 
 
 def test_a_tied_table_is_counted_twice(tiny_gguf: Path, tmp_path: Path) -> None:

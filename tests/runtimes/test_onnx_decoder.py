@@ -11,11 +11,11 @@ from calls import decoder, random_calls
 
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import ModelFolder, open_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.setup.open_model import ModelFolder, open_model
 
 
 @pytest.fixture(scope="module")

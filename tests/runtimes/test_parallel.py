@@ -14,13 +14,13 @@ from edgespec.export.convert import export_model
 from edgespec.export.layout import lay_out, rule_of
 from edgespec.export.options import ExportOptions, Trimming
 from edgespec.export.sources import read_source
-from edgespec.loading.open_model import ModelFolder, open_drafter
 from edgespec.manifest import read_manifest
-from edgespec.profiling.measure import profile_drafter
-from edgespec.profiling.profile import Profile
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.parallel import ParallelDecoder
+from edgespec.setup.measure import profile_drafter
+from edgespec.setup.open_model import ModelFolder, open_drafter
+from edgespec.setup.profile import Profile
 from edgespec.types import TokenIds, append
 
 MASK, NUM_TOKENS = 41, 8

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.profiling.device_probe import FILE_NAME, DeviceProbe, read_probes, write_probe
 from edgespec.runtimes import probe as probing
+from edgespec.runtimes.device_probe import FILE_NAME, DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.hardware import may_have_accelerator, vulkan_drivers
 from edgespec.runtimes.probe import probe_device

@@ -15,10 +15,10 @@ from edgespec.cli.main import main
 from edgespec.errors import Cancelled, ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
-from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.setup.open_model import open_decoder
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 

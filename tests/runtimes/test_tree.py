@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoders import BEST, Rows
 from edgespec.decoding import trees
+from edgespec.decoding.decoder import BEST, Rows
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest

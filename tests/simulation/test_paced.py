@@ -6,7 +6,7 @@ import pytest
 from double import Double, tree_logits
 from table_decoder import TableDecoder
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.errors import EdgeSpecError
 from edgespec.simulation.synthetic import PacedDecoder
 from edgespec.types import Logits, TokenIds

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.drafters.lanes import ThreadLane
+from edgespec.draft.lanes import ThreadLane
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.recording import RecordedRound, Recording
 from edgespec.simulation.schedules import (

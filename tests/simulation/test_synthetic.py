@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
-from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.draft.measured import FixedLength
+from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.engine.stats import Tally
-from edgespec.policy.measured import FixedLength
 from edgespec.simulation.synthetic import VOCAB_SIZE, SyntheticDecoder, synthetic_drafter, synthetic_target
 from edgespec.types import TokenIds, append
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.speculation import Speculation
+from edgespec.decoding.tree import Tree
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.speculation import Speculation
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds, Tree
+from edgespec.types import Sampler, TokenIds
 
 STEP_S = 0.02
 GREEDY = GumbelSampler(SamplingParams())

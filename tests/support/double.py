@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from edgespec.decoders import Decoder, Pass, Rows
 from edgespec.decoding import trees
-from edgespec.types import Logits, TokenIds, Tree
+from edgespec.decoding.decoder import Decoder, Pass, Rows
+from edgespec.decoding.tree import Tree
+from edgespec.types import Logits, TokenIds
 
 
 class Double(Decoder):

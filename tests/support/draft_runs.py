@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.types import Logits, TokenIds, append
 
 

@@ -11,21 +11,21 @@ import onnx
 import tiny
 
 from edgespec import Engine
-from edgespec.decoders import Decoder
-from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
-from edgespec.drafters.lane_drafter import LaneDrafter
-from edgespec.drafters.lanes import ThreadLane
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.pool import ChangeLog, DrafterPool
+from edgespec.decoding.acceptance import Acceptance
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.drafter_sets import Candidate, OpenModel, drafter_sets
+from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.pool import ChangeLog, DrafterPool
+from edgespec.draft.speculation import Speculation
 from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import Manifest, read_manifest, write_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.policy.speculation import Speculation
 from edgespec.system.file_hashes import file_record
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Acceptance
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 
 SCHEDULES = ["serial", "pipelined", "hedged"]
 

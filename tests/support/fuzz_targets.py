@@ -25,12 +25,12 @@ from edgespec.export.convert import export_model
 from edgespec.export.gguf import read_gguf
 from edgespec.export.safetensors import read_safetensors
 from edgespec.manifest import FILE_NAME, read_manifest
-from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.runtimes import foreign
+from edgespec.setup.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.simulation.recording import read_recording
-from edgespec.tokenization.chat_template import Message
-from edgespec.tokenization.template_sandbox import render
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.chat_template import Message
+from edgespec.text.template_sandbox import render
+from edgespec.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

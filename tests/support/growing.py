@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.manifest import KVCache, Manifest, Signature, Source, write_manifest
 from edgespec.system.file_hashes import file_record
-from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.text.tokenizer import vocabulary_sha256
 
 LAYERS, HEADS, HEAD_DIM = 2, 2, 16
 WIDTH = HEADS * HEAD_DIM

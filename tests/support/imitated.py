@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoders import Decoder, Pass, Rows
-from edgespec.engine import auto_devices
+from edgespec.decoding.decoder import Decoder, Pass, Rows
 from edgespec.errors import DeviceUnavailable
-from edgespec.loading import device_choice, open_model
-from edgespec.profiling.device_probe import DeviceProbe
-from edgespec.profiling.profile import DrafterProfile, Profile
+from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.plugins import Missing
+from edgespec.setup import auto_devices, device_choice, open_model
+from edgespec.setup.profile import DrafterProfile, Profile
 from edgespec.simulation.synthetic import PacedDecoder
 
 CPU = find_device("cpu")
@@ -64,7 +63,7 @@ class Machine:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         if not self.is_measured:
-            for module in ("planning.measured_placements", "engine.open_engine"):
+            for module in ("setup.measured_placements", "engine.open_engine"):
                 patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
         patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
         patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
@@ -73,7 +72,7 @@ class Machine:
         for module in (auto_devices, device_choice):
             patch.setattr(module, "find_device", self._find)
         for each in ("auto_devices", "resolve"):
-            patch.setattr(f"edgespec.engine.{each}.lacks_half_floats", lambda device: False)
+            patch.setattr(f"edgespec.setup.{each}.lacks_half_floats", lambda device: False)
         really = open_model.open_model
 
         def open_paced(model: Any, device: Device, *rest: Any, **how: Any) -> Any:
@@ -83,7 +82,7 @@ class Machine:
             pace_s = self.pace_s[model.manifest.precision, device.name]
             return SteadyDecoder(really(model, CPU, *rest, **how), pace_s)
 
-        for module in ("engine.open_engine", "loading.open_model", "planning.measured_placements"):
+        for module in ("engine.open_engine", "setup.open_model", "setup.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
 
     def _find(self, name: str, option: str = "--device") -> Device:

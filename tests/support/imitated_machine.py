@@ -9,18 +9,18 @@ from typing import Any
 
 from table_decoder import TableDecoder
 
-from edgespec.drafters.drafter_sets import BackgroundLoader, Candidate, OpenModel, drafter_sets
-from edgespec.drafters.memory_watch import MemoryWatch
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pool import ChangeLog, DrafterPool
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, OpenModel, drafter_sets
+from edgespec.draft.memory_watch import MemoryWatch
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.pool import ChangeLog, DrafterPool
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE, Pressure
 from edgespec.system.cancel import Cancel
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Drafter
 
 VOCAB = 12
 MIB = 1 << 20

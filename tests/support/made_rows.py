@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgespec.drafters.verified_rows import TargetRow, VerifiedRows, verify_rows
+from edgespec.draft.verified_rows import TargetRow, VerifiedRows, verify_rows
 from edgespec.types import Logits
 
 NUM_COLUMNS = 64

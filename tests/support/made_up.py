@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from edgespec.draft.acceptance_rates import Key
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.planning.plan_option import Layout, MemoryNeeds
-from edgespec.policy.acceptance_rates import Key
-from edgespec.profiling.profile import DrafterProfile, Place, Profile, drafter_key
+from edgespec.setup.plan_option import Layout, MemoryNeeds
+from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 
 SERIAL_BRANCHES = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
 FREE_BRANCHES = {1: 1.0, 8: 1.0, 64: 1.0}

@@ -10,7 +10,7 @@ from families import CONTEXT_LENGTHS, FAMILIES, MIXTURES
 from mixtures import stored_experts
 from reference_weights import draw
 
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.export.convert import export_model
 from edgespec.types import TokenIds
 

@@ -29,8 +29,8 @@ from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import Ticket
 from edgespec.engine.stats import Tally
-from edgespec.models.home import default_home
-from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
+from edgespec.setup.home import default_home
+from edgespec.text.call_events import CallArguments, CallEnd, CallStart
 
 STATS = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
 

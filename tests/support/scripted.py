@@ -16,8 +16,8 @@ from edgespec.engine.engine import LoadedModel
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import read_manifest
 from edgespec.simulation.synthetic import HeldTokens
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 # In the manner of templates that take tools, with the tags of Hermes.

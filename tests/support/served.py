@@ -16,10 +16,9 @@ from stuck import engine_of
 from table_decoder import TableDecoder
 
 from edgespec import Engine
-from edgespec.decoders import Decoder
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.models.home import ModelHome
-from edgespec.policy.speculation import Speculation
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
 from edgespec.server.answers import Services
 from edgespec.server.app import make_app
 from edgespec.server.kept_prefixes import KeptPrefixes
@@ -27,6 +26,7 @@ from edgespec.server.limits import Limits
 from edgespec.server.model_host import ModelHost
 from edgespec.server.model_names import ModelNames
 from edgespec.server.serving import Server, make_server, open_socket, run_server, url_of
+from edgespec.setup.home import ModelHome
 
 WAIT_S = 120.0
 

@@ -8,12 +8,12 @@ import tiny
 from double import Double
 
 from edgespec import Engine
-from edgespec.decoders import Decoder
+from edgespec.decoding.decoder import Decoder
 from edgespec.engine.engine import LoadedModel
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.manifest import read_manifest
-from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import Can, Decoder, Pass, Rows
 from edgespec.decoding import trees
+from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
 from edgespec.simulation.synthetic import HeldTokens
 from edgespec.types import Logits, TokenIds, append
 

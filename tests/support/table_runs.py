@@ -6,17 +6,21 @@ import numpy as np
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
+from edgespec.config.drafter_names import TEXT
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, speculative_decode
-from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.measured import FixedLength, MeasuredPolicy
-from edgespec.policy.speculation import Speculation
-from edgespec.types import Drafter, DrafterCan, DraftRequest, Logits, Sampler, TokenIds, Tree
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.speculation import Speculation
+from edgespec.draft.suffix import SuffixDrafter
+from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.types import Logits, Sampler, TokenIds
 
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
@@ -74,8 +78,7 @@ def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
     inner = ModelDrafter(nearer, VOCAB, speculation=Speculation(lambda: [NgramDrafter()], 3))
     drafters: dict[str, list[Drafter]] = {
         "none": [],
-        "ngram": [NgramDrafter()],
-        "suffix": [SuffixDrafter()],
+        **{name: make_text_drafters({name}, None) for name in TEXT},
         "near": [ModelDrafter(near(), VOCAB)],
         "far": [ModelDrafter(TableDecoder(VOCAB, seed=3), VOCAB)],
         "wild": [WildDrafter(seed)],
@@ -87,7 +90,7 @@ def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
     return drafters[kind]
 
 
-KINDS = ["ngram", "suffix", "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
+KINDS = [*TEXT, "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
 
 
 def policy_of(kind: str, length: int | None, seed: int = 0) -> DraftPolicy:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.profiling.profile import Profile
+from edgespec.setup.profile import Profile
 from edgespec.training.report import INT8_BYTES, estimate_draft_cost, expected_gain
 
 

@@ -13,7 +13,7 @@ from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
 from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculators, zlab
 
-from edgespec.decoders import Pass
+from edgespec.decoding.decoder import Pass
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import EdgeSpecError, SourceError
 from edgespec.export.options import Trimming

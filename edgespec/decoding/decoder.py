@@ -1,0 +1,293 @@
+"""One call of a decoder as a value, what it gives, and what a decoder can do.
+
+All decoders run chains. What else one does it says in `can` and by its optional parts: nobody asks for its type.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.system.cancel import Cancel
+from edgespec.types import Logits, TokenIds, append
+
+
+class Wants(Enum):
+    """The purpose of a pass: rows of logits, or the likeliest token of each row alone."""
+
+    LOGITS = 0
+    BEST = 1
+
+
+LOGITS, BEST = Wants.LOGITS, Wants.BEST
+
+
+class Pass(NamedTuple):
+    """One call of a decoder: rows after a text and after tokens that were guessed to follow it.
+
+    num_last: Give the rows of the last tokens of text and tree alone, so that tokens that an earlier call ran need
+        not run again; None for the rows after the last token of text and after each of tree.
+    wants: BEST saves the copy of logits from a decoder that can.best; others mostly give logits all the same.
+    """
+
+    text: TokenIds  # committed tokens, [num_tokens]
+    tree: Tree = NO_DRAFT  # a node sees text, its ancestors and itself; a chain may follow any text
+    num_last: int | None = None
+    wants: Wants = LOGITS
+
+    @property
+    def is_tree(self) -> bool:
+        """True if the guesses are more than a chain: only a decoder that can.trees runs them."""
+        return self.tree.parents is not None and len(self.tree.tokens) > 0
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """For each guess the index of the one before it, -1 for the last of text."""
+        parents = self.tree.parents
+        return tuple(range(-1, len(self.tree.tokens) - 1)) if parents is None else parents
+
+    @property
+    def tokens(self) -> TokenIds:
+        """Text and guesses, which are a text only if they are a chain."""
+        return append(self.text, self.tree.tokens) if len(self.tree.tokens) else self.text
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tree.tokens) + 1 if self.num_last is None else self.num_last
+
+
+class Argmax(NamedTuple):
+    """The likeliest token of each row of logits, the lowest id of equal ones.
+
+    is_sound: True for a row of finite numbers alone; otherwise its id means nothing.
+    """
+
+    ids: npt.NDArray[np.int64]  # [num_rows]
+    is_sound: npt.NDArray[np.bool_]  # [num_rows]
+
+
+NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
+
+
+class Rows(NamedTuple):
+    """The rows of a pass. The next call from the same thread may overwrite the arrays: copy what must outlive it.
+
+    best: Given instead of logits to a pass that wants BEST, as a decoder that can.best does where it pays.
+    confidence: A head's own estimate of the chance of the token after the last row; None where it makes none.
+    """
+
+    logits: Logits = NO_LOGITS  # [num_rows, vocab_size]
+    best: Argmax | None = None
+    confidence: float | None = None
+
+    def last(self, num_rows: int) -> "Rows":
+        """The last of these rows."""
+        best = self.best and Argmax(self.best.ids[-num_rows:], self.best.is_sound[-num_rows:])
+        return Rows(self.logits[-num_rows:], best, self.confidence)
+
+
+class Can(NamedTuple):
+    """The abilities of a decoder; each default is what all can.
+
+    trees: Its passes run guesses that branch.
+    best: It finds the likeliest tokens on its own device, so that logits need not be copied.
+    pads_to_even: A pass over an odd number of tokens runs one more, and takes as long as that wider pass.
+    tokens_per_pass: How many tokens of a draft take the time of one, since one pass gives them all.
+    max_unread: The most tokens of a text that it reads before it drafts; None if it reads all of them.
+    width: The number of rows of each of its passes but those that read a text; None where it varies.
+    rewind: How many positions it can go back, which bounds the length of a draft; None for any.
+    """
+
+    trees: bool = False
+    best: bool = False
+    pads_to_even: bool = False
+    tokens_per_pass: int = 1
+    max_unread: int | None = None
+    width: int | None = None
+    rewind: int | None = None
+
+
+CHAINS = Can()
+
+
+class Cache(Protocol):
+    """The KV cache of a decoder, as far as others deal with it beside passes."""
+
+    @property
+    def held_tokens(self) -> TokenIds:
+        """The tokens whose keys and values fill the first slots, [num_held]; none of a cache that does not say."""
+        return NO_DRAFT.tokens
+
+    def pretend(self, tokens: TokenIds) -> None:
+        """Fill the cache with tokens that were not run: later logits take realistic time and mean nothing.
+
+        The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text
+        can be timed without reading one.
+
+        Raises:
+            ContextOverflow: tokens are more than context_length.
+            MemoryExhausted: The cache does not fit.
+        """
+
+    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
+        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
+
+        Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
+        """
+        return False
+
+    def forget(self) -> None:
+        """Empty the cache and free its memory."""
+
+    @property
+    def prefix_key(self) -> str | None:
+        """Equal where keys and values of the same tokens are; None where they cannot be taken out and put back."""
+        return None
+
+    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+        """The tokens that are held, [num_tokens], and their keys and values; the third axis counts positions."""
+        return self.held_tokens, np.zeros((0, 0, 0), np.float32)
+
+    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+        """Hold what read_prefix has given under the same key. Raises MemoryExhausted: it does not fit."""
+        return
+
+
+class Forks(Protocol):
+    """The caches that a decoder can have over its weights, each of which serves one text at a time."""
+
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+        """Let passes of this decoder and its forks take turns, or run as one.
+
+        Args:
+            max_callers: How many texts are served at once.
+            may_join: True while there is memory for what running them as one takes.
+        """
+
+    def fork(self) -> "Decoder":
+        """A decoder over the same weights with an empty cache of its own."""
+
+    def serve(self, caller: Any) -> None:
+        """Run passes for another text, a Caller of the queue of passes, from now on."""
+
+    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
+        """Copy keys and values of tokens from another fork, whose cache begins with them; False if it cannot.
+
+        The other one may run passes meanwhile, as long as its text goes on beginning with tokens.
+        """
+
+    @property
+    def can_exchange(self) -> bool:
+        """True if this decoder and a fork can exchange their caches."""
+
+    def exchange(self, other: Any) -> None:
+        """Exchange caches with a fork, while neither runs passes."""
+
+
+Correct = Callable[[Logits, npt.NDArray[np.int64]], Logits]  # rows and their contexts → corrected rows
+
+
+class CorrectableHead(Protocol):
+    """A drafting head whose logits may have a correction; another thread may replace it at any time."""
+
+    correction: Correct | None
+
+    @property
+    def columns(self) -> TokenIds | None:
+        """The token of each column of its rows, ascending; None where each token has one."""
+
+    @property
+    def num_columns(self) -> int: ...
+
+    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
+        """Rows after the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
+
+        None where not all of the target's hidden states that they are made of are known.
+        """
+
+    def interrupt(self) -> None:
+        """End the running pass, if there is one, with an error."""
+
+
+class Decoder(Protocol):
+    """A language model as a pure function of its tokens; a KV cache only makes it fast."""
+
+    vocab_size: int
+    context_length: int
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens run so far, without those that came from the cache."""
+
+    @property
+    def can(self) -> Can:
+        return CHAINS
+
+    def run(self, given: Pass) -> Rows:
+        """The rows of a pass, [given.num_rows, vocab_size].
+
+        Raises:
+            ContextOverflow: The text and its longest branch are more than context_length.
+            MemoryExhausted: The pass does not fit.
+        """
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Logits after each of the last num_last tokens, [num_last, vocab_size]: run, where no more is wanted."""
+        return self.run(Pass(tokens, num_last=num_last)).logits
+
+    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+        """How many of num_tokens tokens it can draft after a text, which a head is told before it drafts.
+
+        0 where it cannot, for example without the target's hidden states. A head runs nothing but drafts after it.
+        """
+        return num_tokens
+
+    def interrupt(self) -> None:
+        """Let the pass that another thread runs end with an error, if that can be; the cache stays usable."""
+        return
+
+    def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block passes end, and no other begins, once cancel is set; raises Cancelled then."""
+        return nullcontext()
+
+    @property
+    def cache(self) -> Cache | None:
+        return None
+
+    @property
+    def hidden_states(self) -> Any | None:
+        """The store of HiddenStates of the tokens whose keys and values are held; None where none are kept."""
+        return None
+
+    @property
+    def forks(self) -> Forks | None:
+        """None for a decoder with one cache."""
+        return None
+
+    @property
+    def correctable(self) -> CorrectableHead | None:
+        """The head whose rows may be corrected; None for all other decoders."""
+        return None
+
+
+class ForwardingDecoder(Decoder):
+    """Base of decoders that wrap another one and change what its passes give or take."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._decoder.num_fed
+
+    @property
+    def can(self) -> Can:
+        return self._decoder.can
+
+    def interrupt(self) -> None:
+        self._decoder.interrupt()

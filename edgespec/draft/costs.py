@@ -1,0 +1,334 @@
+"""The time of a pass of the target, by how many tokens it runs and how long the text before them is.
+
+And what drafting gained by that over plain decoding. Knows nothing of who drafts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise, repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.pass_queue import ALONE, Beside
+from edgespec.draft.pass_estimate import NUM_WIDTHS, PassEstimate, starting_spreads
+
+PassTimes = Mapping[int, float]  # seconds by width
+
+# A row more costs about a quarter of a step on a CPU until it has been measured (docs/log/draft-policy.md).
+_ROW_COST = 0.25
+
+_WIDEST = 64
+
+
+class ContextCosts(NamedTuple):
+    """The time that attention to a longer text adds to a pass.
+
+    base: length of the text after which passes were measured without it.
+    added: for each token beyond, by the width of the pass from 0 on, in steps of one token at the base.
+    """
+
+    base: int = 0
+    added: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def between(cls, base: int, near_s: PassTimes, far: int, far_s: PassTimes) -> "ContextCosts":
+        """From seconds of passes after base tokens and after far tokens, where fewer widths may be known."""
+        near, behind = pass_costs(near_s), pass_costs(far_s)
+        steps = (far - base) * near_s[1]
+        widths = sorted(far_s)
+        known = [max(0.0, behind.pass_s(width) - near.pass_s(width)) / steps for width in widths]
+        if len(widths) > 1:  # each token of a pass attends to the whole text
+            slope = max(0.0, known[-1] - known[-2]) / (widths[-1] - widths[-2])
+            widths, known = [*widths, _WIDEST], [*known, known[-1] + slope * (_WIDEST - widths[-1])]
+        return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
+
+    def padded(self) -> "ContextCosts":
+        """The costs of passes that run one token more where their width is odd."""
+        last = len(self.added) - 1
+        return self._replace(added=tuple(self.added[min(run_width(width), last)] for width in range(last + 1)))
+
+    def steps(self, width: int, context_length: int) -> float:
+        """Added cost, in steps of one token at the base."""
+        if context_length <= self.base:
+            return 0.0
+        return (context_length - self.base) * self.added[min(width, len(self.added) - 1)]
+
+
+NO_CONTEXT_COSTS = ContextCosts()
+
+
+def run_width(width: int) -> int:
+    """The width by which a pass that is padded to an even width is known: 1 for 1 and 2, 4 for 3 and 4, …"""
+    return width + width % 2 if width > 2 else min(width, 1)
+
+
+@dataclass(slots=True)
+class PassCosts:
+    """Seconds of a pass by its width: those of a step, a pass of one token, times a ratio.
+
+    ratios: a pass to a step, by width, after a short text; width 1 has 1.
+    step_s: seconds of a step after the present text; None until a pass was seen.
+    context_costs: what a longer text adds.
+    context_length: tokens of the present text.
+    warm: widths that the session has run, on a device whose first pass of a width loads or compiles kernels; such
+        a pass does not count. None where the first is like the others.
+    spreads: how unsure the ratios are that it starts with, by width, as standard deviations of their logs.
+    estimate: what passes have shown; None until then.
+    is_padded: passes of an odd width run one token more. So 1 and 2 are one pass, 3 and 4 another, and so on: both
+        widths have one ratio, whatever was measured of either.
+    beside: what shares the passes. A pass then takes what its rows add to it, and a token's share of the rest.
+    """
+
+    ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    step_s: float | None = None
+    context_costs: ContextCosts = NO_CONTEXT_COSTS
+    context_length: int = 0
+    warm: set[int] | None = None
+    spreads: Mapping[int, float] = field(default_factory=dict)
+    estimate: PassEstimate | None = None
+    is_padded: bool = False
+    beside: Beside = ALONE
+    _listed: list[float] | None = field(
+        init=False, default=None
+    )  # ratios from width 1 on, as the estimate has them
+
+    def __post_init__(self) -> None:
+        if self.is_padded:
+            # Of two widths that are one pass the wider one counts, but 1 and not 2.
+            wider = {run_width(width): self.ratios[width] for width in sorted(self.ratios)}
+            self.ratios = wider | {1: 1.0, 2: 1.0}
+            self.context_costs = self.context_costs.padded()
+
+    def pass_s(self, width: int) -> float:
+        """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
+        if self.beside.num_rows:
+            return self.pass_times_s(width)[-1]
+        return self.ratio(width) * (self.step_s or 1.0)
+
+    def pass_times_s(self, num_widths: int) -> list[float]:
+        """pass_s of each width from 1 on, in 0.2 µs each, where pass_s takes 2."""
+        if self.beside.num_rows:
+            return marginal_times(self._times_s(num_widths + self.beside.num_rows), self.beside)
+        return self._times_s(num_widths)
+
+    def _times_s(self, num_widths: int) -> list[float]:
+        """Seconds of passes that are not shared, by width from 1 on."""
+        ratios, step_s = self._ratios(num_widths), self.step_s or 1.0
+        if not self._is_long:
+            return [ratio * step_s for ratio in ratios]
+        beyond, step = self.context_length - self.context_costs.base, self._step()
+        added = chain(self.context_costs.added[1:], repeat(self.context_costs.added[-1]))
+        return [(ratio + beyond * each) / step * step_s for ratio, each in zip(ratios, added, strict=False)]
+
+    def spread(self, width: int) -> float:
+        """How unsure a ratio is: the standard deviation of its log."""
+        width = self._run_width(width + (self.beside.num_rows if width > 1 else 0))
+        return self._started().spread(width) if width > 1 else 0.0
+
+    def mean_spread(self, shares: Mapping[int, float]) -> float:
+        """How unsure a mean over ratios is, by the share of each width in it."""
+        if self.is_padded:
+            runs: dict[int, float] = {}
+            for width, share in shares.items():
+                runs[run_width(width)] = runs.get(run_width(width), 0.0) + share
+            shares = runs
+        return self._started().mean_spread(shares)
+
+    @property
+    def is_measured(self) -> bool:
+        """True if a pass was seen."""
+        return self.estimate is not None and self.estimate.is_started
+
+    def observe(self, width: int, taken_s: float, num_beside: int = 0) -> None:
+        """Learn what a pass took, which num_beside rows of other texts shared."""
+        width = self._run_width(width + num_beside)
+        if num_beside and width > NUM_WIDTHS:  # whose passes are not told apart
+            return
+        if self.warm is not None and width not in self.warm:
+            self.warm.add(width)
+            return
+        estimate = self.estimate or self._started()
+        is_long = self._is_long
+        if is_long:
+            # Seconds after a short text, by what the present one is known to add.
+            taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
+        estimate.observe(width, taken_s)
+        self._listed = _pair_up(estimate.ratios()) if self.is_padded else estimate.ratios()
+        self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
+
+    def known_ratios(self) -> dict[int, float]:
+        """The field ratios, updated by what passes have shown."""
+        if self._listed is None:
+            return dict(self.ratios)
+        change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
+        last = self._run_width(NUM_WIDTHS)
+        wider = {width: max(self._listed[-1], r * change) for width, r in self.ratios.items() if width > last}
+        return dict(enumerate(self._listed, 1)) | wider
+
+    def known_spreads(self) -> dict[int, float]:
+        """The field spreads, updated by what passes have shown."""
+        if self.estimate is None:
+            return dict(self.spreads)
+        return {width: self.spread(width) for width in range(2, NUM_WIDTHS + 1)}
+
+    def _started(self) -> PassEstimate:
+        if self.estimate is None:
+            first = self._run_width(2)  # where that is 1 it was not measured by itself
+            measured = [width for width in self.ratios if width == 1 or width >= first]
+            spreads = starting_spreads(self.spreads, measured)
+            self.estimate = PassEstimate(self._ratios(NUM_WIDTHS), spreads)
+            if self.step_s is not None:
+                self.estimate.observe(1, self.step_s / self._step())
+        return self.estimate
+
+    def ratio(self, width: int) -> float:
+        """The time of a pass relative to a step, both after the present text."""
+        if self.beside.num_rows:
+            times_s = self.pass_times_s(width)
+            return times_s[-1] / times_s[0]
+        width = self._run_width(width)
+        if width == 1:
+            return 1.0
+        if not self._is_long:
+            return self._ratio(width)
+        return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()
+
+    @property
+    def _is_long(self) -> bool:
+        """True if the present text adds to passes."""
+        return self.context_length > self.context_costs.base and self.context_costs is not NO_CONTEXT_COSTS
+
+    def _step(self) -> float:
+        """The time of a step after the present text, relative to one after a short text."""
+        return 1.0 + self.context_costs.steps(1, self.context_length)
+
+    def _ratio(self, width: int) -> float:
+        """Ratio after a short text, from the nearest narrower and wider widths that were measured."""
+        if self._listed is not None:
+            known = self._listed
+            beyond = width - self._run_width(len(known))
+            return known[width - 1] if width <= len(known) else known[-1] + self._row_cost(len(known)) * beyond
+        if width in self.ratios:
+            return self.ratios[width]
+        low = max(w for w in self.ratios if w < width)
+        wider = [w for w in self.ratios if w > width]
+        if wider:
+            high = min(wider)
+            share = (width - low) / (high - low)
+            return (1 - share) * self.ratios[low] + share * self.ratios[high]
+        return self.ratios[low] + self._row_cost(low) * (width - low)
+
+    def _ratios(self, num_widths: int) -> list[float]:
+        """_ratio of each width from 1 on."""
+        if self._listed is not None:
+            last, row_cost = self._listed[-1], self._row_cost(NUM_WIDTHS)
+            wider = [last + row_cost * i for i in range(1, num_widths - NUM_WIDTHS + 1)]
+            return self._listed[:num_widths] + wider
+        if self.is_padded:
+            return [self._ratio(run_width(width)) for width in range(1, num_widths + 1)]
+        known = sorted(self.ratios)
+        found = []
+        for low, high in pairwise(known):
+            ratio, rise, span = self.ratios[low], self.ratios[high], high - low
+            found.append(ratio)
+            if span > 1:
+                found += [(1 - i / span) * ratio + i / span * rise for i in range(1, span)]
+            if high > num_widths:
+                return found[:num_widths]
+        last, row_cost = known[-1], self._row_cost(known[-1])
+        ratio = self.ratios[last]
+        found.append(ratio)
+        found += [ratio + row_cost * i for i in range(1, num_widths - last + 1)]
+        return found[:num_widths]
+
+    def _row_cost(self, low: int) -> float:
+        """Cost of one token more than in the widest pass that was measured."""
+        if self._listed is not None:
+            return (self._listed[-1] - 1) / (NUM_WIDTHS - 1)
+        first = 2 if self.is_padded else 1  # the last width that is a step
+        return (self.ratios[low] - 1) / (low - first) if low > first else _ROW_COST
+
+    def _run_width(self, width: int) -> int:
+        return run_width(width) if self.is_padded else width
+
+
+def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
+    """The time of passes that others share, as one text counts it, by its own rows from 1 on.
+
+    One more row pays if it yields more tokens in the time that it adds than the whole pass yields in that time. So
+    the time that it adds counts in full; of the pass with one row of the text, the time per token of all texts.
+
+    Args:
+        times_s: Seconds of passes by all of their rows, from 1 on.
+    """
+    first_s = times_s[beside.num_rows]
+    token_s = first_s / (beside.num_tokens + 1)
+    return [token_s + each - first_s for each in times_s[beside.num_rows :]]
+
+
+def _pair_up(ratios: list[float]) -> list[float]:
+    """Ratios from width 1 on, each that of the even width to which its pass is padded; 1 for widths 1 and 2."""
+    last = len(ratios)
+    return [ratios[min(run_width(width), last) - 1] for width in range(1, last + 1)]
+
+
+def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:
+    """Costs from seconds by width, 1 among them; a wider pass never counts as cheaper than a narrower one."""
+    ratios, highest = {}, 1.0
+    for width in sorted(taken_s):
+        highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
+    return PassCosts(ratios, taken_s[1], is_padded=is_padded)
+
+
+_NUM_DEVIATIONS = 1.96  # that 95 of 100 errors lie within
+_MAX_ERROR = 0.06  # as a share; a gain that may be further off than this was not measured
+_LEAST_ERROR = 0.01  # what a pass takes varies too
+# With fewer passes there is nothing to compare.
+_MIN_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A speed relative to plain decoding; the true one lies within error of it in 95 of 100 cases."""
+
+    value: float
+    error: float
+
+    @property
+    def is_shown(self) -> bool:
+        """True if drafting surely helped."""
+        return self.value - self.error > 1.0
+
+    @property
+    def is_loss(self) -> bool:
+        """True if drafting surely lost time."""
+        return self.value + self.error < 1.0
+
+
+def measured_gain(
+    costs: PassCosts, widths: Mapping[int, tuple[int, float]], num_tokens: int, taken_s: float
+) -> Gain | None:
+    """Time that plain decoding would have taken for the tokens of an answer, over the time that they took.
+
+    A pass of one token takes what the answer's passes took on average, each divided by the ratio of its width. So
+    a change of the machine's speed during the answer changes nothing. The ratios come from passes of one token and
+    others that were run alternately; as long as they are not known well, neither is the gain.
+
+    Args:
+        widths: Passes, and the seconds of all of them, by the tokens that they ran.
+        taken_s: Seconds of the answer, drafts and all else included.
+
+    Returns:
+        None where the answer was too short, or what passes take is not known well.
+    """
+    known = {width: each for width, each in widths.items() if width <= NUM_WIDTHS}
+    num_passes = sum(passes for passes, _ in known.values())
+    if num_passes < _MIN_PASSES or not num_tokens or taken_s <= 0 or not costs.is_measured:
+        return None
+    steps = {width: passes * costs.ratio(width) for width, (passes, _) in known.items()}
+    total = sum(steps.values())
+    value = num_tokens * sum(seconds for _, seconds in known.values()) / total / taken_s
+    unsure = costs.mean_spread({width: each / total for width, each in steps.items()})
+    error = max(_NUM_DEVIATIONS * unsure, _LEAST_ERROR)
+    return Gain(value, error * value) if error <= _MAX_ERROR else None

@@ -1,0 +1,230 @@
+"""A lane: a worker that runs a job step by step while others work.
+
+A job is an iterator of steps. A new job replaces the old one, which is cancelled between two steps, or within one
+if it can be interrupted. Knows nothing of drafts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from threading import Condition, RLock, Thread
+from time import monotonic, perf_counter, sleep
+from typing import Any, NamedTuple, Protocol
+
+from edgespec.draft.timeline import Interval
+from edgespec.errors import DrafterFault
+from edgespec.system.cancel import Flag
+from edgespec.system.clock import Clock
+
+_MAX_INTERVALS = 100_000
+_JOIN_S = 1.0
+_POLL_S = 0.0005
+
+
+class Job(NamedTuple):
+    """Work in steps. steps takes a flag that is set when the job is cancelled; interrupt ends a running step."""
+
+    steps: Callable[[Flag], Iterator[Any]]
+    work: str = "draft"
+    interrupt: Callable[[], None] = lambda: None
+
+
+class StepTime(NamedTuple):
+    """When a step was done, by the clock of all lanes."""
+
+    begun_s: float
+    ended_s: float
+
+
+class Lane(Protocol):
+    """A worker that runs one job at a time, step by step.
+
+    intervals: When the lane worked, and on what; a caller may remove them.
+    """
+
+    intervals: deque[Interval]
+
+    def start(self, job: Job) -> None:
+        """Cancel the running job and run another one."""
+
+    def ready(self) -> list[Any]:
+        """The finished steps of the job.
+
+        Raises DrafterFault: A step failed.
+        """
+
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
+        """The finished steps, once there are num_steps of them, the job is over, or the time is up.
+
+        Raises DrafterFault: A step failed.
+        """
+
+    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
+        """Wait as wait does; the number of finished steps.
+
+        Raises DrafterFault: A step failed.
+        """
+
+    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+        """The finished steps from a number on, and when each was done.
+
+        Raises DrafterFault: A step failed.
+        """
+
+    def now(self) -> float:
+        """The time by the clock of all lanes."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds since the running step began."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if no job is running."""
+
+    def cancel(self) -> None:
+        """End the job at once; wait then returns its finished steps."""
+
+    def stop(self) -> None:
+        """Cancel the job and end the worker; the next job starts a new one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    job: Job
+    begun_s: float  # when the running step began
+    done: list[Any] = field(default_factory=list)
+    times: list[StepTime] = field(default_factory=list)
+    num_wanted: int = 0  # steps that somebody waits for
+    cancel: Flag = field(default_factory=Flag)
+    is_over: bool = False
+    error: BaseException | None = None
+
+    def require_sound(self) -> None:
+        if self.error is not None:
+            raise DrafterFault(f"its lane failed: {self.error!r}") from self.error
+
+    def steps_done(self) -> list[Any]:
+        self.require_sound()
+        return list(self.done)
+
+
+class ThreadLane:
+    """A lane in a thread of its own, which lives from the first job to stop()."""
+
+    def __init__(self, name: str, clock: Clock = perf_counter) -> None:
+        self._name = name
+        self._clock = clock
+        # Entered directly and not through its condition, in whose code Ctrl-C could strike with the lock taken.
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
+        self._run: _Run | None = None
+        self._worker: Thread | None = None
+        self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
+
+    def start(self, job: Job) -> None:
+        with self._lock:
+            self._cancel()
+            self._run = _Run(job, self._clock())
+            if self._worker is None:
+                self._worker = Thread(target=self._work, name=f"edgespec {self._name}", daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+
+    def ready(self) -> list[Any]:
+        with self._lock:
+            return self._run.steps_done() if self._run else []
+
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
+        with self._lock:
+            run = self._run
+            self.wait_for(num_steps, timeout_s)
+            return run.steps_done() if run else []
+
+    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
+        with self._lock:
+            run = self._run
+            if run is None:
+                return 0
+            run.num_wanted = num_steps
+            self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s)
+            run.require_sound()
+            return len(run.done)
+
+    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+        with self._lock:
+            if self._run is None:
+                return []
+            self._run.require_sound()
+            return list(zip(self._run.done[first:], self._run.times[first:], strict=True))
+
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def step_s(self) -> float:
+        with self._lock:
+            return self._clock() - self._run.begun_s if self._run else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        with self._lock:
+            return self._run is None or self._run.is_over
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancel()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._cancel()
+            worker, self._worker = self._worker, None
+            self._run = None
+            self._changed.notify_all()
+        if worker is not None:
+            _join(worker)  # a thread that hangs is left running: it holds nothing that others wait for
+
+    def _cancel(self) -> None:
+        if self._run is not None and not self._run.is_over:
+            self._run.cancel.set()
+            self._run.job.interrupt()
+
+    def _work(self) -> None:
+        worker, last = self._worker, None
+        while True:
+            with self._lock:
+                while self._worker is worker and self._run is last:
+                    self._changed.wait()
+                if self._worker is not worker:
+                    return
+                run = last = self._run
+            if run is not None:
+                self._run_job(run)
+
+    def _run_job(self, run: _Run) -> None:
+        started = self._clock()
+        try:
+            for step in run.job.steps(run.cancel):
+                with self._lock:
+                    if run.cancel.is_set():
+                        break
+                    now = self._clock()
+                    run.done.append(step)
+                    run.times.append(StepTime(run.begun_s, now))
+                    run.begun_s = now
+                    # Waking a thread takes time from both: once for all steps that it waits for.
+                    if len(run.done) >= run.num_wanted:
+                        self._changed.notify_all()
+        except BaseException as error:  # raised again where the steps are asked for
+            run.error = None if run.cancel.is_set() else error
+        with self._lock:
+            run.is_over = True
+            self.intervals.append(Interval(self._name, run.job.work, started, self._clock(), len(run.done)))
+            self._changed.notify_all()
+
+
+def _join(worker: Thread) -> None:
+    # Thread.join would register a caller that threading has not started as a "Dummy" thread for good.
+    ends = monotonic() + _JOIN_S
+    while worker.is_alive() and monotonic() < ends:
+        sleep(_POLL_S)

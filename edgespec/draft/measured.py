@@ -1,0 +1,257 @@
+"""Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included.
+
+Or a fixed number of tokens, for reproducible runs and comparisons.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from time import perf_counter
+from typing import NamedTuple
+
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.decoding import trees
+from edgespec.decoding.pass_queue import ALONE, Beside
+from edgespec.decoding.scheduler import Expectation, Proposal
+from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.draft.acceptance_rates import AcceptanceChange, AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.model_source import ModelSource
+from edgespec.draft.option import NOTHING, DraftSource, Promise
+from edgespec.draft.probes import Probes, TrialBudget, probe_budget
+from edgespec.draft.round_log import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS, NO_LENGTH, log_round, logs_rounds
+from edgespec.draft.text_source import TextSource
+from edgespec.system.clock import Clock
+from edgespec.types import Logits, Sampler, TokenIds
+
+# Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
+_UNKNOWN_COSTS = (0.25, 0.02)
+_PAUSE_SHARE = 0.1  # of the newest pause in the running average
+
+
+class _Unlearned(NamedTuple):
+    """A round that rates and costs do not know yet."""
+
+    round: Proposal
+    emitted: TokenIds
+    pass_s: float | None  # None where a source has learned what its pass took, or where it read the prompt
+    num_beside: int = 0  # rows of other texts in the pass
+
+
+@dataclass(slots=True)
+class MeasuredPolicy:
+    """E(k) / (seconds of a pass of k + 1 tokens and of the draft), over all sources and lengths k.
+
+    E(k) = 1 + a₁ + a₁a₂ + … with the chance aᵢ that a token is accepted, given its source and bucket (Leviathan et
+    al., 2023, section 3.3, with measured costs and rates).
+
+    max_unlearned: rounds that rates and costs may be behind, so that another thread can call learn while the next
+        pass runs. It is 0.03 ms less between two passes of a fast target.
+    """
+
+    drafters: Sequence[Drafter]
+    costs: PassCosts
+    rates: AcceptanceRates
+    models: dict[str, DraftModelStats] = field(default_factory=dict)  # what is known of drafter models, by name
+    with_distributions: bool = False
+    max_draft: int = MAX_DRAFT_TOKENS
+    clock: Clock = perf_counter
+    probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
+    max_unlearned: int = 0
+    has_trees: bool = False  # the target verifies trees in one pass
+    beside: Callable[[], Beside] = lambda: ALONE
+    _unlearned: deque[_Unlearned] = field(init=False, default_factory=deque)
+    _lock: Lock = field(init=False, default_factory=Lock)  # of rates and costs
+    _sources: list[DraftSource] = field(init=False)
+    _probes: Probes = field(init=False)
+    _num_rounds: int = field(init=False, default=0)
+    _request: DraftRequest = field(init=False, default=DraftRequest(0))  # of the last round
+    _ended_s: float | None = field(init=False, default=None)  # when the last pass did
+    _pause_s: float = field(init=False, default=0.0)  # between a pass and the next, but for a model's draft
+
+    def __post_init__(self) -> None:
+        self._probes = Probes(self.costs, self.probe_budget)
+        if any(each.can.run_ahead for each in self.drafters):
+            self.max_unlearned = 0  # a pass that a lane has slowed down is judged by the newest costs
+        texts: list[DraftSource] = [
+            TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.can.is_free
+        ]
+        self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
+
+    def _model(self, drafter: Drafter) -> ModelSource:
+        stats = self.models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))
+        return ModelSource(
+            drafter, stats, self.costs, self.rates, self.max_draft, self.clock, has_trees=self.has_trees
+        )
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        with self._lock:
+            return self._propose(tokens, max_tokens, sampler)
+
+    def _propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        if self._ended_s is not None:
+            self._observe_pause(self.clock() - self._ended_s)
+        request = self._request_of(min(self.max_draft, max_tokens))
+        self.costs.context_length = len(tokens)
+        self.costs.beside = self.beside()
+        if request.num_tokens < 1:
+            return Proposal(tokens, reason=ENDING)
+        if self.with_distributions:
+            # What is drawn must say nothing of what is decided, in this round or, left over, in a later one.
+            sampler = sampler.drafting(len(tokens))
+        weighed = (source.weigh(tokens, request, sampler) for source in self._sources)
+        options = [option for option in weighed if option]
+        plain = Promise(1.0 / self.costs.pass_s(1))
+        chosen = self._choose(plain, options, tokens)
+        started = self.clock()
+        draft, guessed = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else NOTHING
+        return Proposal(
+            tokens,
+            draft,
+            "" if len(draft.tokens) else self._reason(options),
+            _offers(options, chosen, guessed),
+            tuple(_expectation(option, plain) for option in (plain, *options)) if logs_rounds() else (),
+            self.clock() - started,
+            max([option.contention for option in options], default=1.0),
+            chosen.is_ahead,
+        )
+
+    def _request_of(self, num_tokens: int) -> DraftRequest:
+        if num_tokens != self._request.num_tokens:
+            self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
+        return self._request
+
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self._ended_s = self.clock()
+        self._num_rounds += 1
+        self._probes.observe_round()
+        with self._lock:
+            has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
+            is_new = self._num_rounds > 1 and not any(has_learned)  # the prompt is read in the first pass
+            pass_s = verify_s / round.contention + self._pause_s if is_new else None
+            self._unlearned.append(_Unlearned(round, emitted, pass_s, self.beside().num_rows))
+            if len(self._unlearned) > self.max_unlearned:
+                self._learn()
+        for drafter in self.drafters:
+            drafter.learn(round.tokens, round.draft, logits)
+        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+
+    def learn(self) -> None:
+        """Learn from rounds that were only noted so far, unless this policy is at work; any thread may call it."""
+        if not self._lock.locked():
+            with self._lock:  # and not acquire, behind which Ctrl-C could strike with the lock taken
+                self._learn()
+
+    def _learn(self) -> None:
+        while self._unlearned:
+            round, emitted, pass_s, num_beside = self._unlearned.popleft()
+            if pass_s is not None:
+                self.costs.observe(len(round.draft.tokens) + 1, pass_s, num_beside)
+            for offer in round.offers:
+                self._judge(offer, emitted)
+
+    def _observe_pause(self, taken_s: float) -> None:
+        """Learn what the caller and this policy take between two passes, which both kinds of rounds have to pay.
+
+        A reader that rests for a while is no part of it.
+        """
+        unit_s = self.costs.step_s or 0.0
+        bounded = min(taken_s, 2 * self._pause_s + unit_s / 64, unit_s)
+        self._pause_s += _PAUSE_SHARE * (bounded - self._pause_s)
+
+    def acceptance_changes(self) -> dict[str, AcceptanceChange]:
+        """By drafter, how much of what it guessed was accepted in this answer and before."""
+        names = {drafter.name for drafter in self.drafters}  # other sources count parts of what these guessed
+        return {name: change for name, change in self.rates.changes().items() if name in names}
+
+    def close(self) -> None:
+        with self._lock:
+            self._learn()
+        for drafter in self.drafters:
+            drafter.pause()
+
+    def _choose(self, plain: Promise, options: Sequence[Promise], tokens: TokenIds) -> Promise:
+        """The best option that beats plain decoding, or one whose source is on trial."""
+        best = max(options, key=lambda option: option.rate, default=plain)
+        if best.rate <= best.min_gain * plain.rate and not best.is_ahead:
+            best = plain
+        for option in sorted(options, key=_is_free):  # models first: they are tried for one token
+            if option.source and (trial := option.source.trial(option, best, tokens)):
+                return trial
+        return self._probes.choose(plain, best, options) or best
+
+    def _reason(self, options: Sequence[Promise]) -> str:
+        if options:
+            return NO_GAIN
+        return NO_GUESS if self.drafters else NO_DRAFTER
+
+    def _judge(self, offer: Tree, emitted: TokenIds) -> None:
+        """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
+        if offer.parents is not None:
+            for node, is_accepted in trees.judge_nodes(offer.tokens, offer.parents, emitted):
+                self.rates.observe(offer.source, offer.buckets[node], is_accepted)
+            return
+        for guess, bucket, token in zip(offer.tokens.tolist(), offer.buckets, emitted.tolist(), strict=False):
+            self.rates.observe(offer.source, bucket, guess == token)
+            if guess != token:
+                return
+
+
+def _offers(options: Sequence[Promise], chosen: Promise, guessed: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The guesses of each source, verified or not."""
+    others = [option.offer for option in options if option.source is not chosen.source]
+    return tuple(offer for offer in (*others, *guessed) if len(offer.tokens))
+
+
+def _is_free(option: Promise) -> bool:
+    return option.source is not None and option.source.drafter.can.is_free
+
+
+def _expectation(option: Promise, plain: Promise) -> Expectation:
+    source = option.source.drafter.name if option.source else "none"
+    return Expectation(source, option.num_tokens, option.rate / plain.rate)
+
+
+class FixedLength:
+    """Drafts the same number of tokens in each round, from the first drafter that has a guess."""
+
+    def __init__(self, drafters: Sequence[Drafter], num_tokens: int, *, with_distributions: bool = False) -> None:
+        self._drafters = drafters
+        self._num_tokens = num_tokens
+        self._with_distributions = with_distributions
+        self._num_rounds = 0
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        started = perf_counter()
+        num_tokens = min(self._num_tokens, max_tokens)
+        request = DraftRequest(
+            num_tokens,
+            with_distributions=self._with_distributions,
+            is_ahead=True,
+            min_tokens=num_tokens,
+            worth=UNKNOWN_WORTH,
+        )
+        if self._with_distributions:
+            # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged
+            # once, and how far a draft goes is fixed, so that what is drawn says nothing of what is decided.
+            sampler = sampler.drafting(0)
+        for drafter in self._drafters if num_tokens > 0 else ():
+            draft = drafter.draft(tokens, request, sampler)
+            if len(draft.tokens):
+                is_ahead = any(each.can.run_ahead for each in self._drafters)
+                return Proposal(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
+        reason = NO_DRAFTER if not self._drafters else NO_GUESS if self._num_tokens else NO_LENGTH
+        return Proposal(tokens, NO_DRAFT, reason)
+
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        for drafter in self._drafters:
+            drafter.learn(round.tokens, round.draft, logits)
+        self._num_rounds += 1
+        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+
+    def close(self) -> None:
+        for drafter in self._drafters:
+            drafter.pause()

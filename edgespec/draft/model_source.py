@@ -1,0 +1,189 @@
+"""A drafter model, as a policy weighs it before a pass, and on trial."""
+
+from dataclasses import dataclass, field, replace
+
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.scheduler import Proposal
+from edgespec.decoding.tree import Tree, Worth
+from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket
+from edgespec.draft.ahead_schedule import AheadSchedule
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.draft_model import DraftModelStats
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.limits import MAX_BRANCHES, MIN_GAIN, MIN_GAIN_TO_STAY, MIN_LOSS_OF_TRIAL
+from edgespec.draft.model_rates import ModelRates, nodes_key
+from edgespec.draft.option import Drafted, Promise
+from edgespec.draft.overlap import best_length, expected_tokens, most_hopeful
+from edgespec.system.clock import Clock
+from edgespec.types import Sampler, TokenIds, append
+
+_MAX_MIN_PROBABILITY = 0.9
+# A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
+_NUM_LUCKY = 30.0
+
+
+@dataclass(slots=True)
+class ModelSource:
+    """A drafter model in one answer.
+
+    It is tried for one token as often as its budget for trials allows, and for one token more as long as all are
+    accepted. What it must read of the text before it can draft is shared out over as many rounds as the answer has
+    had, as one rents until renting has cost what buying costs.
+    """
+
+    drafter: Drafter
+    stats: DraftModelStats
+    costs: PassCosts
+    rates: AcceptanceRates
+    max_tokens: int
+    clock: Clock
+    has_trees: bool = False  # the target verifies trees in one pass
+    _num_rounds: int = 0
+    _trial: int = 0  # tokens of the trial that is going on
+    _is_run: bool = False  # in the last round
+    _own: ModelRates = field(init=False)
+    _ahead: AheadSchedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        can = self.drafter.can
+        self.stats.tokens_per_step, self.stats.max_unread = can.tokens_per_step, can.max_unread
+        self._own = ModelRates(self.rates, self.drafter.name)
+        self._own.assume_hope()
+        self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, self.max_tokens, self.clock)
+
+    @property
+    def _min_gain(self) -> float:
+        """The gain that a draft has to promise; the more tokens of its source were judged, the smaller."""
+        if self._is_run:
+            return MIN_GAIN_TO_STAY
+        judged = max(self._own.num_judged, _NUM_LUCKY)
+        return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
+
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
+        if self.drafter.can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
+            return option._replace(source=self)
+        if self.costs.step_s is None:
+            return Promise(0.0, 0, self)
+        step_s, step = self.costs.pass_s(1), self.stats.costs.step
+        num_rounds = max(1, min(self._num_rounds, request.num_tokens))
+        reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds
+
+        pass_times_s = self.costs.pass_times_s(request.num_tokens + 1)
+
+        def cost(length: int) -> float:
+            return (
+                pass_times_s[length]
+                + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
+            )
+
+        rates = self._own.chain(request.num_tokens)
+        rate, length = best_length(expected_tokens(rates), cost)
+        is_tree = length > 0 and self.has_trees and self.drafter.can.trees and not request.with_distributions
+        if is_tree:
+            rate *= self.stats.tree_gain.ratio
+        return Promise(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
+
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
+        is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can.run_ahead
+        if not is_wanted or not self._can_afford_trial(best.rate, tokens):
+            return None
+        return Promise(best.rate, self._trial, self)
+
+    def hopeful(self, option: Promise) -> Promise | None:
+        """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
+        if not option.num_tokens or self.drafter.can.run_ahead:
+            return None
+        totals = expected_tokens(self._own.chain(self.max_tokens))
+        pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
+        token_s = self.stats.token * self.costs.pass_s(1)
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, token_s)
+        if length <= option.num_tokens:
+            return None
+        draft_s = self.stats.num_steps(length) * self.stats.costs.step * self.costs.pass_s(1)
+        rate = totals[length] / (pass_times_s[length] + draft_s)
+        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, is_tree=False)
+
+    def draft(self, option: Promise, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+        """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes.
+
+        Of a tree it drafts whatever does, as far ahead as the request goes.
+        """
+        if option.is_ahead:
+            draft = self.drafter.draft(tokens, self._ahead.request(request, option), sampler)
+            return Drafted(draft, (draft if len(draft.tokens) else option.offer,))
+        row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
+        # What a step drafts costs no more for being longer.
+        step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
+        token_s = step * self.costs.pass_s(1) + row_s
+        # A draft that is made to learn what its pass takes has to have its length.
+        min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
+        chain = replace(
+            request, num_tokens=min(option.num_tokens, request.num_tokens), min_probability=min_probability
+        )
+        if not option.is_tree:
+            draft = self.drafter.draft(tokens, chain, sampler)
+            return Drafted(draft, (draft,))
+        # A drafter of blocks drafts chains, as long as its blocks pay in the mean.
+        max_depth = request.num_tokens if self.stats.tokens_per_step == 1 else chain.num_tokens
+        worth = self._tree_worth(option, max_depth, step * self.costs.pass_s(1))
+        whole = self.drafter.draft(tokens, replace(chain, num_tokens=max_depth, worth=worth), sampler)
+        if not whole.steps:
+            return Drafted(whole, (whole,))
+        best = whole.best(worth)
+        draft = best._replace(buckets=tuple(position_bucket(depth - 1) for depth in best.depths))
+        self._observe_gain(option, draft)
+        # How often guesses come true by how sure the drafter was of them is judged of all, verified or not.
+        return Drafted(draft, (draft.trunk(), whole._replace(source=nodes_key(self.drafter.name))))
+
+    def _tree_worth(self, option: Promise, max_depth: int, step_s: float) -> Worth:
+        rows = range(1, MAX_BRANCHES + 1)
+        return Worth(
+            accepted=self._own.chain(max_depth),
+            step_times=[option.rate * step_s * self.stats.rows.ratio(num_rows) for num_rows in rows],
+            pass_times=[option.rate * each for each in self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)],
+            chances=self._own.nodes(),
+        )
+
+    def _observe_gain(self, option: Promise, draft: Tree) -> None:
+        """Learn what trees promise, over what the option would without them."""
+        drafting_s = self.stats.steps_of(draft) * self.stats.costs.step * self.costs.pass_s(1)
+        taken_s, gain = drafting_s + self.costs.pass_s(len(draft.tokens) + 1), self.stats.tree_gain
+        gain.observe(1 + sum(draft.chances), taken_s * option.rate / gain.ratio)
+
+    def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
+        self._num_rounds += 1
+        self.stats.budget.save(1.0)
+        draft = round.draft.trunk()
+        num_draft = len(draft.tokens)
+        num_accepted = min(reusable_prefix(draft.tokens, emitted, 0), len(emitted) - 1)
+        is_run = num_draft > 0 and round.draft.source == self.drafter.name
+        if is_run:
+            if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
+                num_steps, unread = self.stats.steps_of(round.draft), self.stats.num_unread(round.tokens)
+                self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
+            self.stats.read = append(round.tokens, draft.tokens[:-1])
+        self._is_run = is_run
+        # A trial goes on, a token further, as long as all of it is accepted.
+        self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+        return self._ahead.observe(round, num_accepted, emitted, verify_s, is_run=is_run)
+
+    def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
+        """True if to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
+        if self._trial:
+            return self._could_pay(rate, self._trial)
+        assert self.costs.step_s is not None
+        taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
+        lost = taken - (1 + self._own.chain(1)[0]) / rate / self.costs.step_s
+        if not self._could_pay(rate, self.max_tokens) or not self.stats.budget.spend(max(lost, MIN_LOSS_OF_TRIAL)):
+            return False
+        self._trial = 1
+        return True
+
+    def _could_pay(self, rate: float, num_tokens: int) -> bool:
+        """True if a draft of up to num_tokens would beat a rate if every token were accepted."""
+        step, step_s = self.stats.costs.step, self.costs.pass_s(1)
+        return any(
+            (k + 1) / ((self.costs.ratio(k + 1) + self.stats.num_steps(k) * step) * step_s) > rate
+            for k in range(1, num_tokens + 1)
+        )

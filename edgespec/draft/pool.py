@@ -1,0 +1,362 @@
+"""The drafters of an engine: as many as memory has space for, without those that have failed.
+
+Several threads may make answers, one of them with drafter models; between its rounds a thread of the pool may look
+at memory. Knows protocols, and how a drafter is opened only as a call.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, RLock
+from typing import TypeVar
+
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, LoadResult, OpenModel
+from edgespec.draft.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
+from edgespec.draft.quarantine import GuardedDrafter, describe_error
+from edgespec.draft.timeline import Interval
+from edgespec.errors import MemoryExhausted
+from edgespec.memory.free_memory import FreeByPlace, return_freed
+from edgespec.memory.ladder import Bytes
+from edgespec.system.cancel import Cancel
+from edgespec.types import Report
+
+
+@dataclass(slots=True)
+class ChangeLog:
+    """Collects lines while answers are made, and reports them between answers."""
+
+    report: Report = lambda line: None
+    _for_stats: list[str] = field(init=False, default_factory=list)
+    _for_user: list[str] = field(init=False, default_factory=list)
+
+    def add(self, line: str) -> None:
+        self._for_stats.append(line)
+        self._for_user.append(line)
+
+    def add_for_user(self, lines: list[str]) -> None:
+        self._for_user += lines
+
+    def take(self) -> tuple[str, ...]:
+        """Lines that were in the figures of no answer yet."""
+        lines, self._for_stats = tuple(self._for_stats), []
+        return lines
+
+    def flush(self) -> None:
+        """Report the lines that were not reported yet."""
+        lines, self._for_user = self._for_user, []
+        for line in lines:
+            self.report(line)
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The guard of a candidate, and the candidate's model while it is open."""
+
+    guard: GuardedDrafter
+    model: OpenModel | None
+
+
+@dataclass(slots=True, weakref_slot=True)
+class DrafterPool:
+    """Opens model drafters, closes them where memory is short, and quarantines drafters at fault."""
+
+    drafter_sets: Sequence[DrafterSet] = (
+        DrafterSet((), frozenset(), 0),
+    )  # largest first; the last decodes plainly
+    vocab_size: int = 0  # the target's
+    from_text: Callable[[frozenset[str]], Sequence[Drafter]] = lambda names: ()  # text drafters of one answer
+    watch: MemoryWatch = field(default_factory=MemoryWatch)  # says which of the sets there is memory for
+    changes: ChangeLog = field(default_factory=ChangeLog)
+    loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
+    free_caches: Callable[[], Sequence[int]] = tuple  # empties caches of the target that no answer has; which
+    version: int = field(init=False, default=0)  # rises whenever other drafters are there
+    answered_version: int = field(init=False, default=0)  # with which an answer last drafted
+    _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
+    _slots: dict[Candidate, _Slot] = field(init=False, default_factory=dict)
+    _quarantined: set[str] = field(init=False, default_factory=set)
+    _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
+    _is_refused: Event = field(init=False, default_factory=Event)
+    _is_closed: bool = field(init=False, default=False)
+    _in_round: set[int] = field(init=False, default_factory=set)  # caches of answers whose drafters are at work
+    _num_holds: int = field(init=False, default=0)  # by those that run drafters without rounds
+    _idle_watch: IdleWatch | None = field(init=False, default=None)
+    _lock: RLock = field(init=False, default_factory=RLock)
+
+    @property
+    def drafter_set(self) -> DrafterSet:
+        return self.drafter_sets[self._position]
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self.decoders)
+
+    @property
+    def decoders(self) -> dict[str, Decoder]:
+        """Decoders of the models that are open, by name."""
+        return {each.name: slot.model.decoder for each, slot in self._slots.items() if slot.model}
+
+    def start(self, free: FreeByPlace, target: Bytes, downgrades: Sequence[str] = ()) -> None:
+        """Open what fits beside the target, for whose bytes space is kept.
+
+        Args:
+            downgrades: What was given up for lack of memory before.
+
+        Raises EdgeSpecError: A drafter cannot be opened, for another reason than lack of memory.
+        """
+        with self._lock:
+            for line in downgrades:
+                self.changes.add(line)
+            self.watch.start(free, target)
+            self._move()
+            while not self._open_all():
+                self.watch.fall("a drafter was refused memory")
+                self._close_unused()
+                self._move()
+            self.report_changes()
+
+    def drafters(self) -> list[Drafter]:
+        """The drafters of one answer, as of this moment."""
+        with self._lock:
+            texts = map(self._guard, self.from_text(self.drafter_set.texts))
+            slots = (self._slots[model] for model in self.drafter_set.models if model in self._slots)
+            models = (slot.guard for slot in slots if slot.model)
+            return [each for each in (*texts, *models) if each.name not in self._quarantined]
+
+    def look(self, num_tokens: int, cache: int = 0) -> int:
+        """Handle faults and check free memory for a text of num_tokens. Returns the version of the drafters.
+
+        Args:
+            cache: The cache of the target that holds the text.
+
+        Raises MemoryExhausted: The target's cache cannot grow, although all drafters were closed.
+        """
+        if len(self.drafter_sets) > 1 or self._faults:
+            with self._lock:
+                self._quarantine_faults()
+                if not self._is_closed:
+                    self._look(num_tokens, cache)
+        self.watch.require_growth(num_tokens, self.relieve, cache)
+        return self.version
+
+    def begin_round(self, num_tokens: int, cache: int = 0) -> int:
+        """Do as look() does; until the end of the round only threads in rounds open and close models."""
+        with self._lock:
+            self._in_round.add(cache)
+        return self.look(num_tokens, cache)
+
+    def end_round(self, cache: int = 0) -> None:
+        with self._lock:
+            self._in_round.discard(cache)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Open and close no model between rounds while the block runs."""
+        with self._lock:
+            self._num_holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holds -= 1
+
+    def watch_while_idle(self, interval_s: float = IDLE_LOOK_S) -> None:
+        """Start a thread that checks memory between answers too, until close(), if there is any model to close."""
+        if self._idle_watch is None and any(each.models for each in self.drafter_sets):
+            self._idle_watch = IdleWatch(self.look_while_idle, interval_s)
+
+    def look_while_idle(self) -> bool:
+        """Check memory from a thread other than that of answers. Returns whether to go on checking.
+
+        Changes are reported with the next answer, not while the user is typing.
+        """
+        with self._lock:
+            if self._is_closed:
+                return False
+            if not self._in_round and not self._num_holds:
+                try:
+                    self._quarantine_faults()
+                    self._look(0)
+                except Exception as error:  # answers check memory themselves, and raise this error if it persists
+                    self.changes.add(f"memory is not watched between answers any more: {describe_error(error)}")
+                    return False
+            return True
+
+    def relieve(self) -> bool:
+        """Free memory for a pass of the target that was refused memory. Returns whether any was freed."""
+        with self._lock:
+            if emptied := self.free_caches():
+                for cache in emptied:
+                    self.watch.forget(cache)
+                return True
+            has_ended = self.loader.end()
+            if self.watch.is_at_bottom:
+                return has_ended
+            self.watch.fall("a pass was refused memory")
+            self._follow()
+            return True
+
+    def with_relief(self, work: Callable[[], T]) -> T:
+        """The result of work, which is tried again as often as memory can be freed for it.
+
+        Raises MemoryExhausted: There is not enough, although all drafters were closed.
+        """
+        while True:
+            try:
+                return work()
+            except MemoryExhausted:
+                if not self.relieve():
+                    raise
+
+    def report_refused_draft(self, num_draft: int) -> None:
+        """Report that a pass over a draft was refused memory and ran without the draft."""
+        with self._lock:
+            line = f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft"
+            self.changes.add(line)
+            self._is_refused.set()
+
+    def interrupt(self) -> None:
+        """End the drafts that the models are making, from another thread; waits for nothing."""
+        for slot in list(self._slots.values()):
+            if model := slot.model:
+                model.lane.cancel()
+
+    def take_intervals(self) -> list[Interval]:
+        """When the lanes of the models have worked since this was last called."""
+        with self._lock:
+            lanes = [slot.model.lane for slot in self._slots.values() if slot.model]
+        return [lane.intervals.popleft() for lane in lanes for _ in range(len(lane.intervals))]
+
+    def take_changes(self) -> tuple[str, ...]:
+        """Take the changes that were in no answer's figures yet."""
+        with self._lock:
+            self._quarantine_faults()
+            return self.changes.take()
+
+    def report_changes(self) -> None:
+        with self._lock:
+            self._quarantine_faults()
+            self.changes.flush()
+
+    def close(self) -> None:
+        """End the work of the models; an answer that is still being made goes on, and opens none again."""
+        with self._lock:
+            self._is_closed = True
+            for slot in self._slots.values():
+                if slot.model:
+                    slot.model.lane.stop()
+            self.loader.close()
+        if self._idle_watch:  # which may be waiting for the lock
+            self._idle_watch.close()
+
+    def _guard(self, drafter: Drafter) -> GuardedDrafter:
+        faults = self._faults  # not the pool itself: the cycle would hold its models until garbage is collected
+        return GuardedDrafter(drafter, self.vocab_size, lambda *fault: faults.append(fault), self._is_refused.set)
+
+    def _quarantine_faults(self) -> None:
+        while self._faults:
+            name, reason = self._faults.popleft()
+            if name not in self._quarantined:
+                self._quarantined.add(name)
+                self.changes.add(f"{name} no longer drafts in this session: {reason}")
+                self.version += 1
+        for model, slot in list(self._slots.items()):
+            if slot.guard.is_quarantined:
+                self._close_model(model)
+
+    def _look(self, num_tokens: int, cache: int = 0) -> None:
+        if self._is_refused.is_set():
+            self._is_refused.clear()
+            self.watch.fall("memory was refused")
+        else:
+            self.watch.look(num_tokens, cache)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Move to the set that the watch chose: down at once, up when its models are open."""
+        self._aim()
+        while (loaded := self.loader.take()) is not None:
+            self._admit(loaded)
+            self._aim()
+
+    def _aim(self) -> None:
+        """Close models that the chosen set does not have, open a missing one, and move if none is missing."""
+        models = self.drafter_sets[self.watch.position].models
+        self._close_unused()
+        if self.loader.candidate not in models:
+            self.loader.give_up()
+        missing = [each for each in models if self._is_missing(each)]
+        if missing and not self.loader.candidate and not self._is_closed:
+            self.loader.begin(missing[0])
+        is_useful = not models or any(each.name not in self._quarantined for each in models)
+        if self.watch.position > self._position or (is_useful and not missing):
+            self._move()
+
+    def _move(self) -> None:
+        """Draft with the set that the watch chose."""
+        position = self.watch.position
+        if position != self._position:
+            way = "down" if position > self._position else "up"
+            before, after = self.drafter_sets[self._position].name, self.drafter_sets[position].name
+            self.changes.add(f"drafting steps {way} from {before} to {after}: {self.watch.reason}")
+            self._position = position
+            self.version += 1
+
+    def _is_missing(self, candidate: Candidate) -> bool:
+        slot = self._slots.get(candidate)
+        return candidate.name not in self._quarantined and not (slot and slot.model)
+
+    def _close_unused(self) -> None:
+        for model in list(self._slots):
+            if model not in self.drafter_sets[self.watch.position].models:
+                self._close_model(model)
+
+    def _close_model(self, model: Candidate) -> None:
+        """Free a model, to which only the pool has a reference."""
+        slot = self._slots[model]
+        if slot.model:
+            slot.guard.take()
+            slot.model.lane.stop()
+            slot.model = None
+            self.version += 1
+            return_freed()
+
+    def _open_all(self) -> bool:
+        """Open the models of the set that the watch chose. Returns False if one was refused memory."""
+        for candidate in self.drafter_sets[self.watch.position].models:
+            if not self._is_missing(candidate):
+                continue
+            try:
+                self._fill_slot(candidate, candidate.open(Cancel(), self.changes.report))
+            except MemoryExhausted:
+                return_freed()
+                return False
+        return True
+
+    def _admit(self, loaded: LoadResult) -> None:
+        """Put an opened model into its slot. If loading it failed, move to a smaller set or quarantine it."""
+        candidate, model, error, lines = loaded
+        if model is not None:
+            if candidate not in self._slots:
+                self.changes.add_for_user(lines)
+            self._fill_slot(candidate, model)
+        elif isinstance(error, MemoryExhausted):
+            return_freed()
+            self.watch.fall("a drafter was refused memory")
+        elif error is not None:
+            self._faults.append((candidate.name, describe_error(error)))
+            self._quarantine_faults()
+
+    def _fill_slot(self, candidate: Candidate, model: OpenModel) -> None:
+        slot = self._slots.get(candidate)
+        if slot is None:
+            self._slots[candidate] = _Slot(self._guard(model.drafter), model)
+        else:
+            slot.guard.put_back(model.drafter)
+            slot.model = model
+        self.version += 1

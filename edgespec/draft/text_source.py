@@ -1,0 +1,113 @@
+"""A drafter whose drafts cost next to nothing, as a policy weighs it."""
+
+from dataclasses import dataclass, field
+from math import exp, hypot
+
+from edgespec.decoding import trees
+from edgespec.decoding.scheduler import Proposal
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.limits import CAUTION
+from edgespec.draft.option import Drafted, Promise
+from edgespec.draft.overlap import best_chain, expected_tokens, most_hopeful
+from edgespec.draft.probes import TrialBudget
+from edgespec.types import Sampler, TokenIds
+
+# Rounds in which a source of trees fills its tables, and as many by which it is judged.
+_WARM_UP = 8
+
+
+def runs_of(name: str) -> str:
+    """The name under which whole rounds of a drafter's trees are counted, by the highest bucket of their nodes."""
+    return f"{name}, run"
+
+
+@dataclass(slots=True)
+class TextSource:
+    """A free drafter in one answer.
+
+    Its chains are judged whether they were verified or not, so they need no trial. A tree is verified whole or not
+    at all, and only what is verified teaches its drafter; so a tree counts as what its guesses promise, or as what
+    a round of its source has yielded lately if that is more, and its trial is a burst of rounds.
+    """
+
+    drafter: Drafter
+    costs: PassCosts
+    rates: AcceptanceRates
+    max_tokens: int  # the most that a draft may have
+    _budget: TrialBudget = field(init=False, default_factory=TrialBudget)
+    _num_run: int = field(init=False, default=0)  # rounds of trees that were verified
+    _trial_left: int = field(init=False, default=0)  # rounds of the burst
+
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise | None:
+        offer = self.drafter.draft(tokens, request, sampler)
+        if not len(offer.tokens):
+            return None
+        if offer.parents is None:
+            rates = self._rates(offer)
+            pass_times_s = self.costs.pass_times_s(len(rates) + 1)
+            rate, length = best_chain(rates, pass_times_s)
+            min_gain = self._min_gain(offer, rate * pass_times_s[length], length) if length else 1.0
+            return Promise(rate, length, self, offer, min_gain=min_gain)
+        rates = self._rates(offer)
+        total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
+        return Promise(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
+
+    def _min_gain(self, offer: Tree, expected: float, length: int) -> float:
+        """The gain that a draft with so many expected tokens has to promise; the less sure it is, the larger.
+
+        What is unsure is what its pass takes, and the chance of its first token, on which all others rest.
+        """
+        first = self.rates.rate(offer.source, offer.buckets[0])
+        unsure = (1 - 1 / expected) * self.rates.spread(offer.source, offer.buckets[0]) / first
+        return exp(CAUTION * hypot(unsure, self.costs.spread(length + 1)))
+
+    def _rates(self, offer: Tree) -> list[float]:
+        return self.rates.rates(offer.source, offer.buckets)
+
+    def hopeful(self, option: Promise) -> Promise | None:
+        """The draft that would be best if each ratio were as low as is still likely."""
+        if option.offer.parents is not None:
+            return None
+        totals = expected_tokens(self._rates(option.offer))
+        pass_times_s = self.costs.pass_times_s(len(totals))
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread)
+        return option._replace(rate=totals[length] / pass_times_s[length], num_tokens=length, hope=hope)
+
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
+        """The option of a tree while its source is on trial."""
+        if option.offer.parents is None:
+            return None
+        lost_s = self.costs.pass_s(option.num_tokens + 1) - self._recent_yield(option.offer) / best.rate
+        if option is not best and not self._trial_left and self._budget.spend(2 * _WARM_UP * lost_s):
+            self._trial_left = 2 * _WARM_UP
+        if not self._trial_left:
+            return None
+        self._trial_left -= 1
+        return option
+
+    def draft(self, option: Promise, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Drafted:
+        return Drafted(option.offer.cut(option.num_tokens), (option.offer,))
+
+    def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
+        for offer in round.offers:
+            if offer.parents is not None and offer.source == self.drafter.name:
+                self._observe_tree(round, emitted, verify_s)
+        return False
+
+    def _observe_tree(self, round: Proposal, emitted: TokenIds, verify_s: float) -> None:
+        """Learn from a round for which the source had a tree."""
+        if round.draft.source != self.drafter.name:
+            self._budget.save(verify_s)
+            return
+        self._num_run += 1
+        if self._num_run > _WARM_UP:
+            for is_more in [True] * (len(emitted) - 1) + [False]:
+                self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
+
+    def _recent_yield(self, tree: Tree) -> float:
+        """Tokens that a pass over such a tree has given lately, from the chance of one more."""
+        rate = self.rates.rate(runs_of(self.drafter.name), max(tree.buckets))
+        return 1 / max(1 - rate, 1 / self.max_tokens)

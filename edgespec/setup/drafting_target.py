@@ -1,0 +1,264 @@
+"""A target for which drafters are looked for: its names, its source, its costs, and the memory beside it.
+
+What a drafter is expected to gain follows from the chance of its tokens and those costs. Drafts are made between
+passes (Leviathan et al., 2023, section 3.3), and all tokens of a draft have one chance to be accepted: published
+figures are means over whole drafts and say no more.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.draft.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
+from edgespec.draft.overlap import Ratio, best_length, expected_tokens
+from edgespec.manifest import Manifest
+from edgespec.memory.device_memory import Places
+from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
+from edgespec.memory.free_memory import FreeByPlace, ReadFreeMemory
+from edgespec.setup import genai
+from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository, HubSource
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.forecast import foresee_model
+from edgespec.setup.foresee import ModelSize
+from edgespec.setup.home import ModelHome, split_precision
+from edgespec.setup.known_drafters import plain_name
+from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
+from edgespec.setup.plan_option import shortage
+from edgespec.setup.profile import Profile
+
+_HALVINGS = 40
+_HIGHEST_RATE = 0.999  # a rate of 1 would promise tokens without end
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingCosts:
+    """Times in steps of the target.
+
+    ratio: Of a pass of the target over so many drafted tokens.
+    draft: Of a pass of the drafter, which drafts tokens_at_once tokens.
+    longest: The most tokens that a draft can have.
+    """
+
+    ratio: Ratio
+    draft: float
+    tokens_at_once: int = 1
+    longest: int = MAX_PLANNED_TOKENS
+
+    def cost(self, num_draft: int) -> float:
+        """Time of drafting and verifying that many tokens."""
+        return self.ratio(num_draft) + ceil(num_draft / self.tokens_at_once) * self.draft
+
+
+def expected_gain(rate: float, costs: DraftingCosts) -> tuple[float, int]:
+    """Speed over plain decoding at the best draft length, and that length; 1 and 0 where no draft pays.
+
+    rate: The chance that a token is accepted if all before it were.
+    """
+    return best_length(expected_tokens(repeat(rate, costs.longest)), costs.cost)
+
+
+def rate_of(tokens_per_pass: float, num_draft: int) -> float:
+    """The acceptance rate with which passes over num_draft drafted tokens yield tokens_per_pass.
+
+    Example: of 4 drafted tokens, 2.17 a pass are a rate of 0.57.
+    """
+    found = _least(lambda rate: expected_tokens(repeat(rate, num_draft))[-1] >= tokens_per_pass)
+    return _HIGHEST_RATE if found is None else found
+
+
+def break_even_rate(costs: DraftingCosts) -> float | None:
+    """The least acceptance rate with which a drafter pays; None where it never does."""
+    return _least(lambda rate: expected_gain(rate, costs)[0] >= MIN_GAIN_OF_PAIR)
+
+
+def _least(is_enough: Callable[[float], bool]) -> float | None:
+    """The least rate that is enough, where each higher one is too; None where none is."""
+    low, high = 0.0, _HIGHEST_RATE
+    if not is_enough(high):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+class ExportSource(NamedTuple):
+    """A file, a folder or a hub id.
+
+    revision: Of a hub id; None for its main branch. precision: None for the source's own.
+    """
+
+    source: str
+    revision: str | None = None
+    precision: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command after `edgespec export`."""
+        named = {"--revision": self.revision, "--precision": self.precision}
+        return [self.source, *(word for flag, value in named.items() if value for word in (flag, value))]
+
+
+def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -> ExportSource | None:
+    """The source of a model of any name; None where nothing says what it was made from.
+
+    manifest: Of the model folder, where it is prepared.
+    """
+    name, asked = split_precision(model)
+    is_fixed = home.fixed_folder(model) is not None
+    if not is_fixed and name in CATALOG:
+        return _of_entry(home, CATALOG[name], asked)
+    if not is_fixed:
+        return ExportSource(name, None, asked if asked != "source" else None)
+    if manifest is None or manifest.source.format == genai.FORMAT:
+        return None
+    source = manifest.source
+    precision = manifest.precision if manifest.precision != "source" else None
+    if source.repository is None:
+        return ExportSource(source.name, None, precision)
+    file = f":{source.name}" if source.format == "gguf" else ""
+    return ExportSource(source.repository + file, source.revision, precision)
+
+
+def _of_entry(home: ModelHome, entry: CatalogEntry, asked: str | None) -> ExportSource | None:
+    source, wanted = entry.source, asked or entry.precision
+    precision = None if wanted == "source" else wanted
+    if isinstance(source, HubRepository):
+        return ExportSource(source.repository, source.revision, precision)
+    if (fetched := home.path / "downloads" / source.file).is_file():
+        return ExportSource(str(fetched), None, precision)
+    hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
+    return ExportSource(f"{hub.repository}:{hub.file}", hub.revision, precision) if hub else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingTarget:
+    """A target on its device.
+
+    model: As commands name it.
+    names: Plain names of the model that it is.
+    source: What it would be exported from again; None where nothing says that.
+    folder: Where it is prepared; None where it is not.
+    size: As prepared or foreseen; None where only a download would tell.
+    places: Where target and drafter have their memory; free: What is free there.
+    devices: Options of commands that name the devices.
+    """
+
+    model: str
+    names: frozenset[str]
+    source: ExportSource | None
+    folder: ModelFolder | None
+    size: ModelSize | None
+    placement: Placement
+    places: tuple[str, str]
+    free: FreeByPlace
+    devices: Mapping[str, str]
+
+    @property
+    def short_name(self) -> str:
+        """A name for folders that are made for it."""
+        return min(self.names, key=len)
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """What passes take on its device, as measured and refined by use; None where nothing was measured."""
+        if self.folder is None:
+            return None
+        known, machine = known_stats(self.folder), self.placement.machine
+        found = known.profiles.get(machine)
+        return found and known.refine(found, machine, None)
+
+    def costs_of(
+        self, read_bytes: float, tokens_at_once: int = 1, longest: int = MAX_PLANNED_TOKENS
+    ) -> DraftingCosts | None:
+        """What a drafter costs that reads so many bytes of weights in a pass, compared with those of the target.
+
+        None where it is not known what passes of the target take.
+        """
+        if self.size is None:
+            return None
+        return self.costs_by_share(read_bytes / self.size.file_bytes, tokens_at_once, longest)
+
+    def costs_by_share(self, share: float, tokens_at_once: int, longest: int) -> DraftingCosts | None:
+        """What a drafter costs whose pass takes a share of a step of the target; None as for costs_of."""
+        if self.profile is None:
+            return None
+        costs = self.profile.costs()
+        return DraftingCosts(
+            ratio=lambda num_draft: costs.ratio(num_draft + 1),
+            draft=share,
+            tokens_at_once=tokens_at_once,
+            longest=longest,
+        )
+
+    def memory_of(self, drafter: Manifest, size: WeightsSize | int) -> tuple[int, str]:
+        """Bytes that a drafter takes, and which memory is too small for it beside the target; empty if it fits."""
+        needed = bytes_by_place(estimate_memory(drafter, size), self.places[1], self.free)
+        return sum(needed.values()), self.find_shortage(needed)
+
+    def find_shortage(self, needed: Mapping[str, int]) -> str:
+        """Which memory is too small for so many bytes beside the target; empty if all fits."""
+        if self.size is None:
+            return ""
+        own = bytes_by_place(estimate_memory(self.size.manifest, self.size.file_bytes), self.places[0], self.free)
+        rooms = {place: room.free_bytes - room.reserve.opening_bytes for place, room in self.free.items()}
+        num_tokens = min(FORESEEN_TOKENS, self.size.manifest.context_length)
+        return shortage(sum_bytes([own, needed]), rooms, num_tokens)
+
+
+def find_target(
+    home: ModelHome,
+    model: str,
+    folder: ModelFolder | None,
+    placement: Placement,
+    free: ReadFreeMemory,
+    devices: Mapping[str, str],
+) -> DraftingTarget:
+    """What is known of a target without a download; arguments as the fields of DraftingTarget.
+
+    free: Reads the free memory of the host.
+
+    Raises ModelError: Its source on this machine is damaged or unsupported.
+    """
+    kinds = placement.device.place, placement.drafter_device.place
+    places = Places(kinds, free, lambda line: None)
+    return DraftingTarget(
+        model=model,
+        names=frozenset(map(plain_name, _names(model, folder))),
+        source=find_export_source(home, model, folder.manifest if folder else None),
+        folder=folder,
+        size=_size(home, model, folder, placement.device.form),
+        placement=placement,
+        places=(places.place_of(kinds[0]), places.place_of(kinds[1])),
+        free=places(),
+        devices=devices,
+    )
+
+
+def _names(model: str, folder: ModelFolder | None) -> list[str]:
+    if folder is not None:
+        source = folder.manifest.source
+        return [source.name, *([source.repository] if source.repository else [])]
+    name, _ = split_precision(model)
+    return [published_name(CATALOG[name]) if name in CATALOG else name]
+
+
+def published_name(entry: CatalogEntry) -> str:
+    """The file or the repository of a model of the catalogue, which may have a shorter name there."""
+    return entry.source.file if isinstance(entry.source, CatalogFile) else entry.source.repository
+
+
+def _size(home: ModelHome, model: str, folder: ModelFolder | None, form: str) -> ModelSize | None:
+    if folder is not None:
+        return ModelSize(manifest=folder.manifest, file_bytes=weights_bytes(folder))
+    name, asked = split_precision(model)
+    if name not in CATALOG and not Path(name).expanduser().exists():
+        return None
+    if asked == "source" and name in CATALOG and isinstance(CATALOG[name].source, HubRepository):
+        model = f"{name}:fp16"  # the usual precision of repositories
+    manifest, num_bytes = foresee_model(home, model, form)
+    return ModelSize(manifest=manifest, file_bytes=num_bytes)

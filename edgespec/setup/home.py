@@ -1,0 +1,351 @@
+"""The model home, EDGESPEC_HOME: from the name of a model to a folder that is ready to load."""
+
+import difflib
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from edgespec.config.config_file import default_home as default_home
+from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
+from edgespec.errors import DeviceUnavailable, ModelError, UsageError
+from edgespec.manifest import FILE_NAME, Origin, read_manifest
+from edgespec.setup import genai
+from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
+from edgespec.setup.fetch import fetch
+from edgespec.setup.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
+from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
+from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
+from edgespec.setup.repository import HubId, parse_hub_id
+from edgespec.system.progress import ReportProgress
+from edgespec.system.split_files import part_paths, whole_name
+from edgespec.types import Report
+
+if TYPE_CHECKING:
+    from edgespec.export.convert import MeasureRanges, OpenDecoder
+
+_PRECISIONS = ("source", "fp32", "fp16", "int8", "int4", "w8a16")  # that may follow the name of a model
+
+
+@dataclass(frozen=True)
+class ModelHome:
+    """Prepared models and fetched files below one folder."""
+
+    path: Path
+    offline: bool = False  # fetch nothing
+    report: Report = lambda line: None  # takes one line a stage
+    open_decoder: "OpenDecoder | None" = None  # with which each export is compared with its source
+    measure_ranges: "MeasureRanges | None" = None  # which an export in w8a16 needs
+    # Compare fewer tokens, and not at all in the npu form, whose graphs take minutes to compile.
+    is_quick: bool = False
+    progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
+
+    def resolve(
+        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+    ) -> Path:
+        """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
+
+        A folder of this home may be given by its name, as edgespec models list has it. All but a model folder may
+        be followed by :PRECISION; sources are exported on first use. Files and folders on this machine come before
+        the hub. A model or pair folder, also one made by ONNX Runtime GenAI, is used unchanged, whatever its form.
+        The catalogue states a precision and a commit for each name.
+
+        Args:
+            form: The kind of device to prepare the model for: cpu, gpu or npu.
+            lacks_half_floats: Whether that device has none; asked where nobody has named a precision and the gpu
+                form is not prepared yet, which then is in fp32.
+
+        Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
+        """
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats))
+
+    def find(
+        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+    ) -> Path | None:
+        """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
+        try:
+            wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
+            return self._resolve(model, wanted)
+        except _NotPrepared:
+            return None
+
+    def _resolve(self, model: str, wanted: "_Wanted") -> Path:
+        if not model.strip():
+            raise ModelError("the name of the model is empty; edgespec models list has the names")
+        name, _ = split_precision(model)
+        try:
+            path = Path(name).expanduser()
+            if (fixed := self.fixed_folder(model)) is not None:
+                return fixed
+            if name in CATALOG:
+                entry = CATALOG[name]
+                return self._prepare(name, wanted, entry.precision, lambda: self._fetch(entry))
+            if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
+                return self._from_path(path.resolve(), wanted)
+            if hub_id := _hub_id(name):
+                return self._prepare(hub_id.name, wanted, "source", lambda: self._fetch_snapshot(hub_id))
+            for folder in (path, self.models / model):
+                require_pair_file(folder)
+            raise ModelError(self._describe_unknown(model, path))
+        except PermissionError as error:
+            raise ModelError(
+                f"{error.filename or model} may not be read; fix its permissions or change EDGESPEC_HOME"
+            ) from None
+        except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
+            why = (isinstance(error, OSError) and error.strerror) or error  # without repeating the path
+            raise ModelError(
+                f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
+            ) from None
+
+    def fixed_folder(self, model: str) -> Path | None:
+        """The model or pair folder that a user names, by its path or as this home has it; it is used as it is.
+
+        None for a source, and for a name of the catalogue, which may be prepared in several forms.
+        """
+        with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
+            path = Path(model).expanduser()
+            if _is_ready(path):
+                return path
+            if model not in CATALOG and not path.is_file() and not (path / "config.json").is_file():
+                return self._own_folder(model)
+        return None
+
+    def pair_folder(self, model: str) -> Path | None:
+        """The pair folder that a user names, also one without its pair.json; None where it is something else."""
+        folder = self.fixed_folder(model) or Path(model)
+        with suppress(OSError, ValueError):  # the name of no folder, which is reported as that of a model
+            return folder if is_pair(folder) or lacks_pair_file(folder) else None
+        return None
+
+    def _own_folder(self, name: str) -> Path | None:
+        """The model or pair folder of this home that has a name; None where there is none."""
+        is_name = bool(name) and Path(name).name == name and not name.startswith(".")
+        return folder if is_name and _is_ready(folder := self.models / name) else None
+
+    def _describe_unknown(self, model: str, path: Path) -> str:
+        """Why a name stands for no model; path is the same name read as a path."""
+        own = None if _is_ready(path) else self._own_folder(split_precision(model)[0])
+        if own is not None or (path / FILE_NAME).is_file():
+            return (
+                f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
+            )
+        if path.is_dir():
+            return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+        prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]
+        near = difflib.get_close_matches(model, [*CATALOG, *prepared], n=3, cutoff=0.4)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.75):
+            meant = f"did you mean the drafter {drafter[0]}? {meant}"
+        return (
+            f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "
+            "file, a safetensors folder or a hub id (org/name)"
+        )
+
+    def locate(self, source: str, revision: str | None = None) -> LocalSource:
+        """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
+
+        Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
+        """
+        if hub_id := _hub_id(source):
+            return self._fetch_snapshot(hub_id, revision or "main")
+        if revision is not None:
+            raise UsageError(
+                f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
+            )
+        if source in CATALOG and not Path(source).exists():
+            return self._fetch(CATALOG[source])
+        return LocalSource(path=Path(source))
+
+    def source_of(self, model: str) -> LocalSource:
+        """The source that a model of any name was or would be exported from, which is fetched if need be.
+
+        Raises ModelError: The model is unknown, or its source cannot be found.
+        """
+        name, _ = split_precision(model)
+        if (folder := self.fixed_folder(model)) is None:
+            return self._fetch(CATALOG[name]) if name in CATALOG else self.locate(name)
+        manifest = read_manifest(folder)
+        source = manifest.source
+        if source.repository is None:
+            raise ModelError(
+                f"{folder} does not say where {source.name} came from; name that file or folder instead"
+            )
+        hub_name = f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
+        return self.locate(hub_name, source.revision)
+
+    def sizes(self, source: str, revision: str | None = None) -> tuple[int, int] | None:
+        """Bytes of the weights of a hub id, and of the files still to fetch; None for a file or folder."""
+        hub_id, revision = _hub_id(source), revision or "main"
+        return sizes(hub_id, self._hub_folder, revision=revision, offline=self.offline) if hub_id else None
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def _hub_folder(self) -> Path:
+        return self.path / "downloads" / "hub"
+
+    def _fetch_snapshot(self, hub_id: HubId, revision: str = "main") -> LocalSource:
+        return fetch_snapshot(
+            hub_id,
+            self._hub_folder,
+            self.report,
+            revision=revision,
+            offline=self.offline,
+            progress=self.progress,
+        )
+
+    def _fetch(self, entry: CatalogEntry) -> LocalSource:
+        source = entry.source
+        if isinstance(source, HubRepository):
+            found = self._fetch_snapshot(HubId(source.repository), source.revision)
+            origin = replace(found.origin, license=found.origin.license or entry.license)
+            return replace(found, origin=origin)
+        downloads = self.path / "downloads"
+        path = fetch(source, downloads, self.report, offline=self.offline, progress=self.progress)
+        hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
+        repository, revision = (hub.repository, hub.revision) if hub else (None, None)
+        origin = Origin(repository=repository, revision=revision, license=entry.license)
+        return LocalSource(path=path, origin=origin)
+
+    def drafter_of(self, model: str, form: str = "cpu") -> str | None:
+        """The drafter that the catalogue has for a model, once it is prepared in this home in a form."""
+        entry = CATALOG.get(split_precision(model)[0])
+        if entry is None or entry.drafter is None:
+            return None
+        folder = self.models / _folder_name(entry.drafter, form, None)
+        return entry.drafter if (folder / FILE_NAME).is_file() else None
+
+    def mark_used(self, folder: Path) -> None:
+        """Record that a model of this home was loaded now, if the home can be written to."""
+        with suppress(OSError, ValueError):
+            name = folder.absolute().relative_to(self.models.absolute()).parts[0]
+            self._use_marks.mkdir(exist_ok=True)
+            (self._use_marks / name).touch()
+
+    def last_used(self, name: str) -> float | None:
+        """The time at which a model was last loaded, in seconds of the epoch."""
+        with suppress(OSError):
+            return (self._use_marks / name).stat().st_mtime
+        return None
+
+    def forget_use(self, name: str) -> None:
+        with suppress(OSError):
+            (self._use_marks / name).unlink()
+
+    @property
+    def _use_marks(self) -> Path:
+        return self.path / "used"
+
+    def _from_path(self, source: Path, wanted: "_Wanted") -> Path:
+        files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
+        states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
+        key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
+        name = f"{Path(whole_name(source.name)).stem}-{key}"
+        return self._prepare(name, wanted, "source", lambda: LocalSource(path=source))
+
+    def _require_writable(self) -> None:
+        """Raises EdgeSpecError: No model can be prepared in this home."""
+        with explain_folder_errors(self.models):
+            self.models.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.models):  # permission bits alone say nothing on Windows, or to root
+                pass
+
+    def _prepare(self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[], LocalSource]) -> Path:
+        """The folder of a source, by its name and what is wanted of it, exported unless it is there.
+
+        usual: The precision that a folder without a precision in its name has.
+        """
+        form, asked = wanted.form, _asked_precision(wanted.form, wanted.precision, usual)
+        folder = self.models / _folder_name(name, form, asked)
+        if (folder / FILE_NAME).is_file():
+            return folder
+        if form == "gpu" and asked != "fp32" and wanted.lacks_half_floats():
+            if asked is not None:
+                raise DeviceUnavailable(
+                    f"the device has no half floats, which the gpu form has in {asked}; name the model with :fp32"
+                )
+            asked = "fp32"
+            folder = self.models / _folder_name(name, form, asked)
+            if (folder / FILE_NAME).is_file():
+                return folder
+            if wanted.is_prepared:
+                raise _NotPrepared
+            self.report("the device has no half floats: the model is prepared in fp32, which takes more memory")
+        if wanted.is_prepared:
+            raise _NotPrepared
+        precision = asked or ("fp16" if form == "npu" else usual)
+        if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
+            raise ModelError(
+                f"{name} is not prepared in w8a16, for which its activations are measured on prompts; "
+                f"run: edgespec models pull MODEL:w8a16 --device npu"
+            )
+        source = fetch_source()
+        self._require_writable()
+        from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
+
+        try:
+            export_model(
+                source.path,
+                folder,
+                precision=precision,
+                form=form,
+                origin=source.origin,
+                open_decoder=None if self.is_quick and form == "npu" else self.open_decoder,
+                is_quick=self.is_quick,
+                measure_ranges=self.measure_ranges,
+                report=self.report,
+                progress=self.progress,
+            )
+        except UsageError:
+            if not (folder / FILE_NAME).is_file():
+                raise
+            self.report("another process has prepared this model in the meantime")
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a user wants of a model: a form, and the precision if one was named."""
+
+    form: str
+    precision: str | None
+    lacks_half_floats: Callable[[], bool]
+    is_prepared: bool = False  # nothing is exported
+
+
+class _NotPrepared(Exception):
+    """The model would have to be exported first."""
+
+
+def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:
+    """The precision, or None if it is the usual one of the form, which folder names leave out."""
+    usuals = ("source", "fp16") if form == "npu" else (usual,)
+    return None if precision in usuals else precision
+
+
+def _folder_name(name: str, form: str, precision: str | None) -> str:
+    """The name of a model's folder, such as tiny, tiny-int8, tiny-gpu or tiny-fp32-gpu."""
+    return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
+
+
+def _hub_id(name: str) -> HubId | None:
+    """The hub id that name is, unless a file or folder has that name."""
+    hub_id = parse_hub_id(name)
+    return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
+
+
+def split_precision(model: str) -> tuple[str, str | None]:
+    """The name of a model, and the precision after it if there is one."""
+    name, _, precision = model.rpartition(":")
+    return (name, precision) if precision in _PRECISIONS else (model, None)
+
+
+def _is_ready(folder: Path) -> bool:
+    """Whether a folder holds a model or a pair that is ready to load."""
+    return any((folder / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME))

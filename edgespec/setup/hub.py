@@ -1,0 +1,283 @@
+"""Models of the Hugging Face hub: from an id to files of one commit on this disk.
+
+Fetches configuration, tokenizer, safetensors and GGUF, never code and never a pickle; runs nothing of it.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.manifest import Origin
+from edgespec.setup.catalog import HubRepository
+from edgespec.setup.download import download
+from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
+from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
+from edgespec.system.progress import ReportProgress
+from edgespec.system.units import format_bytes
+from edgespec.types import Report
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_ANSWER_S = 10.0
+_OFFLINE = (
+    "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSource:
+    """A file or folder on this machine to export, and where it came from if that is known."""
+
+    path: Path
+    origin: Origin = Origin()  # noqa: RUF009  frozen
+
+
+def fetch_snapshot(
+    hub_id: HubId,
+    folder: Path,
+    report: Report,
+    *,
+    revision: str = "main",
+    offline: bool = False,
+    progress: ReportProgress = lambda progress: None,
+) -> LocalSource:
+    """Fetch the files of a model at the commit that revision names now, unless they are below folder already.
+
+    Args:
+        folder: Shared by all repositories.
+        revision: A branch, tag or commit.
+        offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
+
+    Raises:
+        ModelError: The repository, the revision or the file is missing, or access to it; it holds nothing that
+            can be exported, or several files to choose from; no network, or offline and never fetched.
+        IntegrityError: Fetched bytes differ from those that the commit lists.
+        DiskFull: There is no room.
+    """
+    offline = offline or _is_offline()
+    commit, here, chosen = _choose(hub_id, folder, revision, offline)
+    with _lock(here, report):
+        if not offline:
+            _record(commit, here.parents[1], {revision, commit.sha})
+        _complete(commit, revision, chosen, here, report, progress, offline=offline)
+        if INDEX in (file.name for file in chosen):
+            weights = shard_files(commit, (here / INDEX).read_text(encoding="utf-8"))
+            _complete(commit, revision, weights, here, report, progress, offline=offline)
+    first = chosen[0].name
+    return LocalSource(
+        path=here / first if first.endswith(".gguf") else here,
+        origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
+    )
+
+
+def sizes(hub_id: HubId, folder: Path, *, revision: str = "main", offline: bool = False) -> tuple[int, int]:
+    """Bytes of the weights of a model, and of its files that are still to fetch; raises as fetch_snapshot."""
+    commit, here, chosen = _choose(hub_id, folder, revision, offline or _is_offline())
+    if INDEX in (file.name for file in chosen):  # the names in it are known once it is fetched
+        chosen += [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    weights = [file for file in chosen if file.name.endswith((".safetensors", ".gguf"))]
+    missing = [file for file in chosen if not _is_here(here / file.name, file)]
+    return sum(file.bytes for file in weights), sum(file.bytes for file in missing)
+
+
+def _choose(hub_id: HubId, folder: Path, revision: str, offline: bool) -> tuple[Commit, Path, list[RemoteFile]]:
+    """The commit that revision names, the folder of its files, and the files that the model needs."""
+    place = folder / hub_id.repository.replace("/", "--")
+    commit = _read_record(hub_id, place, revision) if offline else _ask(hub_id, revision)
+    here = place / commit.sha / hub_id.repository.rpartition("/")[2]
+    return commit, here, choose_files(commit, hub_id.choice)
+
+
+@contextmanager
+def _lock(folder: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of a folder, since only one process at a time may fetch into it."""
+    with ExitStack() as stack:
+        with explain_folder_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder.with_name(".lock")
+            stack.enter_context(hold_lock(path, lambda who: report(f"{who} is fetching this model; waiting")))
+        yield
+
+
+@contextmanager
+def explain_folder_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of writing to a folder, within the block, into messages that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror
+        raise EdgeSpecError(
+            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written"
+        ) from None
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _ask(hub_id: HubId, revision: str) -> Commit:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    if not is_reachable(api.endpoint, _ANSWER_S):
+        raise ModelError(
+            f"{hub_id.repository} is not a file or folder on this machine, and the hub ({api.endpoint}) does not "
+            "answer; check the network, or use an earlier download with --offline"
+        )
+    with _explain_errors(hub_id.repository, revision):
+        try:
+            info = api.model_info(hub_id.repository, revision=revision, files_metadata=True, timeout=_ANSWER_S)
+            return _commit(hub_id.repository, info)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"the listing of {hub_id.repository} from {api.endpoint} cannot be understood ({error}); try later"
+            ) from None
+
+
+def _commit(repository: str, info: Any) -> Commit:
+    """Check the hub's answer, whose names become paths."""
+    if not _COMMIT.fullmatch(info.sha):
+        raise ValueError(f"commit {info.sha!r}")
+    listed = [(each.rfilename, each.size, each.lfs.sha256 if each.lfs else each.blob_id) for each in info.siblings]
+    files = tuple(
+        RemoteFile(name=name, bytes=size, digest=digest)
+        for name, size, digest in listed
+        if isinstance(digest, str) and type(size) is int and size >= 0 and _is_inside(name)
+    )
+    return Commit(repository=repository, sha=info.sha, license=_license(info.card_data), files=files)
+
+
+def _license(card: Any) -> str | None:
+    name = card and ((card.get("license_name") if card.get("license") == "other" else None) or card.get("license"))
+    return name if isinstance(name, str) else None
+
+
+def _is_inside(name: str) -> bool:
+    return not {"", ".", ".."} & set(name.split("/")) and not re.search(r"[\\:\0]", name)
+
+
+def can_fetch(source: HubRepository, timeout_s: float) -> bool:
+    """True if the hub may be used, and answers in time with a repository."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    return is_reachable(file_url(source.repository, source.revision, "config.json"), timeout_s)
+
+
+def is_reachable(url: str, timeout_s: float) -> bool:
+    """Whether anything answers in time; a name look-up that hangs is abandoned."""
+    from huggingface_hub import get_session
+
+    answered = threading.Event()
+
+    def probe() -> None:
+        with suppress(Exception):  # any failure means no answer
+            get_session().head(url, timeout=timeout_s)
+            answered.set()
+
+    prober = threading.Thread(target=probe, daemon=True)
+    prober.start()
+    prober.join(timeout_s)
+    return answered.is_set()
+
+
+def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
+    """Store the commit that revisions name now, for use without a network."""
+    for revision in revisions:
+        path = _record_path(place, revision)
+        path.parent.mkdir(exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(commit)), encoding="utf-8")
+        new.replace(path)
+
+
+def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
+    try:
+        stated = json.loads(_record_path(place, revision).read_text(encoding="utf-8"))
+        return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None
+
+
+def _record_path(place: Path, revision: str) -> Path:
+    return place / "revisions" / f"{quote(revision, safe='')}.json"
+
+
+def _complete(
+    commit: Commit,
+    revision: str,
+    files: list[RemoteFile],
+    here: Path,
+    report: Report,
+    progress: ReportProgress,
+    *,
+    offline: bool,
+) -> None:
+    """Fetch the files that are missing; the others were checked when they were fetched."""
+    missing = [file for file in files if not _is_here(here / file.name, file)]
+    if missing and offline:
+        raise ModelError(f"{missing[0].name} of {commit.repository} {_OFFLINE}")
+    needed = sum(file.bytes for file in missing)
+    require_disk_space(here, needed)
+    for file in missing:
+        report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {commit.repository} at {commit.sha[:12]}")
+        with explain_write_errors(here, needed), _explain_errors(commit.repository, revision):
+            url = file_url(commit.repository, commit.sha, file.name)
+            download(url, file, here / file.name, report, progress)
+
+
+def _is_here(path: Path, file: RemoteFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.bytes
+
+
+def file_url(repository: str, revision: str, name: str) -> str:
+    """The address of a file of a repository at a revision."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repository}/resolve/{revision}/{quote(name)}"
+
+
+@contextmanager
+def _explain_errors(repository: str, revision: str) -> Iterator[None]:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError:
+        raise ModelError(
+            f"{repository} is gated: accept its terms at {constants.ENDPOINT}/{repository}, then log in with: "
+            "hf auth login"
+        ) from None
+    except RevisionNotFoundError:
+        raise ModelError(
+            f"{repository} has no revision '{revision}'; give one of its branches, tags or commits"
+        ) from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"{repository} is not a file or folder on this machine and not a repository of the hub; check the "
+            "spelling, or if it is private, log in with: hf auth login"
+        ) from None
+    except HfHubHTTPError as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"the hub refuses {repository} ({reason}); try again later") from None
+    except (EdgeSpecError, OSError, AttributeError, KeyError, TypeError, ValueError):
+        raise
+    except Exception as error:  # from the HTTP library, which is httpx or httpx2
+        raise ModelError(
+            f"the connection to the hub broke on {repository} ({type(error).__name__}); check the network"
+        ) from None

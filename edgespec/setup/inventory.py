@@ -1,0 +1,174 @@
+"""The models that are prepared on this machine: list, find, verify and remove them."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
+from edgespec.manifest import COMPILED, FILE_NAME, Check, Manifest, read_manifest
+from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
+from edgespec.setup.forecast import needed_bytes
+from edgespec.setup.home import ModelHome
+from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
+from edgespec.system.file_hashes import verify_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedModel:
+    """A model or pair folder of the home; a pair joins what its target and drafter state by " + ".
+
+    Forms that were added to a pair follow its own in brackets.
+    """
+
+    name: str
+    path: str
+    bytes: int
+    kind: str = "model"  # or pair
+    form: str | None = None  # the kind of device it was prepared for: cpu, gpu or npu
+    precision: str | None = None
+    architecture: str | None = None
+    source: str | None = None
+    license: str | None = None
+    memory_bytes: int | None = None  # that plain decoding takes, with the drafter of a pair open
+    last_used: str | None = None  # in UTC; None before the first use
+    check: str | None = None  # the export compared with its source; None where that was skipped
+    problem: str | None = None  # why the folder cannot be read; then the fields before are unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The models that are prepared in a home."""
+
+    home: ModelHome
+
+    def models(self) -> Iterator[PreparedModel]:
+        """The models of the home, sorted by name."""
+        if self.home.path.exists() and not self.home.path.is_dir():
+            raise EdgeSpecError(f"{self.home.path} is not a folder; set EDGESPEC_HOME to a folder")
+        for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
+            if folder.is_dir() and not folder.name.startswith("."):
+                yield _describe(folder, self.home.last_used(folder.name))
+
+    def find(self, model: str) -> Path:
+        """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+        if model in {own.name for own in self.models()}:
+            return self.home.models / model
+        if not model or not Path(model).is_dir():
+            raise ModelError(f"'{model}' is not a prepared model and not a folder; see edgespec models list")
+        folder = Path(model)
+        if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
+            raise ModelError(
+                f"{folder} is a folder without {FILE_NAME}, so not a prepared model; see edgespec models list"
+            )
+        return folder
+
+    def verify(self, model: str) -> tuple[int, list[str]]:
+        """Compare the files of a prepared model with their hashes; return their number, and the names of others.
+
+        Raises:
+            ModelError: The model is not prepared, a file is missing, or the check of a pair is damaged.
+            IntegrityError: A file differs.
+        """
+        folder = self.find(model)
+        require_pair_file(folder)
+        parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+        found = [_verify_folder(part) for part in parts]
+        return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
+
+    def remove(self, model: str) -> Path:
+        """Delete a prepared model, not its source. Raises ModelError: the home has no such model."""
+        if model not in {own.name for own in self.models()}:
+            raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+        folder = self.home.models / model
+        elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
+        try:
+            if folder.is_symlink():
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
+        self.home.forget_use(model)
+        for compiled in elsewhere:  # what lay in the folder of the model is gone already
+            shutil.rmtree(compiled, ignore_errors=True)
+        return folder
+
+
+def _describe(folder: Path, used_s: float | None) -> PreparedModel:
+    size = 0
+    try:
+        size = sum(path.stat().st_size for path in _files(folder))
+        require_pair_file(folder)
+        is_pair = read_pair(folder) is not None
+        first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
+        manifests = [read_manifest(part) for part in first]
+        others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
+    except (EdgeSpecError, OSError) as error:
+        return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+    licenses = {manifest.source.license for manifest in manifests} - {None}
+    return PreparedModel(
+        name=folder.name,
+        path=str(folder),
+        bytes=size,
+        kind="pair" if is_pair else "model",
+        form=_describe_forms(manifests, others),
+        precision=" + ".join(manifest.precision for manifest in manifests),
+        architecture=" + ".join(manifest.architecture for manifest in manifests),
+        source=" + ".join(map(_origin, manifests)),
+        license=" + ".join(sorted(map(str, licenses))) or None,
+        memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
+        last_used=datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds") if used_s else None,
+        check=" + ".join(_describe_check(manifest.check) for manifest in manifests if manifest.check) or None,
+    )
+
+
+def _describe_forms(manifests: list[Manifest], others: list[Manifest]) -> str:
+    own = " + ".join(manifest.form for manifest in manifests)
+    return f"{own} ({', '.join(manifest.form for manifest in others)})" if others else own
+
+
+def _describe_check(check: Check) -> str:
+    return f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place in (folder, *part_folders(folder)):
+        if place.is_dir():
+            yield from (path for path in place.iterdir() if path.is_file())
+            for compiled in _compiled(place):
+                with suppress(OSError, ValueError):
+                    yield from compiled_files(compiled)
+
+
+def _compiled(folder: Path) -> list[Path]:
+    """Folders of what was compiled of a model for devices of this machine."""
+    with suppress(EdgeSpecError):
+        return list(compiled_folders(folder, read_manifest(folder)))
+    return []
+
+
+def _origin(manifest: Manifest) -> str:
+    source = manifest.source
+    where = f" of {source.repository} at {(source.revision or '?')[:12]}" if source.repository else ""
+    return source.name + where
+
+
+def _verify_folder(folder: Path) -> tuple[int, list[str]]:
+    try:
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest.files)
+        num_files = len(manifest.files)
+        for compiled in _compiled(folder):
+            if damage := find_damage(compiled):
+                raise IntegrityError(
+                    f"{compiled}, compiled for a device of this machine, is damaged ({damage}); the next load "
+                    "compiles it again, or delete it"
+                )
+            num_files += len(compiled_files(compiled))
+        unlisted = {path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED}
+        return num_files, sorted(unlisted)
+    except PermissionError as error:
+        raise ModelError(f"{error.filename or folder} may not be read; fix its permissions") from None

@@ -1,0 +1,115 @@
+"""How much memory is free where models are to run, and the target with a context that fits there."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.memory.device_memory import Places
+from edgespec.memory.estimate import (
+    MemoryEstimate,
+    WeightsSize,
+    arena_bytes,
+    bytes_by_place,
+    estimate_memory,
+    fitting_caches,
+    fitting_context,
+    require_memory,
+)
+from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory
+from edgespec.memory.ladder import Bytes
+from edgespec.runtimes.devices import Device, limit_arena
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.open_model import ModelFolder
+from edgespec.types import Report
+
+_LOG = logging.getLogger(__name__)
+
+
+class MemoryReading(NamedTuple):
+    """The memory of the devices of a target and a drafter: how much was free, and how to read it again.
+
+    unknown: Lines that say of which place no driver reports it.
+    """
+
+    read: Callable[[], FreeByPlace]
+    free: FreeByPlace
+    target_place: str
+    drafter_place: str
+    unknown: Sequence[str] = ()
+
+
+def read_memory(placement: Placement, host: ReadFreeMemory, report: Report) -> MemoryReading:
+    """Read how much memory is free; report takes a line for each place that is not checked any more later."""
+    kinds, unknown = (placement.device.place, placement.drafter_device.place), list[str]()
+    places = Places(kinds, host, unknown.append)
+    free = places()
+    places.report = report
+    return MemoryReading(places, free, places.place_of(kinds[0]), places.place_of(kinds[1]), unknown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFit:
+    """A target as it fits into the memory that is free."""
+
+    reading: MemoryReading
+    target: ModelFolder  # with the context length that fits
+    size: WeightsSize
+    needed: Bytes  # bytes that plain decoding takes in each place
+    downgrades: tuple[str, ...]  # lines that say what was given up
+
+    def fitting_caches(self, most: int) -> int:
+        """How many answers memory allows at once, up to most."""
+        return fitting_caches(
+            self.target.manifest, self.needed, self.reading.target_place, self.reading.free, most
+        )
+
+    def has_memory_to_join(self) -> bool:
+        """Whether the target's weights fit a second time, as a session of another graph holds them."""
+        free = self.reading.read().get(HOST)
+        if free is None:
+            return True
+        weights = self._estimate_target()
+        opened_bytes = weights.address_bytes if free.counts_files else weights.weights_bytes
+        return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + weights.workspace_bytes
+
+    def limit(self, device: Device) -> Device:
+        """The target's device, limited to the memory that is free on it."""
+        room = self.reading.free.get(self.reading.target_place)
+        if room is None:
+            return device
+        return limit_arena(device, arena_bytes(self._estimate_target(), room.free_bytes))
+
+    def _estimate_target(self) -> MemoryEstimate:
+        manifest = self.target.manifest
+        return estimate_memory(manifest, self.size, manifest.context_length)
+
+
+def fit_memory(
+    stated: ModelFolder,
+    size: WeightsSize,
+    reading: MemoryReading,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
+) -> MemoryFit:
+    """Shorten a target's context to the memory that is free.
+
+    Args:
+        size: Of the target's weights.
+
+    Raises MemoryExhausted: Not even plain decoding with a short context fits.
+    """
+    place, free_memory = reading.target_place, reading.free
+    fitting = fitting_context(stated.manifest, size, place, free_memory, max_draft_tokens)
+    target = stated._replace(manifest=replace(stated.manifest, context_length=fitting))
+    estimate = estimate_memory(target.manifest, size, max_draft_tokens=max_draft_tokens)
+    require_memory(target.manifest.name, estimate, place, free_memory)
+    needed = bytes_by_place(estimate, place, free_memory)
+    for at, free in free_memory.items():
+        figures = needed.get(at, 0) // 10**6, at, free.free_bytes // 10**6, free.bound
+        _LOG.debug("the model takes about %d MB of %s memory; %d MB are free within %s", *figures)
+    downgrades: tuple[str, ...] = ()
+    if fitting < (whole := stated.manifest.context_length):
+        free_parts = (f"{free.free_bytes >> 20} MiB are free within {free.bound}" for free in free_memory.values())
+        downgrades = (f"the context is {fitting} of {whole} tokens: {'; '.join(free_parts)}",)
+    return MemoryFit(reading=reading, target=target, size=size, needed=needed, downgrades=downgrades)

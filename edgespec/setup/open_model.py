@@ -1,0 +1,348 @@
+"""Reads and opens what a model folder holds: manifest, decoder, tokenizer, chat template."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.head_rows import UNKNOWN
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.errors import ManifestError, UsageError
+from edgespec.manifest import FILE_NAME, Manifest, read_manifest
+from edgespec.memory.estimate import WeightsSize
+from edgespec.runtimes import foreign
+from edgespec.runtimes.device_size import read_device_size
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.heads import open_head
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.parallel import ParallelDecoder
+from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.static_pass import observe_ranges
+from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
+from edgespec.setup import genai
+from edgespec.setup.learned_stats import LearnedStats, read_learned_stats
+from edgespec.system.cancel import Cancel
+from edgespec.system.file_hashes import verify_files
+from edgespec.system.progress import ReportProgress
+from edgespec.text.chat_template import read_template
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.types import Range, Report, TokenIds
+
+
+def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
+    """The token of each row of a model's logits; None where each token has a row. Raises as read_subset does."""
+    return (
+        None if manifest.vocab_subset is None else read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    )
+
+
+def read_subset(path: Path, vocab_size: int) -> TokenIds:
+    """Read the token of each row of the head, [num_rows], ascending.
+
+    Raises ManifestError: The file is not such a list.
+    """
+    try:
+        tokens: TokenIds = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); export the model again") from None
+    except (ValueError, EOFError):  # numpy's advice is to allow pickles
+        raise ManifestError(f"{path} is not a list of tokens; export the model again") from None
+    is_list = tokens.ndim == 1 and tokens.dtype == np.int32 and len(tokens) > 0
+    if not (is_list and (np.diff(tokens) > 0).all() and tokens[0] >= 0 and tokens[-1] < vocab_size):
+        raise ManifestError(f"{path} is not a list of tokens below {vocab_size}; export the model again")
+    return tokens
+
+
+class SubsetDecoder(ForwardingDecoder):
+    """A decoder with logits for some tokens; the others get a logit that is never chosen."""
+
+    def __init__(self, decoder: Decoder, tokens: TokenIds, vocab_size: int) -> None:
+        super().__init__(decoder)
+        self.vocab_size, self._tokens = vocab_size, tokens
+
+    @property
+    def can(self) -> Can:
+        return self._decoder.can._replace(best=False)
+
+    @property
+    def cache(self) -> Cache | None:
+        return self._decoder.cache
+
+    def run(self, given: Pass) -> Rows:
+        rows = self._decoder.run(given)
+        whole = np.full((given.num_rows, self.vocab_size), UNKNOWN, np.float32)
+        whole[:, self._tokens] = rows.logits
+        return rows._replace(logits=whole)
+
+
+# Values do not come to more with a longer past; the first position of a text has the largest of all.
+_LENGTH = 256
+_MOST_TOKENS = 4096
+
+
+def calibration_texts(prompts: Iterable[str], encoder: PromptEncoder) -> list[TokenIds]:
+    """Encode prompts in the chat template, one after the other, cut into texts of up to 256 tokens.
+
+    Raises ConversationError or ModelError: The chat template refuses them, or cannot be rendered.
+    """
+    encoded: list[TokenIds] = []
+    for prompt in prompts:
+        encoded.append(encoder.encode(prompt))
+        if sum(map(len, encoded)) >= _MOST_TOKENS:
+            break
+    tokens = np.concatenate(encoded)[:_MOST_TOKENS]
+    length = min(_LENGTH, encoder.context_length)
+    return [tokens[start : start + length] for start in range(0, len(tokens), length)]
+
+
+Opened = TypeVar("Opened")
+_SIGNAL_S = 0.2
+
+
+class ModelFolder(NamedTuple):
+    """A model folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+    """Read the manifest of a folder that edgespec or ONNX Runtime GenAI has built."""
+    if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
+        return read_manifest(folder)
+    report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
+    return foreign.inspect(folder, genai.read_genai(folder))
+
+
+def weights_bytes(model: ModelFolder) -> int:
+    """Size of the weights file, or of a graph that holds them; of a graph of fewer layers their share."""
+    folder, manifest = model
+    weights = folder / manifest.weights
+    size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
+    if manifest.head is not None:
+        return size
+    whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
+    return size * manifest.kv_cache.num_layers // whole
+
+
+def weights_size(model: ModelFolder) -> WeightsSize:
+    """Size of the weights in the file, and on a device if the folder was exported for one with its own memory."""
+    file_bytes = weights_bytes(model)
+    if model.manifest.form != "gpu":
+        return WeightsSize(file_bytes, file_bytes)
+    return WeightsSize(file_bytes, *read_device_size(model.folder / model.manifest.graph))
+
+
+def known_stats(target: ModelFolder, report: Report = lambda line: None) -> LearnedStats:
+    """What was learned of a target; nothing in a folder of another program, which is never written."""
+    return read_learned_stats(target.folder, report) if target.manifest.is_ours else LearnedStats()
+
+
+def read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of a model folder; raises ManifestError as Tokenizer does."""
+    return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+
+
+def read_chat_template(model: ModelFolder) -> str | None:
+    """The chat template of a model folder; None where it has none."""
+    folder, manifest = model
+    if manifest.source.format == genai.FORMAT:
+        return genai.chat_template(folder)
+    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
+
+
+def open_model(
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    shares_cores: bool,
+    *,
+    has_trees: bool = False,
+    hidden_layers: tuple[int, ...] = (),
+    is_verified: bool = False,
+    cancel: Cancel | None = None,
+    progress: ReportProgress = lambda progress: None,
+) -> Decoder:
+    """Load the graph while another thread hashes its files; a wrong hash is raised before any other error.
+
+    Ctrl-C ends both at once.
+
+    Args:
+        hidden_layers: Layers whose hidden states the decoder keeps.
+        is_verified: Its files were hashed a moment ago, and are not hashed again.
+        progress: Takes how much of its files is hashed, from another thread.
+
+    Raises Cancelled: The loading was cancelled.
+    """
+    folder, manifest = model
+    cancel = cancel or Cancel()
+    open_graph: Callable[[], Decoder] = partial(
+        _decoder_class(manifest, deterministic, has_trees=has_trees),
+        folder,
+        manifest,
+        device,
+        num_threads=num_threads,
+        deterministic=deterministic,
+        shares_cores=shares_cores,
+        hidden_layers=hidden_layers,
+        cancel=cancel,
+    )
+    decoder = _open_verified(model, open_graph, cancel, progress, is_verified=is_verified)
+    if not manifest.files:  # no hash vouches for the graph
+        foreign.probe(decoder)
+    elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
+        foreign.probe(decoder, foreign.OWN)
+    return decoder
+
+
+def _open_verified(
+    model: ModelFolder,
+    open_graph: Callable[[], Opened],
+    cancel: Cancel,
+    progress: ReportProgress = lambda progress: None,
+    *,
+    is_verified: bool = False,
+) -> Opened:
+    """What open_graph opens while another thread hashes the files of a folder."""
+    folder, manifest = model
+    hashed = {} if is_verified else manifest.files
+    with ThreadPoolExecutor(2, "edgespec opening") as pool:
+        try:
+            verifying = pool.submit(verify_files, folder, hashed, manifest.name, cancel, progress)
+            opening = pool.submit(open_graph)
+            # Python handles a signal that comes just as a wait begins only when that wait ends.
+            while not (verifying.done() and opening.done()):
+                wait([opening], _SIGNAL_S)
+                wait([verifying], _SIGNAL_S)
+        except BaseException:  # Ctrl-C, which only this thread receives
+            cancel.set()
+            raise
+    verifying.result()
+    return opening.result()
+
+
+def self_drafter(manifest: Manifest) -> Manifest:
+    """The manifest of the graph of fewer layers that lies in the model's own folder."""
+    drafter = manifest.self_drafter
+    if drafter is None:
+        raise UsageError(
+            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
+        )
+    return replace(
+        manifest,
+        name=f"{len(drafter.layers)} layers of {manifest.name}",
+        graph=drafter.graph,
+        tree_graph=None,
+        signature=replace(manifest.signature, best=None),
+        kv_cache=replace(manifest.kv_cache, num_layers=len(drafter.layers)),
+        vocab_subset=drafter.vocab_subset,
+        hidden_layers=(),
+    )
+
+
+def open_drafter(
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool = False,
+    *,
+    has_trees: bool = False,
+    hidden_states: HiddenStates | None = None,
+    cancel: Cancel | None = None,
+) -> Decoder:
+    """Open a drafter over its own vocabulary.
+
+    Args:
+        hidden_states: Those that the target's decoder keeps, for a drafting head.
+
+    Raises:
+        Cancelled: The loading was cancelled.
+        ModelError: A drafting head is for hidden states of another size.
+        UsageError: Trees are wanted of a drafter that runs none.
+    """
+    folder, manifest = model
+    if manifest.head is not None:
+        assert hidden_states is not None
+        cancel = cancel or Cancel()
+        open_graph = partial(
+            open_head,
+            folder,
+            manifest,
+            device,
+            hidden_states,
+            find_subset(folder, manifest),
+            has_trees=has_trees,
+            num_threads=num_threads,
+            deterministic=deterministic,
+            shares_cores=True,
+            cancel=cancel,
+        )
+        return _open_verified(model, open_graph, cancel)
+    tokens = find_subset(folder, manifest)
+    if tokens is None:
+        opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+        return opened if manifest.parallel is None else ParallelDecoder(opened, manifest.parallel)
+    if has_trees:
+        raise UsageError(
+            f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
+            "or --schedule pipelined"
+        )
+    trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
+    decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
+    whole = SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    return whole if manifest.parallel is None else ParallelDecoder(whole, manifest.parallel)
+
+
+def require_runtime() -> None:
+    """Raises DeviceUnavailable: ONNX Runtime is missing or does not load."""
+    find_device("auto")
+
+
+def open_with_states(
+    folder: Path, layers: Sequence[int], device: Device | None = None, *, deterministic: bool = False
+) -> OnnxDecoder:
+    """Open a target that keeps the hidden states after some of its layers; on the CPU where no device is given."""
+    return OnnxDecoder(
+        folder,
+        read_manifest(folder),
+        device or find_device("cpu"),
+        hidden_layers=tuple(layers),
+        deterministic=deterministic,
+    )
+
+
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder:
+    """Open a folder that has no manifest file yet, for the check of an export."""
+    return _decoder_class(manifest, deterministic)(
+        folder, manifest, find_device("auto"), deterministic=deterministic
+    )
+
+
+def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Sequence[str]) -> dict[str, Range]:
+    """Measure the ranges of a static graph's values over prompts, for its export in w8a16.
+
+    Raises UsageError: The prompts are too short for one pass.
+    """
+    template = read_chat_template(ModelFolder(folder, manifest))
+    with closing(PromptEncoder(manifest, read_tokenizer(folder, manifest), template)) as encoder:
+        texts = calibration_texts(prompts, encoder)
+    if not any(len(text) >= manifest.prefill_tokens for text in texts):
+        raise UsageError(
+            f"the prompts of --calibration have {sum(map(len, texts))} tokens together, and at least "
+            f"{manifest.prefill_tokens} are needed; give longer ones"
+        )
+    return observe_ranges(graph, manifest, texts)
+
+
+def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool = False) -> Callable[..., Decoder]:
+    if has_trees:
+        return OnnxBranchDecoder if deterministic else OnnxTreeDecoder
+    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder

@@ -1,0 +1,152 @@
+"""A repository of the hub: its id, its files, and which of them a model needs. Knows no networks and disks."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from edgespec.errors import ModelError
+from edgespec.system.split_files import part_names, whole_name
+from edgespec.system.units import format_bytes
+
+_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/[a-zA-Z0-9_][\w.-]*)(?::([\w.+/-]+))?", re.ASCII)
+_MAX_ID = 96
+_FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".jinja", ".onnx", ".bin", ".pt", ".zip")
+
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_ADAPTER = "adapter_model.safetensors"  # low-rank changes of another repository's model
+_TEXTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "modules.json",  # of sentence-transformers, for embeddings
+    "1_Pooling/config.json",
+)
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A repository and, where it holds several GGUF files, the choice: a file name or a tag like Q4_K_M."""
+
+    repository: str
+    choice: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder; unique, since a repository never has two hyphens in a row."""
+        return "--".join([self.repository, *([self.choice] if self.choice else [])]).replace("/", "--")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """A file as its commit lists it; digest is a SHA-256, or the id of a git blob for small ones."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """The files of a repository at one commit."""
+
+    repository: str
+    sha: str
+    license: str | None
+    files: tuple[RemoteFile, ...]
+
+    def find(self, name: str) -> RemoteFile | None:
+        return next((file for file in self.files if file.name == name), None)
+
+
+def parse_hub_id(text: str) -> HubId | None:
+    """Parse `org/name`, `org/name:Q4_K_M` or `org/name:file.gguf`; None for any other text."""
+    match = _ID.fullmatch(text)
+    if not match or len(match[1]) > _MAX_ID or "--" in match[1] or ".." in match[1]:
+        return None
+    return None if match[1].lower().endswith(_FILE_ENDINGS) else HubId(match[1], match[2])
+
+
+def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
+    """The files that a model needs; for sharded safetensors the index, which names the shards.
+
+    Raises ModelError: there is nothing that can be exported, or the choice fits no file or several.
+    """
+    models = _gguf_models(commit)
+    if choice is not None:
+        return _choose_gguf(commit, models, choice)
+    if weights := commit.find(INDEX) or commit.find(_SINGLE):
+        return [*(file for name in _TEXTS if (file := commit.find(name))), weights]
+    if len(models) == 1:
+        return _require_whole(commit, next(iter(models.values())))
+    named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    if len(named) == 1 and not models and named[0].name != _ADAPTER:  # a drafting head may have its own name
+        return [*(file for name in _TEXTS if (file := commit.find(name))), *named]
+    if models:
+        raise ModelError(
+            f"{commit.repository} holds {len(models)} GGUF models; name one as in "
+            f"{commit.repository}:{PurePosixPath(next(iter(models))).name}. {_list_sizes(models)}"
+        )
+    raise ModelError(
+        f"{commit.repository} holds no model.safetensors and no .gguf file; weights in other formats (.bin, .pt) "
+        "are not fetched, since loading them runs code"
+    )
+
+
+def _gguf_models(commit: Commit) -> dict[str, list[RemoteFile]]:
+    """GGUF files by name; a split file has the name of the whole, and all its parts."""
+    models: dict[str, list[RemoteFile]] = {}
+    for file in sorted(commit.files, key=lambda file: file.name):
+        name = PurePosixPath(file.name)
+        if name.suffix == ".gguf" and not name.name.startswith("mmproj"):  # a part of a vision model
+            models.setdefault(str(name.with_name(whole_name(name.name))), []).append(file)
+    return models
+
+
+def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: str) -> list[RemoteFile]:
+    named = PurePosixPath(choice)
+    by_name = str(named.with_name(whole_name(named.name))) if named.name else choice
+    tag = re.compile(rf"(.*[-._/])?{re.escape(choice)}\.gguf", re.IGNORECASE)
+    found = [name for name in models if name == by_name] or [name for name in models if tag.fullmatch(name)]
+    if len(found) > 1:
+        few = {name: models[name] for name in found}
+        raise ModelError(
+            f"'{choice}' fits {len(found)} files of {commit.repository}; name one. {_list_sizes(few)}"
+        )
+    if not found:
+        raise ModelError(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")
+    return _require_whole(commit, models[found[0]])
+
+
+def _require_whole(commit: Commit, files: list[RemoteFile]) -> list[RemoteFile]:
+    first = PurePosixPath(files[0].name)
+    if missing := {str(first.with_name(part)) for part in part_names(first.name)} - {file.name for file in files}:
+        raise ModelError(
+            f"{commit.repository} lacks {min(missing)}, a part of one model with {first}; choose another file"
+        )
+    return files
+
+
+def _list_sizes(models: dict[str, list[RemoteFile]]) -> str:
+    sizes = (f"{name} ({format_bytes(sum(file.bytes for file in files))})" for name, files in models.items())
+    return f"It has {', '.join(sizes)}" if models else "It has none"
+
+
+def shard_files(commit: Commit, index: str) -> list[RemoteFile]:
+    """The files that an index names. Raises ModelError: one is not a safetensors file of the commit."""
+    try:
+        names = sorted(set(json.loads(index)["weight_map"].values()))
+        files = {name: commit.find(name) for name in names if name.endswith(".safetensors")}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"the index of {commit.repository} is damaged ({error}); choose another revision"
+        ) from None
+    if missing := [name for name in names if files.get(name) is None]:
+        raise ModelError(
+            f"the index of {commit.repository} names '{missing[0]}', which is not a safetensors file of the "
+            "repository; choose another revision"
+        )
+    return [file for file in files.values() if file]

@@ -1,0 +1,120 @@
+"""Whether one text comes out of a target on a device whatever drafts: proved once, and kept in its folder.
+
+Deterministic mode rests on rows of logits that do not depend on how a text is cut into passes. Which kernels keep
+that is a matter of the device, the version of ONNX Runtime, the processor and the model.
+"""
+
+import logging
+from dataclasses import replace
+
+from edgespec.decoding.decoder import Decoder
+from edgespec.errors import DeviceUnavailable, MemoryExhausted
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
+from edgespec.setup.device_choice import Placement
+from edgespec.setup.open_model import ModelFolder
+from edgespec.system.console import show_progress
+from edgespec.types import Report
+
+_QUIET_S = 2.0  # a check that took longer is reported
+_log = logging.getLogger(__name__)
+
+
+class RowsDiffer(Exception):
+    """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
+
+
+def expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof: RowProof | None) -> bool:
+    """True if a target is opened in deterministic mode: as asked, or unless it is known not to hold on its device.
+
+    A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
+    so that these have the mode only if asked. A vector of a text is read in one way alone.
+    """
+    if asked is not None:
+        return asked
+    manifest = target.manifest
+    if manifest.kv_cache.form == "static" or device.is_software or manifest.pooling:
+        return False
+    return proof is None or proof.holds
+
+
+def settle_placement(target: ModelFolder, placement: Placement) -> Placement:
+    """The placement with the mode in which load() opens a target there unless it is asked for another one."""
+    has_rows = expects_rows(None, target, placement.device, known_proof(target, placement))
+    return replace(placement, deterministic=has_rows)
+
+
+def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
+    """What was found of a target in an earlier session; None where nothing was."""
+    return read_row_proof(target.folder, _key(target, placement))
+
+
+def settle_rows(
+    target: ModelFolder,
+    decoder: Decoder,
+    placement: Placement,
+    asked: bool | None,
+    known: RowProof | None,
+    report: Report,
+) -> None:
+    """Prove what an open target of a placement promises, unless that is known.
+
+    A line tells where deterministic mode would be the default and does not hold.
+
+    Raises:
+        DeviceUnavailable: A user asks for it where it does not hold.
+        MemoryExhausted: A user asks for it, and there is no memory to prove it.
+        RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
+    """
+    if placement.deterministic:
+        try:
+            proof = known or _prove(target, decoder, placement, report)
+        except MemoryExhausted:
+            if asked is None:
+                raise RowsDiffer from None
+            raise
+        if not proof.holds:
+            raise RowsDiffer if asked is None else _refusal(target, placement, proof)
+    elif asked is None and not placement.exact and not target.manifest.pooling:
+        because = f" ({known.reason})" if known and not known.num_rows else ""
+        report(
+            f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
+            f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a "
+            "cost in speed"
+        )
+
+
+def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
+    """Prove whether deterministic mode holds for an open target, and store what was found in its folder."""
+    show_progress("checking whether the text depends on drafts on this machine")
+    try:
+        proof = prove_rows(decoder, target.manifest)
+    finally:
+        show_progress("")
+    if target.manifest.is_ours:
+        write_row_proof(target.folder, _key(target, placement), proof, report)
+    if proof.seconds > _QUIET_S:
+        verdict = "does not depend" if proof.holds else "can depend"
+        _log.info(
+            "checked in %.0f s whether the text of %s depends on drafts on '%s': it %s on them",
+            proof.seconds,
+            target.manifest.name,
+            placement.device.name,
+            verdict,
+        )
+    return proof
+
+
+def _refusal(target: ModelFolder, placement: Placement, proof: RowProof) -> DeviceUnavailable:
+    """The error for a user who asks for deterministic mode where it does not hold."""
+    name, model = placement.device.name, target.manifest.name
+    elsewhere = "" if name == "cpu" else ", or run it with --device cpu"
+    return DeviceUnavailable(
+        f"--deterministic does not hold for {model} on '{name}': {proof.reason}. Leave it out; --exact gives the "
+        f"greedy text of plain decoding there{elsewhere}",
+        device=name,
+    )
+
+
+def _key(target: ModelFolder, placement: Placement) -> str:
+    return proof_key(target.manifest, placement.device, placement.num_threads)

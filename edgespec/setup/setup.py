@@ -1,0 +1,270 @@
+"""What is opened, where and how: one value, decided from what was found. Opens nothing and reads no file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.config.drafter_names import TEXT, DrafterNames
+from edgespec.draft import draft_model
+from edgespec.draft.costs import PassCosts
+from edgespec.draft.lookahead import SMALLEST, Window, best_window
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+from edgespec.memory.estimate import WeightsSize
+from edgespec.runtimes.row_proofs import RowProof
+from edgespec.runtimes.tree import can_run_trees, tree_manifest
+from edgespec.setup.device_choice import Placement, require_form, require_together
+from edgespec.setup.head_target import layers_read
+from edgespec.setup.home import ModelHome
+from edgespec.setup.learned_stats import LearnedStats
+from edgespec.setup.measured_placements import choose_schedule, choose_threads
+from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
+from edgespec.setup.open_model import ModelFolder, known_stats, weights_size
+from edgespec.setup.plan_option import Schedule
+from edgespec.setup.resolve import NamedDrafter, Resolved
+from edgespec.setup.wish import Wish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What is known of a target on this machine.
+
+    known: What was learned of it. damage: Lines that say why its file cannot be used.
+    size: Of its weights. memory: What is free where its devices have their memory.
+    """
+
+    known: LearnedStats
+    damage: Sequence[str] = ()
+    size: WeightsSize
+    memory: MemoryReading
+
+
+def read_tables(wish: Wish, found: Resolved) -> Tables:
+    """What the folder of a target and this machine tell."""
+    damage: list[str] = []
+    return Tables(
+        known=known_stats(found.target, damage.append),
+        damage=damage,
+        size=weights_size(found.target),
+        memory=read_memory(found.placement, found.free, wish.report),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Models of which each drafts for the one before it, the first for the target."""
+
+    target: ModelFolder
+    models: tuple[ModelFolder, ...]  # at least one
+    text: str | None  # the text drafter of the last model, if any
+    placement: Placement
+    is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
+    schedule: Schedule
+    has_trees: bool = False  # the target's rows are so cheap that trees of drafts may pay
+
+    def shortened(self, num_models: int) -> "Chain":
+        """The chain without its first num_models."""
+        return replace(self, models=self.models[num_models:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The whole answer to what is opened, where and how.
+
+    target: With the context that the user wants. memory.target has the one that fits.
+    drafters: Drafter models. unused: That of a pair whose check says that it does not pay.
+    texts: Names of drafters that draft from the text; window: Of lookahead, if it is among them.
+    placement: Devices, threads, and the guarantee: deterministic, exact or neither.
+    proof: That deterministic mode holds; None where it is still to be proved.
+    hidden_layers: Layers of the target whose hidden states it keeps.
+    has_trees: Whether the target runs trees.
+    num_parallel: How many answers are made at once.
+    notes: Lines for the user, before anything is opened.
+    downgrades: What is not as it was asked for, with the reasons; the figures of answers report them too.
+    """
+
+    wish: Wish
+    home: ModelHome
+    target: ModelFolder
+    drafters: tuple[Chain, ...]
+    unused: NamedDrafter | None
+    texts: frozenset[str]
+    window: Window | None
+    placement: Placement
+    proof: RowProof | None
+    known: LearnedStats
+    damage: Sequence[str]
+    memory: MemoryFit
+    hidden_layers: tuple[int, ...]
+    has_trees: bool
+    num_parallel: int
+    notes: tuple[str, ...]
+    downgrades: tuple[str, ...]
+
+    @property
+    def models(self) -> list[ModelFolder]:
+        """The drafter models."""
+        return [model for chain in self.drafters for model in chain.models]
+
+    @property
+    def drafts_trees(self) -> bool:
+        """True if trees of a drafter model's guesses may be worth their rows."""
+        return any(chain.has_trees for chain in self.drafters)
+
+
+def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
+    """Decide on threads, schedule, context and memory of models whose folders and devices were found.
+
+    Raises:
+        DeviceUnavailable: A device does not run what is to run on it.
+        ManifestError: Lookahead is named and the target cannot run trees.
+        MemoryExhausted: The target does not fit.
+        UsageError: Options contradict what was found.
+    """
+    known, placement = tables.known, found.placement
+    if wish.chooses_threads and len(found.drafters) == 1:
+        placement = choose_threads(found.target.manifest, found.drafters[0].models[0].manifest, placement, known)
+    _require_possible(found, placement)
+    target = _limit_context(found.target, wish.context)
+    has_trees = bool(found.drafters) and _may_draft_trees(wish, target.manifest, placement, known)
+    chains = [_chain(wish, target, drafter, placement, known, has_trees) for drafter in found.drafters]
+    window = lookahead_window(found.names, wish.length, target.manifest, placement, known)
+    fit = fit_memory(target, tables.size, tables.memory, wish.max_draft_tokens)
+    num_parallel = fit.fitting_caches(wish.max_answers)
+    layers = layers_read(model.manifest for chain in chains for model in chain.models)
+    return Setup(
+        wish=wish,
+        home=found.home,
+        target=target,
+        drafters=tuple(chains),
+        unused=found.unused,
+        texts=_texts(found.names, window),
+        window=window,
+        placement=placement,
+        proof=found.proof,
+        known=known,
+        damage=tables.damage,
+        memory=fit,
+        hidden_layers=layers or target.manifest.pooled_layers,
+        has_trees=has_trees or window is not None,
+        num_parallel=num_parallel,
+        notes=(*_serial_notes(wish.when, [chain.schedule for chain in chains]), *tables.memory.unknown),
+        downgrades=(*found.downgrades, *fit.downgrades, *_fewer_answers(wish.max_parallel, num_parallel)),
+    )
+
+
+def lookahead_window(
+    names: DrafterNames, length: int | None, target: Manifest, placement: Placement, known: LearnedStats
+) -> Window | None:
+    """The window of lookahead decoding, if a user asks for it or it pays by the passes measured on this machine.
+
+    It never pays where passes run no trees: in deterministic mode each branch has a pass of its own.
+
+    Args:
+        length: Tokens of a draft, if fixed.
+
+    Raises ManifestError: A user asks for it and the target cannot run trees.
+    """
+    if "lookahead" in names.simple:
+        tree_manifest(target, placement.device)
+    elif (
+        "auto" not in names.simple
+        or length is not None
+        or not can_run_trees(target, placement.device)
+        or placement.deterministic
+        or placement.exact
+    ):
+        return None
+    ratios = known.ratios.get(placement.machine)
+    window = best_window(PassCosts(dict(ratios)), known.chances) if ratios else None
+    if "lookahead" not in names.simple:
+        return window
+    window = window or SMALLEST
+    return window.with_guesses_of(length) if length else window
+
+
+def _texts(names: DrafterNames, window: Window | None) -> frozenset[str]:
+    """Names of the drafters that draft from the text."""
+    repeated = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
+    return frozenset(repeated | ({"lookahead"} if window else set()))
+
+
+def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: LearnedStats) -> bool:
+    """Whether trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
+
+    In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
+    """
+    if placement.deterministic or placement.exact or wish.length is not None:
+        return False
+    if wish.acceptance != "equality" or not can_run_trees(target, placement.device):
+        return False
+    return draft_model.may_pay(known.ratios.get(placement.machine, {}))
+
+
+def _chain(
+    wish: Wish,
+    target: ModelFolder,
+    drafter: NamedDrafter,
+    placement: Placement,
+    known: LearnedStats,
+    has_trees: bool,
+) -> Chain:
+    first = drafter.models[0].manifest
+    # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
+    # unless their length is fixed, on when drafts are ready.
+    is_reproducible = placement.deterministic and wish.acceptance == "rejection" and wish.length is not None
+    schedule = choose_schedule(wish.when, target.manifest, first, placement, known)
+    # What a head draws ahead depends on which hidden states the target has given by then.
+    is_bound = is_reproducible and first.head is not None
+    return Chain(
+        target=target,
+        models=drafter.models,
+        text=drafter.text,
+        placement=placement,
+        is_reproducible=is_reproducible,
+        schedule="serial" if is_bound else schedule,
+        has_trees=has_trees,
+    )
+
+
+def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
+    """A line where an overlapping schedule was asked for and is not used; schedules: Those of drafter models."""
+    if asked not in ("pipelined", "hedged"):
+        return
+    if not schedules:
+        yield f"--schedule {asked} has no effect: no drafter model runs; name one with --drafter MODEL"
+    elif "serial" in schedules:
+        yield (
+            f"the schedule is serial, not {asked}: what a drafting head drafts ahead depends on time, and "
+            "--acceptance rejection with a fixed --draft-length has one text only if it does not"
+        )
+
+
+def _fewer_answers(asked: int | None, num_parallel: int) -> Iterator[str]:
+    if asked is not None and num_parallel < asked:
+        yield f"{num_parallel} of {asked} answers are made at once: memory has no space for more KV caches"
+
+
+def _limit_context(target: ModelFolder, context: int | None) -> ModelFolder:
+    """The target with the context that the user wants. Raises UsageError: The model has a shorter one."""
+    manifest = target.manifest
+    if context is None:
+        return target
+    if context > manifest.context_length:
+        raise UsageError(
+            f"context is {context}, but {manifest.name} has a context of {manifest.context_length} tokens; give "
+            "at most that"
+        )
+    return target._replace(manifest=replace(manifest, context_length=context))
+
+
+def _require_possible(found: Resolved, placement: Placement) -> None:
+    """Raises DeviceUnavailable or UsageError: A device does not run what is to run on it."""
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(found.drafters))
+    require_form(found.target, placement.device)
+    for model in [model for drafter in found.drafters for model in drafter.models]:
+        require_form(model, placement.drafter_device)
+    if placement.decides_near_ties and "lookahead" in found.names.simple:
+        raise UsageError(
+            f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
+            "where deterministic mode is off; leave out one of them"
+        )

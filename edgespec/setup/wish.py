@@ -1,0 +1,164 @@
+"""All that a caller of load() asks for: each option once, with its default and its check."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args
+
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
+from edgespec.config.options import MAX_ANSWERS
+from edgespec.draft.learned_file import require_domain
+from edgespec.draft.limits import MAX_FIXED_TOKENS
+from edgespec.errors import UsageError
+from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
+from edgespec.setup.measured_placements import ScheduleChoice
+from edgespec.system.progress import ReportProgress
+from edgespec.system.units import parse_bytes
+from edgespec.types import Report
+
+AcceptanceName = Literal["equality", "rejection"]
+_ANSWERS = 4  # that are made at once where nothing is said
+_LEAST_CONTEXT = 16  # tokens; fewer hold no message
+
+_Check = Callable[[str, Any], None]  # takes an option's name and value; raises UsageError: It cannot have it
+
+
+def _is(kind: type | tuple[type, ...], wanted: str) -> _Check:
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+    return check
+
+
+_is_text, _is_switch = _is(str, "a text"), _is(bool, "True or False")
+
+
+def _is_one_of(choice: Any) -> _Check:
+    def check(name: str, value: str) -> None:
+        _is_text(name, value)
+        if value not in get_args(choice):
+            raise UsageError(f"{name} is {value!r}; wanted {' or '.join(get_args(choice))}")
+
+    return check
+
+
+def _is_function(name: str, value: object) -> None:
+    if not callable(value):
+        raise UsageError(f"{name} is {value!r}; wanted a function")
+
+
+def _is_length(name: str, value: int | str) -> None:
+    is_number = type(value) is int or (isinstance(value, str) and value.isdecimal() and len(value) < 10)
+    if value != "auto" and not (is_number and 0 <= int(value) <= MAX_FIXED_TOKENS):
+        raise UsageError(f"draft length is {str(value)[:40]!r}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens")
+
+
+def _are_drafters(name: str, value: str) -> None:
+    _is_text(name, value)
+    parse(value)
+
+
+def _are_threads(name: str, value: int | None) -> None:
+    most = max_threads()
+    if value is not None and not (type(value) is int and 1 <= value <= most):
+        raise UsageError(
+            f"the number of threads is {value!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} for each "
+            "logical core of the processor"
+        )
+
+
+def _are_bytes(name: str, value: int | str | None) -> None:
+    if value is not None:
+        parse_bytes(value)
+
+
+def _are_answers(name: str, value: int | None) -> None:
+    if value is not None and not (type(value) is int and 1 <= value <= MAX_ANSWERS):
+        raise UsageError(f"{name} is {value!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
+
+
+def _is_context(name: str, value: int | None) -> None:
+    if value is not None and not (type(value) is int and value >= _LEAST_CONTEXT):
+        raise UsageError(f"{name} is {value!r}; wanted at least {_LEAST_CONTEXT} tokens, or None")
+
+
+def _is_domain(name: str, value: str | None) -> None:
+    if value is not None:
+        require_domain(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """The arguments of load(), which explains them, checked before any model is looked for.
+
+    Raises UsageError: An option has a value that it cannot have.
+    """
+
+    model: Annotated[str | Path, _is((str, Path), "a text or a path")]
+    drafter: Annotated[str, _are_drafters] = "auto"
+    draft_length: Annotated[int | str, _is_length] = "auto"
+    acceptance: Annotated[AcceptanceName, _is_one_of(AcceptanceName)] = "equality"
+    schedule: Annotated[ScheduleChoice, _is_one_of(ScheduleChoice)] = "auto"
+    device: Annotated[str, _is_text] = "auto"
+    drafter_device: Annotated[str, _is_text] = "auto"
+    num_threads: Annotated[int | None, _are_threads] = None
+    drafter_threads: Annotated[int | None, _are_threads] = None
+    allow_fallback: Annotated[bool, _is_switch] = False
+    deterministic: Annotated[bool | None, _is((bool, NoneType), "True, False or None")] = None
+    exact: Annotated[bool, _is_switch] = False
+    offline: Annotated[bool, _is_switch] = False
+    answer_cache: Annotated[bool, _is_switch] = False
+    learn: Annotated[str | None, _is_domain] = None
+    memory_limit: Annotated[int | str | None, _are_bytes] = None
+    max_parallel: Annotated[int | None, _are_answers] = None
+    context: Annotated[int | None, _is_context] = None
+    home: Annotated[str | Path | None, _is((str, Path, NoneType), "a folder")] = None
+    report: Annotated[Report, _is_function] = lambda line: None
+    progress: Annotated[ReportProgress, _is_function] = lambda progress: None
+
+    def __post_init__(self) -> None:
+        for name, kind in type(self).__annotations__.items():
+            value = getattr(self, name)
+            if name == "model" or value is not getattr(Wish, name):
+                kind.__metadata__[0](name, value)
+        if self.learn is not None and self.acceptance == "rejection":
+            raise UsageError(
+                "learn changes what a head drafts, and with acceptance='rejection' sampled text depends on that; "
+                "leave out one of them"
+            )
+
+    @cached_property
+    def names(self) -> DrafterNames:
+        """The drafters that are named."""
+        return parse(self.drafter)
+
+    @property
+    def length(self) -> int | None:
+        """Tokens a draft; None to measure which length is fastest."""
+        return None if self.draft_length == "auto" else int(self.draft_length)
+
+    @property
+    def when(self) -> ScheduleChoice:
+        """The schedule; drafts of a fixed length are the same each time, also when auto is asked for."""
+        return "serial" if self.schedule == "auto" and self.length is not None else self.schedule
+
+    @property
+    def chooses_threads(self) -> bool:
+        return self.when == "auto" and self.num_threads is None and self.drafter_threads is None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most memory that the process may hold."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    @property
+    def max_answers(self) -> int:
+        """How many answers are made at once if memory allows."""
+        return self.max_parallel or _ANSWERS
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(MAX_DRAFT_TOKENS, self.length or 0)

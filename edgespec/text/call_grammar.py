@@ -1,0 +1,286 @@
+"""The grammar of answers that call tools, from the declaration of a family's format.
+
+In the Lark dialect of llguidance, in which <[7]> is the token 7 and %json a value of a schema.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from edgespec.errors import FormatError, UsageError
+from edgespec.text.formats import CallFormat, JsonBody, NamedBody, TagBody
+from edgespec.text.opening import largest_opening
+from edgespec.text.response_format import ResponseFormat
+from edgespec.text.schema import is_note, prepare_schema
+from edgespec.text.tool import Tool, ToolUse, schema_refusal
+
+# Keywords of texts that are values of JSON, and not of those that stand as they are.
+_TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")
+_ANY_TEXT = "(?s:.*)"
+# The white space that templates put into JSON, from which models learned it, and no other.
+_SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# None, as in answers where no tools are given.
+_COMPACT = {"whitespace_flexible": False}
+# Any white space that is not too much.
+_JSON_GAP = r"[ \t\r\n]{0,9}"
+_SPACED_FREELY = {"whitespace_pattern": r"[ \t\n]{0,20}"}
+_MOST_AROUND = 120  # characters that stand around the name and the arguments of a call
+
+
+def constrained_format(format: CallFormat) -> CallFormat:
+    """The format of calls that a grammar lets through: as templates write them, or without a frame."""
+    return replace(format, frames=format.frames[:1])
+
+
+def call_grammar(
+    use: ToolUse, format: CallFormat, special: Mapping[str, int], text_schema: Mapping[str, Any] | None = None
+) -> ResponseFormat:
+    """A grammar of answers that call tools of use, or may, as their choice has it.
+
+    Args:
+        special: Tokens that a grammar has to name, by their spelling.
+        text_schema: What an answer without calls has to match; None for any text, also before calls.
+
+    Raises UsageError: There is no grammar for the format; ToolError: there is none for the schema of a tool.
+    """
+    for tool in use.possible:
+        _require_usable(tool)
+    longest = max(_most_characters(tool, format) for tool in use.possible)
+    text = largest_opening({"anyOf": [text_schema]}) if text_schema else 0
+    return ResponseFormat("grammar", _Writer(use, format, special).grammar(text_schema), max(longest, text))
+
+
+def _most_characters(tool: Tool, format: CallFormat) -> int:
+    """A bound of the characters of a tool's shortest call."""
+    frame = sum(map(len, (*format.frames[0], *format.outer, format.joint)))
+    return frame + len(tool.name) + _MOST_AROUND + largest_opening({"anyOf": [_closed(tool.parameters)]})
+
+
+class _Writer:
+    def __init__(self, use: ToolUse, format: CallFormat, special: Mapping[str, int]) -> None:
+        self._use, self._format = use, format
+        self._chosen = use.possible
+        self._special = dict(special)
+        names = sorted(special, key=len, reverse=True)
+        self._cut = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+
+    def grammar(self, text_schema: Mapping[str, Any] | None) -> str:
+        chosen = self._chosen
+        rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(chosen)))]
+        for i, tool in enumerate(chosen):
+            with _naming(tool):
+                rules += self._tool_rules(f"tool_{i}", tool)
+        opening = self._format.outer[0] + self._format.frames[0][0]
+        if self._format.is_open:  # the prompt has it
+            rules.append(f"calls: {self._calls('')}")
+            return "\n".join([*self._start_behind(opening, text_schema), *rules, ""])
+        rules.append(f"calls: {self._calls(opening)}")
+        trigger = opening.strip()
+        if trigger and self._literal(trigger)[0] != "<":
+            rules.append(f"rest: {self._calls(opening[len(trigger) :])}")
+        return "\n".join([*self._start(trigger, text_schema), *rules, ""])
+
+    def _calls(self, opening: str) -> str:
+        """One call, or several, behind what opens the first."""
+        begin, end = self._format.frames[0]
+        body, behind = self._format.body, self._literal(self._format.outer[1])
+        if isinstance(body, JsonBody) and body.is_list:
+            several = '(", " tool)*' if self._use.is_parallel else ""
+            return _join(self._literal(opening + "["), "tool", several, self._literal("]" + end), behind)
+        more = _join(self._literal(self._format.joint + begin), "tool", self._literal(end))
+        several = f"({more})*" if self._use.is_parallel else ""
+        return _join(self._literal(opening), "tool", self._literal(end), several, behind)
+
+    def _start(self, trigger: str, text_schema: Mapping[str, Any] | None) -> list[str]:
+        """The rule of the whole answer: calls, or text, or text before calls."""
+        if self._use.choice != "auto":
+            return ["start: calls"]
+        if text_schema is not None:
+            return ["start: calls | text", f"text: {_json(text_schema, _COMPACT)}"]
+        if not trigger:  # calls stand alone, as JSON
+            return ["start: calls | TEXT?", rf"TEXT: /[^{{\[\s]{_ANY_TEXT}/"]
+        bare, text = "", ""
+        rules = []
+        if isinstance(self._format.body, JsonBody) and self._format.is_bare:
+            bare, text = " | bare", f" & ~/{self._bare_head(self._chosen)}{_ANY_TEXT}/"
+            rules = self._bare_rules(self._format.body)
+        if self._literal(trigger)[0] == "<":  # a token, which no text holds
+            return [f"start: TEXT? calls{bare} | TEXT?", f"TEXT: /(?s:.+)/{text}", *rules]
+        return [
+            f"start: before rest{bare} | TEXT?",
+            f"before[lazy]: /{_ANY_TEXT}{_escape(trigger)}/{text}",
+            f"TEXT: {_without(trigger)}{text}",
+            *rules,
+        ]
+
+    def _bare_rules(self, body: JsonBody) -> list[str]:
+        """A call without its frame, which some models write in its place: with any white space, perhaps fenced."""
+        end = "/" + _JSON_GAP.join(["", r"\}", r"\]?", "(```)?", ""]) + "/"
+        rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(self._chosen)))]
+        for i, tool in enumerate(self._chosen):
+            given = _JSON_GAP.join(["", ",", f'"{body.arguments[0]}"', ":", ""])
+            head = f"/{self._bare_head([tool])}{given}/"
+            rules.append(f"bare_{i}: {head} {_json(_closed(tool.parameters), _SPACED_FREELY)} {end}")
+        return rules
+
+    def _bare_head(self, tools: Sequence[Tool]) -> str:
+        """The beginning of a call without a frame, as a regular expression."""
+        assert isinstance(self._format.body, JsonBody)
+        key = self._format.body.names[0]
+        names = "|".join(tool.name for tool in tools)
+        opening = _JSON_GAP.join(["", "(```(json)?)?", r"\[?", r"\{", f'"{key}"', ":", ""])
+        return f'{opening}"({names})"'
+
+    def _start_behind(self, opening: str, text_schema: Mapping[str, Any] | None) -> list[str]:
+        """The first rules where the prompt already ends in what opens a call, or a text with a name."""
+        if self._use.choice != "auto":
+            return ["start: calls"]
+        assert isinstance(self._format.body, NamedBody)
+        name = self._literal(f"{self._format.body.text_name}\n")
+        if text_schema is not None:
+            return ["start: calls | text", f"text: {name} {_json(text_schema, _COMPACT)}"]
+        before = f"before[lazy]: /{_ANY_TEXT}{_escape(opening)}/"
+        return [f"start: calls | {name} before calls | {name} TEXT?", before, f"TEXT: {_without(opening)}"]
+
+    def _tool_rules(self, rule: str, tool: Tool) -> list[str]:
+        body = self._format.body
+        arguments = f"{rule}_arguments"
+        stated = [f"{arguments}: {_json(_closed(tool.parameters))}"]
+        match body:
+            case JsonBody(is_keyed=True):
+                parts = [self._literal(f'{{"{tool.name}": '), arguments, self._literal("}")]
+            case JsonBody():
+                name, given = body.names[0], body.arguments[0]
+                begin = f'{{"{name}": "{tool.name}", "{given}": '
+                parts = [self._literal(begin), arguments, self._literal("}")]
+            case NamedBody():
+                before = body.before[0] if body.before else ""
+                parts = [self._literal(before + tool.name + body.between[0]), arguments, self._literal(body.after)]
+            case TagBody():
+                return self._tag_rules(rule, tool, body)
+            case _:
+                raise UsageError(
+                    f"tool_choice and strict need a grammar, and there is none for calls of the form "
+                    f"'{self._format.name}'; say auto, and leave strict out"
+                )
+        return [f"{rule}: {_join(*parts)}", *stated]
+
+    def _tag_rules(self, rule: str, tool: Tool, body: TagBody) -> list[str]:
+        """Arguments in the order of the schema, each between its tags."""
+        schema = _closed(tool.parameters)
+        required, parts, rules = schema.get("required", ()), [], []
+        for i, (key, inner) in enumerate(schema["properties"].items()):
+            value = f"{rule}_{i}"
+            kind = inner.get("type") if isinstance(inner, Mapping) else None
+            begin = body.opening(key, is_text=kind == "string")
+            if kind == "string" and ("enum" in inner or "const" in inner):
+                end = self._literal(body.space + body.value_end)
+                texts = [inner["const"]] if "const" in inner else inner["enum"]
+                texts = [each for each in texts if isinstance(each, str) and body.value_end not in each]
+                if not texts:
+                    raise schema_refusal(
+                        tool,
+                        f"no text is left for its argument '{key}' that may stand between tags: one must not hold "
+                        f"{body.value_end}; give others",
+                    )
+                words = " | ".join(self._literal(each) or '""' for each in texts)
+                rules.append(f"{value}: ({words}) {end}")
+            elif kind == "string":
+                _require_held(inner, tool, key)
+                end = _escape(body.space + body.value_end)
+                rules.append(f"{value}[lazy]: " + " & ".join(f"/{each}{end}/" for each in _texts(inner)))
+            else:
+                shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+                stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
+                rules.append(f"{value}: {_json(stated)} {self._literal(body.space + body.value_end)}")
+            part = _join(self._literal(begin), value, self._literal("\n"))
+            parts.append(part if key in required else f"({part})?")
+        head = self._literal(body.begin + tool.name + body.name_end + "\n")
+        return [f"{rule}: {_join(head, *parts, self._literal(body.end))}", *rules]
+
+    def _literal(self, text: str) -> str:
+        """A text as it has to stand, with special tokens where it spells them."""
+        pieces = self._cut.split(text) if self._cut else [text]
+        return _join(
+            *(
+                f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
+                for piece in pieces
+                if piece
+            )
+        )
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str]:
+    """Regular expressions of a text, which has to match all of them."""
+    found = []
+    if "minLength" in schema or "maxLength" in schema:
+        found.append(f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})")
+    if isinstance(pattern := schema.get("pattern"), str):
+        # A search, as in JSON schemas; of what stands between anchors all.
+        before, behind = (_ANY_TEXT if not pattern.startswith("^") else ""), _ANY_TEXT
+        pattern = pattern.removeprefix("^")
+        if re.search(r"(?<!\\)(\\\\)*\$\Z", pattern):
+            pattern, behind = pattern[:-1], ""
+        inner = re.sub(r"\\.|/|\n", lambda part: {"/": "\\/", "\n": "\\n"}.get(part[0], part[0]), pattern)
+        found.append(f"{before}({inner}){behind}")
+    return found or [_ANY_TEXT]
+
+
+def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:
+    """Raises ToolError: It bounds a text, which stands as it is, by what no regular expression holds."""
+    bounds = [each for each in _TEXT_BOUNDS if each in schema]
+    if is_note(schema.get("format")):
+        bounds.remove("format")
+    if bounds:
+        raise schema_refusal(
+            tool,
+            f"it bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of calls between tags "
+            "cannot hold; state an enum or a pattern",
+        )
+
+
+def _require_usable(tool: Tool) -> None:
+    """Raises ToolError: Its schema is no JSON, or none that a grammar is made of."""
+    try:
+        json.dumps(dict(tool.parameters), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise schema_refusal(tool, f"it is no JSON ({error})") from None
+    with _naming(tool):
+        prepare_schema(_closed(tool.parameters))
+
+
+@contextmanager
+def _naming(tool: Tool) -> Iterator[None]:
+    """Raises ToolError where the schema of a tool is refused."""
+    try:
+        yield
+    except FormatError as error:
+        raise schema_refusal(tool, str(error)) from None
+
+
+def _join(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str:
+    prepared = prepare_schema(dict(schema))
+    return "%json " + json.dumps({"x-guidance": spaced, **prepared}, ensure_ascii=False)
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose object has no other arguments than are stated, unless it says that it may."""
+    return {"additionalProperties": False, "type": "object", "properties": {}, **parameters}
+
+
+def _without(text: str) -> str:
+    """A terminal: any text in which another one does not occur."""
+    return f"/(?s:.+)/ & ~/{_ANY_TEXT}{_escape(text)}{_ANY_TEXT}/"
+
+
+def _escape(text: str) -> str:
+    """A text as a regular expression."""
+    special = ".+*?()|[]{}^$/\\"
+    return "".join("\\n" if each == "\n" else f"\\{each}" if each in special else each for each in text)

@@ -1,0 +1,213 @@
+"""Finds the calls of tools in an answer while it comes. Pure: the same events however its text is cut.
+
+What is no call is passed on as text: JSON that breaks, unknown names, braces of ordinary text. Only white space
+beside calls is dropped.
+"""
+
+import re
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgespec.text.call_body import CallBodyReader, NoCall
+from edgespec.text.call_events import CallOutput, CallStart, Part, StopSearch
+from edgespec.text.formats import CallFormat
+from edgespec.text.text_reader import EndOfText, Reading, TextReader
+from edgespec.text.tool import Tool, ToolUse
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_FENCE = "```"  # around JSON, as models that were trained on code write it
+
+
+class CallParser:
+    """Text in, text and calls out.
+
+    Arguments are passed on as they come. Where they break, or the answer ends within them, they stay as the model
+    wrote them: no JSON. A parser that holds arguments passes on whole calls alone, and such a call as text.
+    A stop string ends the text, and nothing comes behind it; within calls and their marks it means nothing.
+    """
+
+    def __init__(
+        self,
+        format: CallFormat,
+        tools: Sequence[Tool],
+        *,
+        holds_arguments: bool = False,
+        stop: StopSearch | None = None,
+    ) -> None:
+        self._format = format
+        self._frames = {
+            begin.strip(): (begin.strip(), end.strip()) for begin, end in format.frames if begin.strip()
+        }
+        noise = {text.strip() for text in (*format.noise, *format.outer)} - {""}
+        self._literals = sorted((*self._frames, *noise), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._literals)))
+        self._reader = TextReader()
+        self._output = CallOutput(holds_arguments=holds_arguments, stop=stop)
+        self._bodies = CallBodyReader(self._reader, self._output, {tool.name: tool for tool in tools})
+        self._run = self._read()
+        next(self._run)
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls are complete."""
+        return self._output.num_calls
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a stop string has ended the answer."""
+        return self._output.is_stopped
+
+    def push(self, text: str) -> list[Part]:
+        """Read a piece of the answer."""
+        self._reader.add(text)
+        next(self._run)
+        return self._output.take()
+
+    def flush(self) -> list[Part]:
+        """Give what was held back, when no more text comes."""
+        self._reader.is_over = True
+        for _ in self._run:
+            pass
+        self._output.end_text()
+        return self._output.take()
+
+    def _read(self) -> Reading[None]:
+        try:
+            if self._format.is_open:
+                yield from self._attempt(*next(iter(self._frames.values())), num_read=0)
+            elif self._format.is_bare:
+                yield from self._bare_calls()
+            while True:
+                begin, end = yield from self._find_frame()
+                yield from self._attempt(begin, end, num_read=len(begin))
+        except EndOfText:
+            pass
+
+    def _bare_calls(self) -> Reading[None]:
+        """Calls without a frame, if the answer begins with them."""
+        reader = self._reader
+        reader.mark = 0
+        try:
+            yield from reader.skip_space()
+            character = yield from reader.peek()
+            is_fenced = character == "`" and (yield from reader.take(_FENCE))
+            if is_fenced:
+                yield from reader.take("json")
+                yield from reader.skip_space()
+                character = yield from reader.peek()
+        except EndOfText:
+            character, is_fenced = "", False
+        start, reader.mark = reader.mark, None
+        assert start is not None
+        place, reader.at = reader.at, start
+        if character in ("{", "["):
+            reader.at = place
+            yield from self._attempt("", _FENCE if is_fenced else "", num_read=0, start=start)
+
+    def _find_frame(self) -> Reading[tuple[str, str]]:
+        """Pass on text up to the beginning of a frame, and take that. Raises EndOfText."""
+        reader = self._reader
+        while True:
+            if self._literals and (found := self._pattern.search(reader.text, reader.at)):
+                self._output.add_text(reader.text[reader.at : found.start()])
+                reader.at = found.end()
+                if found[0] in self._frames:
+                    return self._frames[found[0]]
+                self._output.add_noise(found[0])
+                continue
+            num_begun = 0 if reader.is_over else reader.num_begun(self._literals)
+            end = len(reader.text) - num_begun
+            self._output.add_text(reader.text[reader.at : end])
+            reader.at = end
+            if reader.is_over:
+                raise EndOfText
+            yield
+
+    def _attempt(self, begin: str, end: str, *, num_read: int, start: int | None = None) -> Reading[None]:
+        """Read the calls of a frame that has begun; text stays text where there are none."""
+        reader = self._reader
+        start = reader.at - num_read if start is None else start
+        reader.mark = start
+        try:
+            yield from self._frame(begin, end)
+        except (NoCall, EndOfText):
+            if self._output.is_open:
+                yield from self._rest_of_call(end)
+            else:
+                self._output.drop_call()
+                kept = reader.mark
+                reader.at = kept if kept > start else start + num_read  # what was read begins no other call
+                self._output.add_text(reader.text[kept : reader.at])
+        finally:
+            reader.mark = None
+
+    def _frame(self, begin: str, end: str) -> Reading[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        if not (yield from self._bodies.read(self._format.body, begin, end)):
+            return
+        place = reader.at
+        try:
+            yield from reader.skip_space()
+            if end and (yield from reader.take(end)):
+                place = reader.at
+        finally:
+            reader.at = place
+
+    def _rest_of_call(self, end: str) -> Reading[None]:
+        """Pass on the rest of a call that has broken, as it is."""
+        reader = self._reader
+        while not end:
+            self._output.add_arguments(reader.text[reader.at :])
+            reader.at = len(reader.text)
+            if reader.is_over:
+                raise EndOfText
+            yield
+        yield from reader.take_until(end, self._output.add_arguments)
+        self._output.end_call()
+
+
+class CallReader:
+    """Text of an answer in, its text without calls and its calls out, in their order."""
+
+    def __init__(
+        self, use: ToolUse, format: CallFormat, *, holds_arguments: bool, stop: StopSearch | None = None
+    ) -> None:
+        """holds_arguments, stop: As CallParser has them."""
+        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments, stop=stop)
+        self._is_parallel = use.is_parallel
+        self.has_calls = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the answer has all the calls that it may have, or a stop string has ended it."""
+        return self.is_stopped or (not self._is_parallel and self._parser.num_calls > 0)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a stop string has ended the answer."""
+        return self._parser.is_stopped
+
+    def push(self, text: str) -> list[Part]:
+        """Read a piece of the answer."""
+        return self._take(self._parser.push(text))
+
+    def flush(self) -> list[Part]:
+        """Give what was held back, when no more text comes."""
+        return self._take(self._parser.flush())
+
+    def _take(self, found: Sequence[Part]) -> list[Part]:
+        parts: list[Part] = []
+        for part in found:
+            if isinstance(part, CallStart):
+                self.has_calls = True
+                part = replace(part, id=_make_call_id())
+            parts.append(part)
+        return parts
+
+
+def _make_call_id() -> str:
+    """A name for a call that no other has."""
+    return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))

@@ -1,0 +1,209 @@
+"""A conversation as the tokens that a model was trained on; special tokens that a message spells stay text."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgespec.errors import ManifestError
+from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.notations import WrittenCall, describe_tools, write_calls
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool import Tool, ToolCall, is_too_deep
+from edgespec.text.tool_template import Render, ToolTemplate
+from edgespec.types import TokenIds
+
+ROLES = ("system", "user", "assistant")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str  # one of ROLES
+    content: str
+
+
+def read_template(path: Path) -> str:
+    """Raises ManifestError: The file cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}); export the model again") from None
+
+
+Turn = Message | CallMessage | ResultMessage
+
+
+def encode_chat(
+    template: str | None,
+    render: Render,
+    messages: Sequence[Turn],
+    tokenizer: Tokenizer,
+    special: dict[str, str],
+    switches: dict[str, bool] | None = None,
+    tools: Sequence[Tool] = (),
+    find_tool_template: Callable[[], ToolTemplate] = ToolTemplate,
+) -> TokenIds:
+    """Tokens of a conversation up to where the assistant speaks next.
+
+    A model without a template is not a chat model: it continues the contents, joined by blank lines. special has
+    special tokens by the names that templates use: bos_token, eos_token.
+
+    Args:
+        switches: Further names that the template reads, such as enable_thinking.
+        find_tool_template: How the template takes tools; asked where the conversation has some.
+
+    Raises:
+        ConversationError: The template refuses this conversation.
+        ModelError: The template cannot be rendered.
+    """
+    mark = _unused_character([messages, [tool.as_dict() for tool in tools]])
+    spellings = tokenizer.special_tokens
+    has_tools = tools or any(not isinstance(message, Message) for message in messages)
+    how = find_tool_template() if has_tools else ToolTemplate()
+    names = names_for(how, messages, tools, lambda text: _escape(text, spellings, mark))
+    if template is None:
+        text = "\n\n".join(str(message["content"]) for message in names["messages"])
+        return tokenizer.encode(text.replace(mark, ""))
+    text = render(template, **names, add_generation_prompt=True, **special, **(switches or {}))
+    # Cut at the template's own special tokens first; the marks in messages are dropped after that.
+    return tokenizer.encode(text, special=True, ignore=mark)
+
+
+def _unused_character(value: Any) -> str:
+    contents = "".join(_texts(value))
+    private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
+    return next(character for character in private_use if character not in contents)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """All texts within lists, tuples and dicts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, ToolCall):
+        yield value.name + value.arguments
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_texts, [*value, *value.values()]))
+    elif isinstance(value, (list, tuple)):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+def _escape(content: str, special_tokens: Iterable[str], mark: str) -> str:
+    for token in special_tokens:
+        content = content.replace(token, token[0] + mark + token[1:])
+    return content
+
+
+def names_for(
+    how: ToolTemplate, turns: Sequence[Any], tools: Sequence[Tool], escape: Callable[[str], str]
+) -> dict[str, Any]:
+    """The variables messages, and the one that takes the tools.
+
+    Args:
+        turns: Messages, CallMessages and ResultMessages.
+        escape: Keeps special tokens that a text spells from being taken for such.
+    """
+    messages = _messages(how, turns, escape)
+    if not tools:
+        return {"messages": messages}
+    if how.variable is None:
+        described = describe_tools(how.format, [_escape_tool(tool, escape) for tool in tools])
+        return {"messages": _instruct(messages, described, takes_system=how.takes_system)}
+    stated = [_escape_all(tool.as_dict(describes_all=how.describes_all), escape) for tool in tools]
+    if how.variable == "message":
+        if not messages or messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": ""})
+        functions = json.dumps([tool["function"] for tool in stated], ensure_ascii=False)
+        messages[0] = {**messages[0], "tools": functions}
+        return {"messages": messages}
+    return {"messages": messages, how.variable: stated}
+
+
+def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], str]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    tool_of: dict[str, str] = {}
+    for i, turn in enumerate(turns):
+        content = escape(turn.content)
+        if isinstance(turn, CallMessage):
+            tool_of |= {call.id: call.name for call in turn.calls}
+            messages.append(_call_message(how, content, turn.calls, escape))
+        elif not isinstance(turn, ResultMessage):
+            messages.append({"role": turn.role, "content": content})
+        elif how.takes_results:
+            name = turn.name or tool_of.get(turn.call_id, "")
+            call_id = _short(turn.call_id) if how.has_short_ids else turn.call_id
+            messages.append({"role": "tool", "content": content, "tool_call_id": call_id, "name": escape(name)})
+        else:
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            if i and isinstance(turns[i - 1], ResultMessage):  # turns of user and assistant alternate
+                messages[-1]["content"] += "\n" + content
+            else:
+                messages.append({"role": "user", "content": content})
+    return messages
+
+
+def _call_message(
+    how: ToolTemplate, content: str, calls: Sequence[ToolCall], escape: Callable[[str], str]
+) -> dict[str, Any]:
+    if not how.writes_calls or (content and not how.writes_both):
+        written = write_calls(
+            how.format, [WrittenCall(escape(call.name), _escape_all(_arguments(call), escape)) for call in calls]
+        )
+        return {"role": "assistant", "content": content + "\n" + written if content else written}
+    stated = []
+    for call in calls:
+        arguments: Any = _escape_all(_arguments(call), escape)
+        if how.has_text_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": escape(call.name), "arguments": arguments}
+        call_id = _short(call.id) if how.has_short_ids else call.id
+        stated.append({"id": call_id, "type": "function", "function": function})
+    return {"role": "assistant", "content": content or how.empty, "tool_calls": stated}
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments of an earlier call; text that is no object, as one that was cut short, becomes one."""
+    try:
+        found = call.parse()
+    except (ValueError, RecursionError):
+        return {"arguments": call.arguments}
+    return {"arguments": call.arguments} if is_too_deep(found) else found
+
+
+def _instruct(messages: list[dict[str, Any]], text: str, *, takes_system: bool) -> list[dict[str, Any]]:
+    """Messages that begin with what the model is told of its tools."""
+    role = "system" if takes_system else "user"
+    if messages and messages[0]["role"] == role:
+        first = messages[0]
+        parts = [first["content"], text] if takes_system else [text, first["content"]]
+        return [{**first, "content": "\n\n".join(part for part in parts if part)}, *messages[1:]]
+    return [{"role": role, "content": text}, *messages]
+
+
+def _short(call_id: str) -> str:
+    """An id of nine letters or digits."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    return "".join(_DIGITS[number // 62**i % 62] for i in range(9))
+
+
+def _escape_tool(tool: Tool, escape: Callable[[str], str]) -> Tool:
+    return Tool(
+        name=escape(tool.name),
+        description=escape(tool.description),
+        parameters=_escape_all(dict(tool.parameters), escape),
+    )
+
+
+def _escape_all(value: Any, escape: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, dict):
+        return {escape(str(key)): _escape_all(each, escape) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape_all(each, escape) for each in value]
+    return value

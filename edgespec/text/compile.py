@@ -1,0 +1,150 @@
+"""Grammars compiled for one model: from a response format to what follows token by token."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+import llguidance
+
+from edgespec.errors import FormatError
+from edgespec.system.threads import run_with_stack
+from edgespec.text.closing import Closer, ClosingTokens
+from edgespec.text.endings import endings_of, schemas_in
+from edgespec.text.opening import largest_opening
+from edgespec.text.response_format import ResponseFormat
+from edgespec.text.schema import subschemas
+from edgespec.text.vocabulary import GrammarVocabulary, first_words
+from edgespec.text.work_bounds import require_bounded
+
+# No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
+_JSON_OPTIONS: Any = {"whitespace_flexible": False}
+# The library follows a schema's references by recursion, and ends the process where its stack ends: in 8 MB behind
+# some 900 of them. 131,072 characters hold no more than 13,000.
+_STACK_BYTES = 256 << 20
+_MAX_SYMBOLS = 200_000
+_MAX_ITEMS = 20_000  # of the parser at one place; 4 for each optional property of an object
+_MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
+_LOCATED_S = 2.0  # for which they are tried
+_MAX_COMPILED = 32  # grammars that are kept for later answers
+_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
+_KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
+
+
+class CompiledGrammar:
+    """A grammar over the tokens of one model.
+
+    kind: That of its ResponseFormat.
+    largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
+    """
+
+    def __init__(
+        self, kind: str, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int
+    ) -> None:
+        self.kind, self._matcher = kind, matcher
+        self.vocabulary, self.closer, self.largest_opening = vocabulary, closer, largest_opening
+
+    def start(self) -> Any:
+        """A matcher at the beginning of a text, for one thread."""
+        return self._matcher.deep_copy()
+
+
+class GrammarCompiler:
+    """Compiles formats for one model, and keeps those used last. Any thread may call it."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
+        """Raises FormatError: The tokenizer cannot be used."""
+        self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
+        self._closing_tokens = ClosingTokens(self._vocabulary)
+        self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
+        self._lock = Lock()
+
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """The tokens, by their spelling, that a grammar has to name because no text matches them."""
+        return self._vocabulary.special_among(tokens)
+
+    def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
+        """Raises FormatError: The grammar is wrong, or more than is worked on."""
+        with self._lock:
+            if wanted in self._compiled:
+                self._compiled.move_to_end(wanted)
+                return self._compiled[wanted]
+        require_bounded(wanted)
+        made = run_with_stack(lambda: self._compile(wanted), _STACK_BYTES)
+        with self._lock:
+            self._compiled[wanted] = made
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def find_fault(self, wanted: ResponseFormat) -> str | None:
+        """Why a format cannot be used, and where in it; None where it can."""
+        try:
+            require_bounded(wanted)
+        except FormatError as error:
+            return str(error)
+        return run_with_stack(lambda: self._fault(wanted, self._matcher(wanted)), _STACK_BYTES)
+
+    def _fault(self, wanted: ResponseFormat, matcher: Any) -> str | None:
+        if not isinstance(matcher, str) and not matcher.is_error():
+            return None
+        reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
+        return f"{reason}{self._place(wanted, reason)}"
+
+    def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
+        matcher = self._matcher(wanted)
+        if (fault := self._fault(wanted, matcher)) is not None:
+            raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {fault}")
+        if wanted.kind == "json_schema":
+            opening = largest_opening(json.loads(wanted.source))
+        elif wanted.opening is not None:
+            opening = wanted.opening
+        else:  # a token may begin a whole value of a schema in it
+            schemas = schemas_in(wanted.source)
+            opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
+        closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
+        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
+
+    def _matcher(self, wanted: ResponseFormat) -> Any:
+        """The library's matcher, or what it said of a source that it does not even read."""
+        limits = llguidance.LLParserLimits(
+            max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS, verbose_errors=False
+        )
+        try:
+            grammar = _library_grammar(wanted)
+            return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        except BaseException as error:  # a panic of the library is no Exception
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
+            return first_words(str(error))
+
+    def _place(self, wanted: ResponseFormat, reason: str) -> str:
+        """Where in a schema the first innermost part is that is refused for the same reason."""
+        if wanted.kind != "json_schema":
+            return ""
+        schema, place = json.loads(wanted.source), "#"
+        named = {
+            key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema
+        }
+        ends = monotonic() + _LOCATED_S
+        for i, (pointer, part) in enumerate(subschemas(schema)):
+            if i == _MAX_LOCATED or monotonic() > ends:
+                break
+            if i and pointer.startswith(place) and isinstance(part, Mapping):
+                alone = ResponseFormat("json_schema", json.dumps({**named, **part}))
+                matcher = self._matcher(alone)
+                if (matcher if isinstance(matcher, str) else first_words(matcher.get_error())) == reason:
+                    place = pointer
+        return f" (at {place})"
+
+
+def _library_grammar(wanted: ResponseFormat) -> str:
+    match wanted.kind:
+        case "json_schema":
+            return str(llguidance.LLMatcher.grammar_from_json_schema(wanted.source, overrides=_JSON_OPTIONS))
+        case "regex":
+            return str(llguidance.LLMatcher.grammar_from_regex(wanted.source))
+    return str(llguidance.LLMatcher.grammar_from_lark(wanted.source))

@@ -1,0 +1,205 @@
+"""Calls as text: read where their notation is read as a whole, and written for models without a template. Pure."""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edgespec.text.formats import Body, CallFormat, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
+from edgespec.text.tool import Tool
+
+_SCALAR = re.compile(r"[^,{}\[\]]*")
+_PAIRS_NAME = re.compile(r"\s*(?:call:)?([\w-]+)\s*(?=\{)")
+_HALF = re.compile("[\ud800-\udfff]")
+_KEY = re.compile(r"\s*([^:{},\[\]]+?)\s*:\s*")
+
+
+class WrittenCall(NamedTuple):
+    """A call as it was read."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def load_json(text: str) -> Any:
+    """A value of JSON. Raises ValueError: it is none, such as NaN, or a number too large to be written."""
+    found = json.loads(text, parse_constant=_refuse)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def write_json(value: Any) -> str:
+    """JSON that UTF-8 can hold: half of a surrogate pair, which is no character, as its escape."""
+    return escape_halves(json.dumps(value, ensure_ascii=False))
+
+
+def escape_halves(text: str) -> str:
+    """JSON with each half of a surrogate pair as its escape."""
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list[WrittenCall]:
+    """Calls as Python writes them, one or a list.
+
+    Args:
+        argument_names: Of each function that is known, in the order of its schema.
+
+    Raises ValueError: It is something else, or a call of an unknown function.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python: {error}") from None
+    calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+    if not calls:
+        raise ValueError("an empty list")
+    return [_python_call(call, argument_names) for call in calls]
+
+
+def _python_call(call: ast.expr, argument_names: Mapping[str, Sequence[str]]) -> WrittenCall:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError("no call")
+    name = call.func.id
+    places = argument_names.get(name)
+    if places is None or len(call.args) > len(places) or any(each.arg is None for each in call.keywords):
+        raise ValueError("no known call")
+    given = [*zip(places, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+    try:
+        return WrittenCall(name, {str(key): _literal(value) for key, value in given})
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise ValueError("an argument is no literal") from None
+
+
+def _literal(value: ast.expr) -> Any:
+    """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
+    words = {"true": True, "false": False, "null": None}
+    found = words[value.id] if isinstance(value, ast.Name) and value.id in words else ast.literal_eval(value)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def parse_pairs(text: str, quote: str) -> WrittenCall:
+    """A call as name{key:value,…}, with quote around texts. Raises ValueError: it is none."""
+    found = _PAIRS_NAME.match(text)
+    if not found:
+        raise ValueError("no name")
+    value, at = _pairs_value(text, found.end(), quote)
+    if text[at:].strip() or not isinstance(value, dict):
+        raise ValueError("no arguments")
+    return WrittenCall(found[1], value)
+
+
+def _pairs_value(text: str, at: int, quote: str, depth: int = 0) -> tuple[Any, int]:
+    """The value that begins at a place, and where it ends."""
+    if depth > 100:
+        raise ValueError("nested too deep")
+    if text.startswith(quote, at):
+        end = text.find(quote, at + len(quote))
+        if end < 0:
+            raise ValueError("a text does not end")
+        return text[at + len(quote) : end], end + len(quote)
+    if text[at : at + 1] in ("{", "["):
+        return _pairs_items(text, at, quote, depth)
+    scalar = _SCALAR.match(text, at)
+    assert scalar
+    word = scalar[0].strip()
+    try:
+        return load_json(word), scalar.end()
+    except ValueError:
+        return word, scalar.end()
+
+
+def _pairs_items(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]:
+    is_object, pairs, items = text[at] == "{", {}, []
+    close = "}" if is_object else "]"
+    at += 1
+    while text[at : at + 1] != close:
+        if is_object:
+            if not (key := _KEY.match(text, at)):
+                raise ValueError("no key")
+            pairs[key[1]], at = _pairs_value(text, key.end(), quote, depth + 1)
+        else:
+            item, at = _pairs_value(text, at, quote, depth + 1)
+            items.append(item)
+        if text[at : at + 1] == ",":
+            at += 1
+        elif text[at : at + 1] != close:
+            raise ValueError("no end")
+    return (pairs if is_object else items), at + 1
+
+
+def write_calls(format: CallFormat, calls: Sequence[WrittenCall]) -> str:
+    """Calls as a model of the family writes them."""
+    begin, end = format.frames[0]
+    body = format.body
+    if isinstance(body, PythonBody):
+        written = ["[" + ", ".join(map(_python, calls)) + "]"]
+    elif isinstance(body, JsonBody) and body.is_list:
+        written = [_json([_json_call(body, call) for call in calls])]
+    else:
+        written = [_write(body, call) for call in calls]
+    before, behind = format.outer
+    return before + format.joint.join(begin + each + end for each in written) + behind
+
+
+def describe_tools(format: CallFormat, tools: Iterable[Tool]) -> str:
+    """A system message that tells a model of its tools, and how to call them."""
+    described = "\n".join(_json(tool.as_dict()["function"]) for tool in tools)
+    example = write_calls(format, [WrittenCall("NAME", {"ARGUMENT": "VALUE"})])
+    return (
+        f"You can call these functions:\n{described}\n\nTo call one, write nothing but its name and its arguments "
+        f"in exactly this form:\n{example}\nYou are then told its result. If none helps, answer in words."
+    )
+
+
+def _write(body: Body, call: WrittenCall) -> str:
+    match body:
+        case JsonBody():
+            return _json(_json_call(body, call))
+        case NamedBody():
+            before = body.before[0] if body.before else ""
+            return before + call.name + body.between[0] + _json(dict(call.arguments)) + body.after
+        case TagBody():
+            return _tags(body, call)
+        case PairsBody():
+            return f"call:{call.name}{_pairs(dict(call.arguments), body.quote)}"
+        case PythonBody():
+            return _python(call)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
+    if body.is_keyed:
+        return {call.name: dict(call.arguments)}
+    return {body.names[0]: call.name, body.arguments[0]: dict(call.arguments)}
+
+
+def _tags(body: TagBody, call: WrittenCall) -> str:
+    parts = [body.begin + call.name + body.name_end]
+    for key, value in call.arguments.items():
+        is_text = isinstance(value, str)
+        text = value if is_text else _json(value)
+        parts.append(body.opening(key, is_text=is_text) + text + body.space + body.value_end)
+    return "\n".join([*parts, body.end] if body.end else [*parts, ""])
+
+
+def _python(call: WrittenCall) -> str:
+    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+
+
+def _pairs(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_pairs(each, quote)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_pairs(each, quote) for each in value) + "]"
+    return _json(value)

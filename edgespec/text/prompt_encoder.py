@@ -1,0 +1,260 @@
+"""A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.manifest import Manifest
+from edgespec.text.chat_template import ROLES, Message, Turn, encode_chat
+from edgespec.text.messages import CallMessage, ResultMessage, parse_calls, require_answerable
+from edgespec.text.template_process import TemplateProcess
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool import Tool
+from edgespec.text.tool_template import ToolTemplate, probe_template
+from edgespec.types import TokenIds
+
+_THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch
+_LONG = 16  # characters a token, more than nearly any text has
+
+Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
+_Parsed = str | list[Turn] | TokenIds  # a raw text, a conversation, or token ids
+
+
+class PromptEncoder:
+    """The tokenizer and the chat template of a model."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        renderer: TemplateProcess | None = None,
+        context_length: int | None = None,
+    ) -> None:
+        """context_length: Tokens that fit in memory; the renderer of the template is closed with this encoder."""
+        self.tokenizer = tokenizer
+        self.context_length = context_length or manifest.context_length
+        self._manifest = manifest
+        self._template = template
+        self._renderer = renderer or TemplateProcess()
+
+    def close(self) -> None:
+        """End the template's process."""
+        self._renderer.close()
+
+    @cached_property
+    def tool_template(self) -> ToolTemplate:
+        """How the chat template takes tools, which is tried out once."""
+        return probe_template(self._template, self._renderer.render, self._special_tokens())
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """True if the chat template asks if the model is to reason first."""
+        return self.spells_in_template(_THINKING)
+
+    def spells_in_template(self, text: str) -> bool:
+        """True if the chat template has a text in it."""
+        return self._template is not None and text in self._template
+
+    def encode(
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
+        is_bounded: bool = False,
+    ) -> TokenIds:
+        """Tokens of a prompt, [num_tokens]; token ids stay as they are.
+
+        Args:
+            raw: The prompt is a text that the model reads as it is, without the chat template. Special tokens that
+                it spells are special tokens.
+            tools: What the model may call.
+            thinking: Whether the model is to reason first; None leaves that to its chat template.
+            is_bounded: Refuse a text that alone exceeds the context, before it is encoded: 10 MB take 10 s.
+
+        Raises:
+            ContextOverflow: The prompt is bounded, and one text in it alone exceeds the context.
+            ConversationError: The chat template refuses the messages.
+            UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
+                given, and the chat template has no such switch.
+        """
+        parsed = self._parse(prompt, system, raw=raw)
+        if is_bounded:
+            for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
+                self._require_short(text)
+        return self._encode(parsed, tools, thinking)
+
+    def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
+        """Tokens of the beginning of an answer, [num_tokens]. Raises as a bounded encode does."""
+        if not isinstance(prefill, str):
+            if not isinstance(prefill, (Sequence, np.ndarray)) or isinstance(prefill, bytes):
+                raise UsageError(f"prefill is {prefill!r}; wanted a text or token ids")
+            return parse_ids(prefill, self._manifest.vocab_size, "prefill")
+        self._require_short(prefill)
+        return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
+
+    def count(
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
+    ) -> int:
+        """The number of tokens of a prompt; a text far longer than the context is counted in part."""
+        try:
+            return len(self.encode(prompt, system, raw=raw, tools=tools, thinking=thinking, is_bounded=True))
+        except ContextOverflow as error:
+            return error.num_tokens
+
+    def _parse(self, prompt: Prompt, system: str | None, *, raw: bool) -> _Parsed:
+        if not raw and not is_ids(prompt):
+            return _messages(prompt, system)
+        if system is not None:
+            raise UsageError(
+                "system has no place in a raw prompt or in token ids; put its text into the prompt itself"
+            )
+        if is_ids(prompt):
+            return parse_ids(prompt, self._manifest.vocab_size, "the prompt")
+        if not isinstance(prompt, str):
+            raise UsageError(f"the raw prompt has the type {type(prompt).__name__}; wanted a text or token ids")
+        return prompt
+
+    def _require_short(self, text: str) -> None:
+        if len(text) > _LONG * self.context_length:
+            num_tokens = self.tokenizer.least_tokens(text, self.context_length)
+            if num_tokens > self.context_length:
+                raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
+
+    def _encode(self, parsed: _Parsed, tools: Sequence[Tool], thinking: bool | None) -> TokenIds:
+        if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
+            raise UsageError(
+                f"thinking is {thinking!r}, but the chat template of {self._manifest.name} has no switch for it; "
+                "leave it out"
+            )
+        if tools and not isinstance(parsed, list):
+            raise UsageError(
+                "tools have no place in a raw prompt or in token ids; give messages, or leave tools out"
+            )
+        if isinstance(parsed, np.ndarray):
+            return parsed
+        if isinstance(parsed, str):
+            return self.tokenizer.encode(parsed, special=True)
+        return encode_chat(
+            self._template,
+            self._renderer.render,
+            parsed,
+            self.tokenizer,
+            self._special_tokens(),
+            {} if thinking is None else {_THINKING: thinking},
+            tools,
+            lambda: self.tool_template,
+        )
+
+    def _special_tokens(self) -> dict[str, str]:
+        names = {"bos_token": self._manifest.bos_token_id}
+        if self._manifest.eos_token_ids:
+            names["eos_token"] = self._manifest.eos_token_ids[-1]
+        pieces = {name: self.tokenizer.piece(token) for name, token in names.items() if token is not None}
+        return {name: piece for name, piece in pieces.items() if piece is not None}
+
+
+def _texts(parsed: _Parsed) -> list[str]:
+    if isinstance(parsed, np.ndarray):
+        return []
+    if isinstance(parsed, str):
+        return [parsed]
+    calls = [call.arguments for message in parsed if isinstance(message, CallMessage) for call in message.calls]
+    return [*(message.content for message in parsed), *calls]
+
+
+def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
+    if system is not None and not isinstance(system, str):
+        raise UsageError(f"system is {system!r}; wanted a text")
+    if isinstance(prompt, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompt, (str, Sequence)):
+        raise UsageError(
+            f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
+        )
+    turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
+    return turns if system is None else [Message("system", system), *turns]
+
+
+def parse_messages(messages: Iterable[object]) -> list[Turn]:
+    """The turns of a conversation, from messages and from dicts in the form of OpenAI's API.
+
+    Raises UsageError: One is no message, or the result of a call stands before it.
+    """
+    turns = [_message(each) for each in messages]
+    require_answerable(turns)
+    return turns
+
+
+def _message(each: object) -> Turn:
+    if isinstance(each, (CallMessage, ResultMessage)):
+        return each
+    if isinstance(each, Mapping):
+        if (role := each.get("role")) == "tool" or each.get("tool_calls"):
+            return _tool_message(role, each)
+        if not {"role", "content"} <= each.keys():
+            raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
+        each = Message(each["role"], each["content"])
+    if not isinstance(each, tuple) or len(each) != 2 or not all(isinstance(part, str) for part in each):
+        raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
+    if each[0] not in ROLES:
+        raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
+    return Message(*each)
+
+
+def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
+    """A message with calls, or one with what a tool gave back."""
+    content = stated.get("content") or ""
+    if not isinstance(content, str):
+        raise UsageError(f"a message has the content {content!r}; wanted a text")
+    if role == "tool":
+        return ResultMessage(content, str(stated.get("tool_call_id") or ""), str(stated.get("name") or ""))
+    if role != "assistant":
+        raise UsageError(f"a message of the role {role!r} has tool_calls; only those of the assistant have them")
+    return CallMessage(content, parse_calls(stated["tool_calls"]))
+
+
+def is_ids(found: Any) -> bool:
+    """True if something is meant as token ids: an array, or a sequence that begins with a whole number."""
+    if isinstance(found, np.ndarray):
+        return True
+    if not isinstance(found, Sequence) or isinstance(found, (str, bytes)) or not found:
+        return False
+    return isinstance(found[0], (int, np.integer)) and not isinstance(found[0], bool)
+
+
+def parse_ids(found: Any, vocab_size: int, what: str) -> TokenIds:
+    """Token ids of a vocabulary, [num_tokens].
+
+    Args:
+        what: What they are to the caller, for the message, such as "the prompt".
+
+    Raises UsageError: They are no row of whole numbers, or one of them is no token of the vocabulary.
+    """
+    wanted = f"wanted token ids, whole numbers from 0 to {vocab_size - 1}"
+    if isinstance(found, (list, tuple)) and not found:
+        return np.zeros(0, np.int32)
+    try:
+        ids = np.asarray(found if is_ids(found) else None)
+    except ValueError:  # it holds lists of several lengths
+        ids = np.asarray(None)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UsageError(f"{what} is {reprlib.repr(found)}; {wanted}")
+    if not len(ids):
+        return np.zeros(0, np.int32)
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < vocab_size:
+            raise UsageError(f"{what} has the token {extreme}, which the model lacks; {wanted}")
+    return ids.astype(np.int32)

@@ -1,0 +1,262 @@
+"""Text to token ids and back, whole and as a stream.
+
+Text never becomes a special token: only a chat template, or a caller who asks for it, places those.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as _Tokenizer
+
+from edgespec.errors import ManifestError, ModelError
+from edgespec.types import TokenIds
+
+# Stands for bytes that are not, or not yet, a character.
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+# Twice the file of Gemma 3, the largest in use; a file of 46 MB made to be slow takes 8 s and 1.2 GB.
+_MAX_BYTES = 64 << 20
+# Bounds of replacements: growth of one character, and their number. 22 doublings make 4 MB and 2 s of an "a".
+_MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
+# Characters that are counted at a time, and the most tokens that a cut between two slices adds.
+_SLICE, _JOINED_TOKENS = 1 << 16, 64
+
+
+def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
+    """Hash of every piece in order of its id: equal for models whose tokens mean the same."""
+    pieces = sorted((token, piece) for piece, token in tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256("".join(f"{token}\t{piece}\n" for token, piece in pieces).encode()).hexdigest()
+
+
+def _pattern(token: AddedToken) -> str:
+    """Matches a special token with the white space that it absorbs: phi3's absorb the space after them."""
+    before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
+    return before + re.escape(token.content) + after
+
+
+def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenizer:
+    """Read a tokenizer.json that may be hostile; padding and truncation are switched off.
+
+    Raises an error of the given kind, ending in advice: not a tokenizer, or made to take time or memory.
+    """
+    with translate_errors(path, kind, advice):
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise kind(f"{path} has {size >> 20} MiB, tokenizers are read up to {_MAX_BYTES >> 20} MiB; {advice}")
+        tokenizer = _Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        for part in (tokenizer.normalizer, tokenizer.decoder):
+            lengths = [len(text) for text in _replacements(json.loads(part.__getstate__()))] if part else []
+            if len(lengths) > _MAX_REPLACEMENTS or np.prod([max(1, length) for length in lengths]) > _MAX_GROWTH:
+                raise kind(f"{path} replaces text by ever more text, as no tokenizer in use does; {advice}")
+    return tokenizer
+
+
+def _replacements(part: Any) -> Iterator[str]:
+    if isinstance(part, list):
+        for one in part:
+            yield from _replacements(one)
+    elif isinstance(part, dict):
+        if part.get("type") in ("Replace", "Prepend"):
+            yield part.get("content") or part.get("prepend") or ""
+        for one in part.values():
+            yield from _replacements(one)
+
+
+@contextmanager
+def translate_errors(path: object, kind: type[ModelError], advice: str) -> Iterator[None]:
+    """Turn failures of the tokenizer library, bare Exceptions and panics, into errors of the given kind."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{path} is not a usable tokenizer ({error}); {advice}") from None
+
+
+def _byte_by_character() -> dict[str, int]:
+    """The byte of each printable character that byte-level BPE writes for it (GPT-2)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_by_character()
+
+
+def _decode_byte_level(piece: str) -> bytes:
+    known = [_BYTE_OF.get(character) for character in piece]
+    return piece.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+
+def _decode_piece(piece: str) -> bytes:
+    """A piece of SentencePiece: a byte by its number, or text with visible spaces."""
+    return bytes([int(piece[3:5], 16)]) if _BYTE_PIECE.fullmatch(piece) else piece.replace("▁", " ").encode()
+
+
+class Tokenizer:
+    """The tokenizer of a model folder."""
+
+    def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
+        """Raises ManifestError: The file is not a tokenizer, or is malicious."""
+        self._path = path
+        self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
+        self._tokenizer.encode_special_tokens = (
+            True  # the library's option by which special tokens in a text stay text
+        )
+        self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
+        self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
+        added = self._tokenizer.get_added_tokens_decoder()
+        # Ids by spelling.
+        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        # Those that text becomes too, where it spells them, are among these.
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self._special_ids = frozenset(self.special_tokens.values())
+        special = (token for token in added.values() if token.special)
+        longest_first = sorted(special, key=lambda token: len(token.content), reverse=True)
+        self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
+
+    @property
+    def path(self) -> Path:
+        """The tokenizer.json that was read."""
+        return self._path
+
+    @property
+    def pieces(self) -> dict[int, str]:
+        """The spelling of each token of the vocabulary, by id."""
+        return {token: piece for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
+    @property
+    def spellings(self) -> dict[int, bytes]:
+        """The bytes of each token that stands for text, by id; special tokens are left out."""
+        decoder = self._tokenizer.decoder
+        is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = set(self.special_tokens.values())
+        return {
+            token: _decode_byte_level(piece) if is_byte_level and token not in added else _decode_piece(piece)
+            for token, piece in self.pieces.items()
+            if token not in special
+        }
+
+    def piece(self, token: int) -> str | None:
+        """The spelling of a token; None where the vocabulary lacks it."""
+        spelling = self._tokenizer.id_to_token(token)
+        return None if spelling is None else str(spelling)
+
+    def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
+        """True if the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
+        if not self._has_byte_tokens:
+            return False
+        last = next((token for token in reversed(tokens) if token not in self.special_tokens.values()), None)
+        return last is not None and _BYTE_PIECE.fullmatch(self.piece(last) or "") is not None
+
+    def encode(self, text: str, *, special: bool = False, ignore: str = "") -> TokenIds:
+        """Token ids of text, [num_tokens].
+
+        Args:
+            text: Any text; lone surrogates become U+FFFD.
+            special: Treat special tokens spelled in text as such, as in a rendered template.
+            ignore: A character that is dropped once special tokens have been found.
+
+        Raises ManifestError: The tokenizer fails on the text.
+        """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = []
+        for part in self._special_pattern.split(text) if special and self.special_tokens else [text]:
+            if special and (token := part if part in self.special_tokens else part.strip()) in self.special_tokens:
+                ids.append(self.special_tokens[token])
+            else:
+                plain = part.replace(ignore, "") if ignore else part
+                with translate_errors(self._path, ManifestError, "export the model again"):
+                    ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
+        if self._bos and ids[:1] != self._bos:
+            ids = [*self._bos, *ids]
+        return np.array(ids, np.int32)
+
+    def least_tokens(self, text: str, enough: int) -> int:
+        """A lower bound of the number of tokens of text, which is read only until the bound exceeds enough."""
+        num_tokens = 0
+        for start in range(0, len(text), _SLICE):
+            num_tokens += max(0, len(self.encode(text[start : start + _SLICE])) - _JOINED_TOKENS)
+            if num_tokens > enough:
+                break
+        return num_tokens
+
+    def decode(self, tokens: Iterable[int], shown: Collection[int] = ()) -> str:
+        """The text of tokens, without special tokens but for those that are to be shown."""
+        if not shown:
+            return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True))
+        kept = [int(token) for token in tokens if int(token) in shown or int(token) not in self._special_ids]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def special_within(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens that some texts hold."""
+        whole = list(texts)
+        return frozenset(
+            token for spelling, token in self.special_tokens.items() if any(spelling in text for text in whole)
+        )
+
+
+class TextStream:
+    """Tokens in, text out, cut only where a character is complete: joined, with flush last, the decoded whole."""
+
+    # Tokens before the new ones, enough for a decoder that looks back (leading spaces, byte runs).
+    _NUM_CONTEXT = 8
+
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
+        """shown: Special tokens that are text here."""
+        self._tokenizer = tokenizer
+        self._shown_special = shown
+        self._tokens: list[int] = []
+        self._start = 0  # first token of the window that is decoded again
+        self._shown = 0  # tokens whose text has been handed out
+
+    def _decode(self, tokens: Iterable[int]) -> str:
+        if not self._shown_special:
+            return self._tokenizer.decode(tokens)
+        return self._tokenizer.decode(tokens, self._shown_special)
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete; empty while a character is incomplete."""
+        self._tokens += [int(token) for token in tokens]
+        if self._tokenizer.ends_in_bytes(self._tokens):
+            return ""  # a run of bytes is decoded as a whole, and may continue
+        before = self._decode(self._tokens[self._start : self._shown])
+        after = self._decode(self._tokens[self._start :])
+        if after.endswith(_REPLACEMENT) or not after.startswith(before):
+            return ""
+        self._shown = len(self._tokens)
+        self._advance()
+        return after[len(before) :]
+
+    def _advance(self) -> None:
+        """Move the window forward, to where its text does not depend on earlier tokens."""
+        start = self._shown - self._NUM_CONTEXT
+        if start <= self._start:
+            return
+        whole = self._decode(self._tokens[self._start :])
+        if whole.endswith(self._decode(self._tokens[start:])):
+            self._start = start
+
+    def flush(self) -> str:
+        """The rest of the text, with incomplete characters as U+FFFD."""
+        before = self._decode(self._tokens[self._start : self._shown])
+        after = self._decode(self._tokens[self._start :])
+        self._shown = len(self._tokens)
+        return after[len(before) :]
+
+
+def have_same_tokens(target: Tokenizer, drafter: Tokenizer) -> bool:
+    """True if every id that both use is one piece in both; models pad their vocabularies differently."""
+    in_target, in_drafter = target.pieces, drafter.pieces
+    return all(in_target[token] == in_drafter[token] for token in in_target.keys() & in_drafter.keys())

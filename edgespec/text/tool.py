@@ -1,0 +1,286 @@
+"""Tools that a model may call, and its calls, in the shape of OpenAI's API. Knows nothing of models."""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from edgespec.errors import ToolError, UsageError
+from edgespec.text.function_arguments import describe_function, schema_of, typed_arguments
+
+MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+CHOICES = ("auto", "none", "required")
+REFUSED = "the user does not want this call"  # what the model is told in place of a result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a model may ask its caller to run.
+
+    parameters: JSON schema of its arguments, an object.
+    strict: Calls have to follow the schema.
+    place: Where it was given, such as "tools[2].function".
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    place: str = field(default="tools", compare=False)
+
+    def as_dict(self, *, describes_all: bool = False) -> dict[str, Any]:
+        """The dict that chat templates take, in the form of OpenAI's API.
+
+        describes_all: Give an empty description to each argument that has none, as some templates need one.
+        """
+        parameters = dict(self.parameters)
+        if describes_all:
+            properties = parameters.get("properties", {})
+            parameters["properties"] = {
+                key: {"type": "string", "description": "", **each} if isinstance(each, Mapping) else each
+                for key, each in properties.items()
+            }
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that a model asks for.
+
+    id: Names the call in the message with its result.
+    arguments: A JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def parse(self, function: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """The arguments by their names; for a function of Python in the types of its signature.
+
+        Raises ValueError: The text is no JSON object, or does not fit the function.
+        """
+        found = json.loads(self.arguments)
+        if not isinstance(found, dict):
+            raise ValueError(f"the arguments of {self.name} are {reprlib.repr(found)}; wanted a JSON object")
+        return found if function is None else typed_arguments(function, found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The dict of a call in `tool_calls` of a message of the assistant, in the form of OpenAI's API."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+def schema_refusal(tool: Tool, reason: str) -> ToolError:
+    """The error of a tool whose schema no grammar can ensure."""
+    where = f"{tool.place}.parameters"
+    return ToolError(
+        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out "
+        "strict and tool_choice",
+        field=where,
+    )
+
+
+def parse_tools(given: Any) -> tuple[Tool, ...]:
+    """Tools from functions of Python and from dicts, in the form of chat completions or of responses.
+
+    Raises:
+        ToolError: One is no tool, or two have one name.
+        UsageError: They are no list.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise UsageError(f"tools is {reprlib.repr(given)}; wanted a list of tools")
+    tools = tuple(_parse_tool(each, f"tools[{i}]") for i, each in enumerate(given))
+    known: set[str] = set()
+    for tool in tools:
+        if tool.name in known:
+            raise ToolError(
+                f"tools has two tools named '{tool.name}'; give each a name of its own", field=f"{tool.place}.name"
+            )
+        known.add(tool.name)
+    return tools
+
+
+def _parse_tool(given: Any, where: str) -> Tool:
+    if isinstance(given, Tool):
+        return replace(given, place=where) if given.place == "tools" else given
+    if callable(given):
+        name = _require_name(getattr(given, "__name__", ""), where)
+        return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
+    if not isinstance(given, Mapping):
+        raise ToolError(
+            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function",
+            field=where,
+        )
+    if given.get("type", "function") != "function":
+        raise ToolError(
+            f"{where} is of the type {reprlib.repr(given['type'])}; models call functions alone: leave it out",
+            field=f"{where}.type",
+        )
+    stated = given.get("function", given)
+    if not isinstance(stated, Mapping):
+        raise ToolError(
+            f"{where}.function is {reprlib.repr(stated)}; wanted an object with name and parameters",
+            field=f"{where}.function",
+        )
+    place = f"{where}.function" if "function" in given else where
+    name = _require_name(stated.get("name"), place)
+    return Tool(
+        name=name,
+        description=_require_text(stated.get("description"), name, f"{place}.description"),
+        parameters=_require_schema(stated.get("parameters"), name, f"{place}.parameters"),
+        strict=_require_switch(stated.get("strict"), name, f"{place}.strict"),
+        place=place,
+    )
+
+
+def _require_name(name: Any, where: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ToolError(
+            f"{where} has the name {reprlib.repr(name)}; wanted 1 to 64 letters, digits, underscores and hyphens",
+            field=f"{where}.name",
+        )
+    return name
+
+
+def _require_text(text: Any, name: str, where: str) -> str:
+    if text is not None and not isinstance(text, str):
+        raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(text)}; wanted a text", field=where)
+    return text or ""
+
+
+def _require_switch(value: Any, name: str, where: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ToolError(
+            f"{where} of the tool '{name}' is {reprlib.repr(value)}; wanted true or false", field=where
+        )
+    return bool(value)
+
+
+def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
+    if schema is None:
+        return {"type": "object", "properties": {}}
+    whose = f"{where} of the tool '{name}'"
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise ToolError(f"{whose} is {reprlib.repr(schema)}; wanted a JSON schema of the type object", field=where)
+    if is_too_deep(schema):
+        raise ToolError(f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema", field=where)
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(each, (Mapping, bool)) for each in properties.values()
+    ):
+        raise ToolError(
+            f"{whose} has the properties {reprlib.repr(properties)}; wanted an object of JSON schemas", field=where
+        )
+    return {"type": "object", "properties": {}, **schema}
+
+
+def is_too_deep(value: Any) -> bool:
+    """True if objects and lists lie within each other more than MAX_DEPTH times."""
+    level = [value] if isinstance(value, (Mapping, list, tuple)) else []
+    for _ in range(MAX_DEPTH + 1):
+        parts = chain.from_iterable(each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [part for part in parts if isinstance(part, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
+def parse_choice(given: Any, tools: Sequence[Tool]) -> str:
+    """Which tool to call: one of CHOICES, or the name of the one that must be.
+
+    Raises UsageError: It is none of these.
+    """
+    if given is None:
+        return "auto"
+    if isinstance(given, Mapping):
+        given = _named(given)
+    elif given in CHOICES:
+        if given == "required" and not tools:
+            raise UsageError("tool_choice is 'required', and there are no tools; give tools, or leave it out")
+        return str(given)
+    names = [tool.name for tool in tools]
+    if not isinstance(given, str) or given not in names:
+        raise UsageError(
+            f"tool_choice is {reprlib.repr(given)}; wanted {', '.join(CHOICES)} or the name of a tool, of which "
+            f"there are: {', '.join(names) or 'none'}"
+        )
+    return given
+
+
+def _named(given: Mapping[str, Any]) -> Any:
+    """The name in a choice of one function, in the form of chat completions or of responses."""
+    stated = given.get("function", given)
+    if given.get("type") != "function" or not isinstance(stated, Mapping) or "name" not in stated:
+        raise UsageError(
+            f"tool_choice is {reprlib.repr(dict(given))}; wanted a type 'function' with the name of a tool"
+        )
+    return stated["name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of an answer.
+
+    choice: auto, required, or the name of the tool that must be called.
+    is_parallel: The answer may call several; otherwise it ends with its first call.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    is_parallel: bool = True
+
+    @classmethod
+    def parse(cls, tools: Any, choice: Any = None, *, is_parallel: bool = True) -> "ToolUse | None":
+        """From what a caller gives as tools and tool_choice; None where no tool may be called.
+
+        Raises UsageError: The tools or the choice are wrong.
+        """
+        parsed = parse_tools(tools)
+        chosen = parse_choice(choice, parsed)
+        if not parsed or chosen == "none":
+            return None
+        return cls(tools=parsed, choice=chosen, is_parallel=is_parallel)
+
+    @property
+    def possible(self) -> tuple[Tool, ...]:
+        """The tools that may be called: all, or the one that must be."""
+        return tuple(tool for tool in self.tools if self.choice in (tool.name, "auto", "required"))
+
+    @property
+    def is_ensured(self) -> bool:
+        """True if a grammar has to ensure calls: one is demanded, or a tool is strict."""
+        return self.choice != "auto" or any(tool.strict for tool in self.tools)
+
+
+def functions_among(tools: Sequence[Any]) -> Mapping[str, Callable[..., Any]]:
+    """Tools that are functions, by their names.
+
+    Raises UsageError: One is a dict, which nobody can run.
+    """
+    for i, tool in enumerate(tools):
+        if not callable(tool):
+            raise UsageError(
+                f"tools[{i}] is no function of Python, so it cannot be run here; give functions, or send the "
+                "results of its calls yourself, with give_results"
+            )
+    return {tool.__name__: tool for tool in tools}
+
+
+def run_call(functions: Mapping[str, Callable[..., Any]], call: ToolCall) -> str:
+    """The result of a called function, as text; what was wrong, as the model may then try another call."""
+    try:
+        given = functions[call.name](**call.parse(functions[call.name]))
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+    except Exception as error:
+        return f"error: {type(error).__name__}: {error}"

@@ -1,0 +1,271 @@
+"""The measured policy against a machine with known costs: seconds are made up, decisions are not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pass_times import CPU, GPU
+
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.costs import ContextCosts, PassCosts
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats
+from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
+from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.simulation.machines import Machine
+from edgespec.simulation.schedules import Scenario, run, virtual_devices
+from edgespec.system.clock import VirtualClock
+from edgespec.types import Logits, Sampler, TokenIds
+
+GREEDY = GumbelSampler(SamplingParams())
+
+
+class Guesser(Drafter):
+    """Knows what is said next, and tells it with a given chance a token."""
+
+    name = ""
+    can = DrafterCan()
+
+    def __init__(
+        self,
+        truth: TokenIds,
+        chance: float,
+        *,
+        ms: float = 0.0,
+        read_ms: float = 0.0,
+        max_unread: int | None = None,
+        clock: VirtualClock,
+        seed: int = 0,
+    ) -> None:
+        self.name = f"{chance}"
+        self.num_read, self._read_ms = 0, read_ms
+        self.can = DrafterCan(is_free=ms == 0.0, max_unread=max_unread)
+        self.chance = chance
+        self._truth, self._ms, self.clock = truth, ms, clock
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        right = self._truth[len(tokens) :][: request.num_tokens]
+        keeps = self._rng.random(len(right)) < self.chance
+        unread = max(0, min(len(tokens) - self.num_read, self.can.max_unread or len(tokens)) - 1)
+        self.num_read = len(tokens)
+        self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
+        evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
+        return Tree(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
+        pass
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+TRUTH = np.arange(60_000, dtype=np.int32) % 997
+
+
+def speed(
+    policy: MeasuredPolicy | FixedLength,
+    verify_ms: dict[int, float],
+    clock: VirtualClock,
+    start: int = 1,
+    num_rounds: int = 1500,
+) -> float:
+    """Tokens per second of a simulated run, relative to plain decoding."""
+    end, begun = start, clock.now
+    for _ in range(num_rounds):
+        round = policy.propose(TRUTH[:end], 30, GREEDY)
+        draft = round.draft
+        wrong = np.flatnonzero(draft.tokens != TRUTH[end : end + len(draft.tokens)])
+        emitted = TRUTH[end : end + 1 + (int(wrong[0]) if len(wrong) else len(draft.tokens))]
+        verify_s = verify_ms[len(draft.tokens) + 1] / 1e3
+        clock.now += verify_s
+        policy.observe(round, np.zeros((0, 0), np.float32), emitted, verify_s)
+        end += len(emitted)
+    return (end - start) / (clock.now - begun) * verify_ms[1] / 1e3
+
+
+slow = pytest.mark.slow
+MODEL = DraftCosts(4 / 22, 0.0)
+
+
+def policy_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredPolicy:
+    paid = {drafter.name: DraftModelStats(replace(known)) for drafter in drafters if not drafter.can.is_free}
+    return MeasuredPolicy(drafters, PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
+
+
+@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("ms", [0.0, pytest.param(5.0, marks=slow), 20.0])
+def test_useless_drafts_cost_less_than_three_percent(
+    verify_ms: dict[int, float], ms: float, clock: VirtualClock
+) -> None:
+    assert speed(policy_of(Guesser(TRUTH, 0.0, ms=ms, clock=clock)), verify_ms, clock) > 0.97
+
+
+@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+@pytest.mark.parametrize("chance", [0.3, pytest.param(0.6, marks=slow), 0.8, pytest.param(0.95, marks=slow)])
+def test_measured_length_is_near_the_best_fixed_one(
+    verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
+) -> None:
+    guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
+    lengths = (0, 1, 2, 3, 4, 6, 8, 11)
+    best = max(speed(FixedLength([guesser], k), verify_ms, clock, num_rounds=600) for k in lengths)
+    assert speed(policy_of(guesser), verify_ms, clock) > 0.9 * best
+
+
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.0, ms=ms, clock=clock)
+    policy = policy_of(guesser)
+    speed(policy, CPU, clock, num_rounds=400)
+    guesser.chance = 0.95
+    assert speed(policy, CPU, clock, start=500, num_rounds=800) > 1.3
+
+
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_drafts_that_become_useless_are_given_up(ms: float, clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.95, ms=ms, clock=clock)
+    policy = policy_of(guesser)
+    assert speed(policy, CPU, clock, num_rounds=300) > 1.3
+    guesser.chance = 0.0
+    speed(policy, CPU, clock, start=3000, num_rounds=60)  # in which it finds out
+    assert speed(policy, CPU, clock, start=3100, num_rounds=1000) > 0.97
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_a_host_that_stalls_changes_little(chance: float, ms: float, clock: VirtualClock) -> None:
+    """Passes that take a hundred times as long now and then say nothing of what drafting is worth."""
+
+    def stalling(seed: int) -> dict[int, float]:
+        rng = np.random.default_rng(seed)
+
+        class Stalling(dict[int, float]):
+            def __getitem__(self, width: int) -> float:
+                return super().__getitem__(width) * (100 if rng.random() < 0.01 else 1)
+
+        return Stalling(CPU)
+
+    guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
+    policy = policy_of(guesser)
+    steady = speed(policy_of(Guesser(TRUTH, chance, ms=ms, clock=clock)), CPU, clock)
+    speed(policy, stalling(1), clock, num_rounds=600)
+    assert speed(policy, CPU, clock, start=10_000, num_rounds=800) > 0.97 * min(1.0, steady)
+    if chance:
+        assert speed(policy, CPU, clock, start=20_000, num_rounds=800) > 0.9 * steady
+
+
+def test_a_model_that_pays_is_run_from_its_first_answer_on(clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.9, ms=3, read_ms=0.5, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(policy, CPU, clock, start=20, num_rounds=100) > 1.3
+
+
+def test_a_long_text_is_not_read_for_a_short_answer(clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(policy, CPU, clock, start=4000, num_rounds=30) > 0.98
+    assert guesser.num_read == 0, "reading 4000 tokens takes as long as 90 passes"
+
+
+def test_a_model_that_reads_the_end_of_a_text_alone_drafts_in_a_short_answer(clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, max_unread=16, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(policy, CPU, clock, start=4000, num_rounds=30) > 1.2
+
+
+def test_what_a_draft_takes_is_told_from_what_reading_takes() -> None:
+    costs = DraftCosts(0.25, 0.02)
+    rng = np.random.default_rng(3)
+    for _ in range(400):
+        num_tokens, num_unread = int(rng.integers(1, 8)), int(rng.choice([1, 2, 4, 300]))
+        costs.observe(num_tokens, num_unread, 0.1 * num_tokens + 0.005 * (num_unread - 1))
+    assert abs(costs.step - 0.1) < 0.02
+    assert abs(costs.row - 0.005) < 0.001
+
+
+def test_the_better_of_two_sources_is_heard(clock: VirtualClock) -> None:
+    poor, good = Guesser(TRUTH, 0.2, clock=clock), Guesser(TRUTH, 0.9, clock=clock)
+    policy = policy_of(poor, good)
+    alone = speed(policy_of(good), CPU, clock)
+    assert speed(policy, CPU, clock) > 0.95 * alone
+
+
+def test_free_sources_learn_though_another_is_run(clock: VirtualClock) -> None:
+    policy = policy_of(Guesser(TRUTH, 0.5, clock=clock), Guesser(TRUTH, 0.95, clock=clock))
+    speed(policy, CPU, clock, num_rounds=500)
+    assert abs(policy.rates.rate("0.5", 0) - 0.5) < 0.2
+
+
+def test_costs_follow_the_machine_and_keep_the_ratios() -> None:
+    costs = PassCosts()
+    for slowdown in [1.0] * 300 + [1.5] * 300:
+        for width in (1, 4):
+            costs.observe(width, slowdown * CPU[width] / 1e3)
+    assert costs.pass_s(1) == pytest.approx(1.5 * CPU[1] / 1e3, rel=0.05)
+    assert costs.ratio(4) == pytest.approx(CPU[4] / CPU[1], rel=0.05)
+
+
+FAR = ContextCosts.between(128, {1: 0.02, 2: 0.022, 16: 0.05}, 4128, {1: 0.04, 2: 0.08, 16: 0.22})
+
+
+def test_costs_behind_a_text_are_what_was_measured_there() -> None:
+    near, far = (
+        PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, context_costs=FAR),
+        PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, context_costs=FAR),
+    )
+    near.context_length, far.context_length = 100, 4128
+    assert [near.ratio(width) for width in (1, 2, 9, 16)] == pytest.approx([1.0, 1.1, 1.8, 2.5])
+    assert [far.ratio(width) for width in (1, 2, 9, 16)] == pytest.approx([1.0, 2.0, 3.75, 5.5])
+    far.context_length = 2128
+    assert far.ratio(2) == pytest.approx((0.022 + 0.08) / (0.02 + 0.04))
+
+
+def test_what_is_seen_behind_a_long_text_says_nothing_of_a_short_one() -> None:
+    costs = PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, context_costs=FAR)
+    costs.context_length = 4128
+    for _ in range(200):
+        for width, taken_s in ((1, 0.04), (2, 0.08), (3, 0.09), (16, 0.22)):
+            costs.observe(width, taken_s)
+    costs.context_length = 0
+    assert [costs.ratio(width) for width in (1, 2, 16)] == pytest.approx([1.0, 1.1, 2.5])
+    assert costs.ratio(3) == pytest.approx(1.2, abs=0.05)
+
+
+def test_policy_drafts_less_where_attention_makes_rows_dear() -> None:
+    """A draft of one token costs a tenth of a step behind a short text, and a whole one behind a long text."""
+    lengths = []
+    for num_held in (100, 4128):
+        clock = VirtualClock()
+        policy = MeasuredPolicy(
+            [Guesser(TRUTH, 0.5, clock=clock)],
+            PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, context_costs=FAR),
+            AcceptanceRates(),
+        )
+        policy.rates.assume("0.5", (50.0, 100.0))
+        lengths.append(len(policy.propose(TRUTH[:num_held], 16, GREEDY).draft.tokens))
+    assert lengths[0] > 1
+    assert lengths[1] == 0
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "hedged"])
+def test_of_a_draft_made_ahead_no_more_is_run_than_pays(schedule: str) -> None:
+    """A drafter that takes no time and is rarely right, for a target whose passes grow by a third a token."""
+    machine = Machine(target_s=0.1, draft_s=0.0006, ratios=(1, 1.3))
+    found = run(Scenario(machine=machine, acceptance=0.1, num_tokens=600), schedule, virtual_devices())
+    assert found.tokens_per_second > 0.99 * 10
+
+
+def test_what_was_not_reached_is_not_counted() -> None:
+    class Sure(Guesser):
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+            return Tree(np.array([1, 2, 3], np.int32), (0, 1, 2), source="sure")
+
+    policy = policy_of(Sure(TRUTH, 1.0, clock=VirtualClock()))
+    round = policy.propose(TRUTH[:1], 9, GREEDY)
+    policy.observe(round, np.zeros((0, 0), np.float32), np.array([1, 9], np.int32), 0.1)
+    assert policy.rates.rate("sure", 0) > policy.rates.rate("sure", 1)
+    assert set(policy.rates.snapshot()) == {("sure", -1), ("sure", 0), ("sure", 1)}

@@ -1,0 +1,108 @@
+"""What the catalogue says, against what follows from it."""
+
+import re
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from edgespec.config.options import DEFAULT_MODEL
+from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository
+from edgespec.setup.forecast import file_bytes, memory_bytes, weights_bytes
+from edgespec.setup.home import ModelHome
+from edgespec.setup.repository import parse_hub_id
+from edgespec.setup.resolve import resolve
+from edgespec.setup.wish import Wish
+
+# The vision tower and its projection, which are fetched with the text part and left out of the export.
+OTHER_PARTS = {"gemma-3-4b": 416_866_032 + 1152 * 2560 + 1152}
+
+
+def num_vectors(name: str, entry: CatalogEntry) -> int:
+    """Weights of a layer that are no matrix: norms, and biases of the attention where the family has them."""
+    shape = entry.shape
+    if name.startswith("gemma-3"):
+        return 4 * shape.hidden_size + 2 * shape.head_dim
+    if name.startswith("qwen2.5"):
+        return 2 * shape.hidden_size + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return 2 * shape.hidden_size + (2 * shape.head_dim if name.startswith("qwen3") else 0)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_shape_gives_the_published_number_of_parameters(name: str) -> None:
+    entry = CATALOG[name]
+    shape = entry.shape
+    counted = shape.num_matrix_weights + shape.num_vocabulary_weights
+    counted += shape.num_layers * num_vectors(name, entry) + shape.hidden_size
+    assert counted + OTHER_PARTS.get(name, 0) == entry.num_parameters
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_fields_of_an_entry_have_their_types(name: str) -> None:
+    entry = CATALOG[name]
+    sources = entry.source.sources if isinstance(entry.source, CatalogFile) else ()
+    for part in (entry, entry.shape, entry.source, *sources):
+        kinds = get_type_hints(type(part)) | {"sources": tuple}
+        assert all(isinstance(getattr(part, field.name), kinds[field.name]) for field in fields(part))
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_entry_is_pinned_and_its_drafter_is_a_smaller_one_of_the_catalogue(name: str) -> None:
+    entry = CATALOG[name]
+    if isinstance(entry.source, HubRepository):
+        assert re.fullmatch("[0-9a-f]{40}", entry.source.revision)
+        assert parse_hub_id(entry.source.repository) is not None
+    if entry.drafter is not None:
+        drafter = CATALOG[entry.drafter]
+        assert 2 * drafter.num_parameters < entry.num_parameters
+        assert abs(drafter.shape.vocab_size - entry.shape.vocab_size) <= 128  # padded, each in its own way
+
+
+def test_forecast_of_a_known_export_is_an_upper_bound() -> None:
+    """Weights of Qwen2.5-Coder-1.5B in int4, as export wrote them: 1,201,264,000 bytes."""
+    assert 1_201_264_000 <= file_bytes(CATALOG["qwen2.5-coder-1.5b"]) < 1.06 * 1_201_264_000
+    shape = CATALOG["qwen2.5-coder-1.5b"].shape
+    assert weights_bytes(shape, "int4") < weights_bytes(shape, "int8") < weights_bytes(shape, "fp16")
+
+
+def test_memory_grows_with_the_model() -> None:
+    names = ["smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]
+    needed = [memory_bytes(CATALOG[name]) for name in names]
+    assert needed == sorted(needed)
+    assert all(memory_bytes(CATALOG[name]) > file_bytes(CATALOG[name]) for name in CATALOG)
+
+
+def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
+    home_with_pair: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def heard(model: str, drafter: str) -> list[tuple[str, ...]]:
+        named: dict[str, Any] = {
+            "drafter": drafter,
+            "device": "cpu",
+            "drafter_device": "cpu",
+            "home": home_with_pair.path,
+        }
+        wish = Wish(model=model, **named, offline=True)
+        return [each.models for each in resolve(wish).names.cascades]
+
+    assert heard("big", "auto") == [("small",)]
+    assert heard("big", "auto+small") == [("small",)]
+    assert heard("big", "suffix") == heard("small", "auto") == []
+    (home_with_pair.models / "small" / "edgespec.json").unlink()
+    assert heard("big", "auto") == []
+
+
+@pytest.fixture
+def home_with_pair(
+    tiny_model: object, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> ModelHome:
+    import shutil
+    from dataclasses import replace
+
+    home = ModelHome(tmp_path_factory.mktemp("home"), offline=True)
+    source = CATALOG[DEFAULT_MODEL]
+    assert isinstance(source.source, CatalogFile)
+    for name, drafter in (("big", "small"), ("small", None)):
+        shutil.copytree(str(tiny_model), home.models / name)
+        monkeypatch.setitem(CATALOG, name, replace(source, drafter=drafter))
+    return home

@@ -1,0 +1,558 @@
+"""Models of the hub, from one that runs on this machine."""
+
+import hashlib
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub.constants
+import made_heads
+import pytest
+import tiny
+from fake_hub import FakeHub
+
+import edgespec.engine.pair_export
+import edgespec.setup.download
+import edgespec.setup.hub
+from edgespec.cli.main import main
+from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
+from edgespec.manifest import Origin, read_manifest
+from edgespec.setup.catalog import CatalogFile, HubSource
+from edgespec.setup.fetch import fetch
+from edgespec.setup.home import ModelHome
+from edgespec.setup.hub import LocalSource, fetch_snapshot
+from edgespec.setup.repository import HubId
+from edgespec.system.file_hashes import file_record
+from edgespec.system.progress import LoadProgress
+from edgespec.system.units import format_bytes
+
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
+TINY = HubId("org/tiny")
+LARGE = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    hub = FakeHub()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(edgespec.setup.download, "_PAUSE_S", 0.0)
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(scope="session")
+def folder_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The tiny model as a repository holds it, with things that nobody needs."""
+    folder = tmp_path_factory.mktemp("repository") / "tiny"
+    tiny.write_huggingface(folder, tiny.random_weights(), shards=2)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files | {
+        "README.md": b"# Tiny",
+        "pytorch_model.bin": b"PK\x03\x04",
+        "modeling_tiny.py": b"raise SystemExit",
+        "original/consolidated.00.pth": b"PK",
+        "consolidated.safetensors": b"other weights",
+    }
+
+
+@pytest.fixture
+def repository(hub: FakeHub, folder_files: dict[str, bytes]) -> str:
+    """The commit of org/tiny."""
+    hub.cards["org/tiny"] = {"license": "apache-2.0"}
+    return hub.commit("org/tiny", folder_files)
+
+
+def ggufs(*names: str) -> dict[str, bytes]:
+    return {name: LARGE + name.encode() for name in names}
+
+
+def get(folder: Path, hub_id: HubId = TINY, said: list[str] | None = None, **settings: object) -> LocalSource:
+    report = (said if said is not None else []).append
+    return fetch_snapshot(hub_id, folder, report, **settings)  # type: ignore[arg-type]
+
+
+# -- what is fetched ---------------------------------------------------------------------------------
+
+
+def test_only_what_a_model_needs_is_fetched_from_one_commit(
+    hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    seen: list[LoadProgress] = []
+    snapshot = get(tmp_path, progress=seen.append)
+    assert snapshot.origin == Origin(repository="org/tiny", revision=repository, license="apache-2.0")
+    needed = {
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
+    assert set(hub.fetched()) == {path.name for path in snapshot.path.iterdir()} == needed
+    assert all((snapshot.path / name).read_bytes() == folder_files[name] for name in needed)
+    assert {(each.stage, each.name, each.total_bytes) for each in seen} == {
+        ("download", name, len(folder_files[name])) for name in needed
+    }
+    assert all({each.name: each.done_bytes for each in seen}[name] == len(folder_files[name]) for name in needed)
+    assert all(repository in path for path, _ in hub.requests if "/resolve/" in path)
+
+
+@pytest.mark.usefixtures("repository")
+def test_what_is_here_is_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    first = get(tmp_path)
+    hub.requests.clear()
+    assert get(tmp_path) == first
+    assert hub.fetched() == []
+
+
+def test_branch_that_moves_between_listing_and_fetching_changes_nothing(
+    hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.after_listing = lambda: hub.commit("org/tiny", folder_files | {"config.json": b"{}"}) and None
+    snapshot = get(tmp_path)
+    assert snapshot.origin.revision == repository
+    assert (snapshot.path / "config.json").read_bytes() == folder_files["config.json"]
+    hub.after_listing = lambda: None
+    moved = get(tmp_path)
+    assert moved.origin.revision != repository
+    assert (moved.path / "config.json").read_bytes() == b"{}"
+
+
+def test_revision_can_be_a_branch_a_tag_with_a_slash_or_a_commit(
+    hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    other = hub.commit("org/tiny", folder_files | {"config.json": b"{}"}, branch="refs/pr/1")
+    assert get(tmp_path, revision="refs/pr/1").origin.revision == other
+    assert get(tmp_path, revision=other).origin.revision == other
+    assert get(tmp_path).revision == repository
+
+
+def test_export_on_first_use_says_where_the_model_came_from(hub: FakeHub, repository: str, tmp_path: Path) -> None:
+    home = ModelHome(tmp_path)
+    folder = home.resolve("org/tiny")
+    source = read_manifest(folder).source
+    assert (source.name, source.format, source.license) == ("tiny", "safetensors", "apache-2.0")
+    assert (source.repository, source.revision) == ("org/tiny", repository)
+    hub.requests.clear()
+    assert home.resolve("org/tiny") == folder
+    assert hub.requests == []
+    assert read_manifest(home.resolve("org/tiny:int4")).precision == "int4"
+
+
+def test_export_command_takes_a_hub_id(
+    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    assert main(["export", "org/tiny", "--revision", repository, "--output", str(tmp_path / "out")]) == 0
+    assert read_manifest(tmp_path / "out").source.revision == repository
+    assert main(["export", "org/tiny", "--offline", "--output", str(tmp_path / "again")]) == 3
+    assert (
+        main(["export", "org/tiny", "--revision", repository, "--offline", "--output", str(tmp_path / "b")]) == 0
+    )
+    hub.requests.clear()
+    assert main(["export", "org/tiny", "--output", str(tmp_path / "out")]) == 2
+    assert hub.requests == [], "what is in the way is seen before anything is fetched"
+
+
+@pytest.mark.slow
+def test_both_of_a_pair_can_come_from_the_hub(
+    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    assert main(["export", "org/tiny", "--drafter", "org/tiny", "--output", str(tmp_path / "pair")]) == 0
+    for part in ("target", "drafter"):
+        assert read_manifest(tmp_path / "pair" / part).source.revision == repository
+    assert hub.fetched().count("config.json") == 1
+
+
+@pytest.mark.usefixtures("repository")
+def test_folder_of_that_name_here_comes_first(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.write_huggingface(tmp_path / "org" / "tiny", tiny.random_weights())
+    home = ModelHome(tmp_path / "home")
+    assert read_manifest(home.resolve("org/tiny")).source.repository is None
+    assert home.locate("org/tiny") == LocalSource(path=Path("org/tiny"))
+    with pytest.raises(UsageError, match="--revision"):
+        home.locate("org/tiny", "main")
+    shutil.rmtree(tmp_path / "org" / "tiny")
+    (tmp_path / "org" / "tiny").mkdir()
+    with pytest.raises(ModelError, match="folder without"):
+        home.resolve("org/tiny")
+    assert hub.requests == []
+
+
+# -- GGUF --------------------------------------------------------------------------------------------
+
+
+def test_gguf_is_chosen_by_name_or_tag(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
+    hub.commit("org/g", ggufs("m-Q8_0.gguf", "mmproj-Q4_0.gguf") | {"m-Q4_0.gguf": tiny_gguf.read_bytes()})
+    for choice in ("Q4_0", "q4_0", "m-Q4_0.gguf"):
+        assert get(tmp_path, HubId("org/g", choice)).path.name == "m-Q4_0.gguf"
+    assert hub.fetched() == ["m-Q4_0.gguf"]
+    manifest = read_manifest(ModelHome(tmp_path / "home").resolve("org/g:Q4_0:int8"))
+    assert (manifest.name, manifest.precision) == ("org--g--Q4_0-int8", "int8")
+
+
+def test_all_parts_of_a_split_gguf_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), tensors_per_part=8)
+    parts = sorted(tmp_path.glob("tiny-*.gguf"))
+    hub.commit("org/g", {f"Q8/{part.name}": part.read_bytes() for part in parts})
+    for choice in (f"Q8/{parts[1].name}", "tiny", None):
+        snapshot = get(tmp_path / "home", HubId("org/g", choice))
+        assert snapshot.path.name == parts[0].name
+    assert hub.fetched() == [f"Q8/{part.name}" for part in parts]
+    assert ModelHome(tmp_path / "home").resolve("org/g").name == "org--g"
+
+
+# -- what the hub refuses ----------------------------------------------------------------------------
+
+
+def refused(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([str(argument) for argument in arguments]) == 3
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    return tmp_path / "out"
+
+
+@pytest.mark.usefixtures("hub")
+def test_repository_that_is_not_there_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused("export", "org/none", "--output", output, capsys=capsys)
+    assert "org/none is not a file or folder on this machine and not a repository" in said
+    assert "hf auth login" in said
+
+
+@pytest.mark.usefixtures("repository")
+def test_gated_repository_says_how_to_get_in(
+    hub: FakeHub, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.gated.add("org/tiny")
+    said = refused("export", "org/tiny", "--output", output, capsys=capsys)
+    assert f"accept its terms at {hub.url}/org/tiny" in said
+    assert "hf auth login" in said
+
+
+@pytest.mark.usefixtures("repository")
+def test_revision_that_is_not_there_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused("export", "org/tiny", "--revision", "v9", "--output", output, capsys=capsys)
+    assert "no revision 'v9'" in said
+
+
+def test_several_ggufs_are_listed_and_none_is_chosen(
+    hub: FakeHub, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.commit("org/g", ggufs("m-Q4_0.gguf", "m-Q8_0.gguf"))
+    said = refused("export", "org/g", "--output", output, capsys=capsys)
+    size = format_bytes(len(LARGE) + len("m-Q4_0.gguf"))
+    assert f"m-Q4_0.gguf ({size}), m-Q8_0.gguf ({size})" in said
+    assert "org/g:m-Q4_0.gguf" in said
+    assert hub.fetched() == []
+
+
+def test_pickles_are_not_even_fetched(hub: FakeHub, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.commit("org/old", {"config.json": b"{}", "pytorch_model.bin": b"PK", "model.pt": b"PK"})
+    assert "loading them runs code" in refused("export", "org/old", "--output", output, capsys=capsys)
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"no json", b"[]", b"{}", b'{"id": "org/tiny"}', b'{"id": "org/tiny", "sha": "../..", "siblings": []}'],
+)
+@pytest.mark.usefixtures("repository")
+def test_listing_that_makes_no_sense_is_told(hub: FakeHub, tmp_path: Path, answer: bytes) -> None:
+    hub.faults["api"] = [answer]
+    with pytest.raises(ModelError, match=r"listing of org/tiny .* cannot be understood"):
+        get(tmp_path)
+
+
+def test_names_that_lead_out_of_the_folder_are_passed_over(hub: FakeHub, tmp_path: Path) -> None:
+    hub.commit("org/g", ggufs("../m.gguf", "/etc/m.gguf", "a/../../m.gguf", "c:\\m.gguf"))
+    with pytest.raises(ModelError, match="holds no model"):
+        get(tmp_path, HubId("org/g"))
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "pytorch_model.bin", 7, "none.safetensors"])
+def test_index_can_only_name_weights_of_the_repository(
+    hub: FakeHub, folder_files: dict[str, bytes], tmp_path: Path, name: object
+) -> None:
+    index = json.dumps({"weight_map": {"a": name}}).encode()
+    hub.commit("org/tiny", folder_files | {"model.safetensors.index.json": index})
+    with pytest.raises(ModelError, match="index of org/tiny"):
+        get(tmp_path)
+
+
+# -- networks that fail ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_file(hub: FakeHub) -> HubId:
+    hub.commit("org/g", {"m.gguf": LARGE})
+    return HubId("org/g")
+
+
+def test_no_network_is_told_in_words(
+    hub: FakeHub, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+    said = refused("export", "org/tiny", "--output", output, capsys=capsys)
+    assert "does not answer; check the network, or use an earlier download with --offline" in said
+
+
+def test_hub_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not edgespec.setup.hub.is_reachable(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.2)
+
+
+def test_hub_that_falls_silent_after_its_first_answer_is_told(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edgespec.setup.hub, "_ANSWER_S", 0.3)
+    hub.faults["api"] = ["stall"]
+    with pytest.raises(ModelError, match="connection to the hub broke"):
+        get(tmp_path, one_file)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [("cut", 9000)],
+        [("close", 9000)],
+        [("cut", 9000), ("cut", 0), ("close", 5000), None],
+        [503, 429, ("cut", 100), 500],
+    ],
+)
+def test_download_that_breaks_off_goes_on_where_it_was(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, faults: list[object]
+) -> None:
+    hub.faults["m.gguf"] = list(faults)
+    said: list[str] = []
+    assert get(tmp_path, one_file, said).path.read_bytes() == LARGE
+    ranges = [asked for path, asked in hub.requests if path.endswith("m.gguf")]
+    assert len(ranges) > 1
+    assert ranges[-1] is not None
+    assert any("continuing at byte" in line for line in said)
+
+
+def test_download_goes_on_in_a_later_run(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+    hub.faults["m.gguf"] = [("cut", 9000)] + [503] * 4
+    with pytest.raises(ModelError, match=r"stopped at 9000 of 25600 bytes .*continue from there"):
+        get(tmp_path, one_file)
+    assert not list(tmp_path.rglob("m.gguf"))
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+    assert hub.requests[-1][1] == "bytes=9000-"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_server_without_ranges_starts_anew(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+    hub.knows_ranges = False
+    hub.faults["m.gguf"] = [("cut", 9000)]
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+
+
+def test_range_that_is_past_the_end_starts_anew(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+    hub.faults["m.gguf"] = [("cut", 9000), 416]
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+    assert [asked for path, asked in hub.requests if "m.gguf" in path] == [None, "bytes=9000-", None]
+
+
+def test_stalled_download_goes_on(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edgespec.setup.download, "_STALL_S", 0.3)
+    hub.faults["m.gguf"] = ["stall"]
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+    assert hub.requests[-1][1] == f"bytes={len(LARGE) // 2}-"
+
+
+def test_file_of_the_catalogue_is_fetched_like_any_other(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+    """A cut is resumed, wrong bytes are refused, and a hub that keeps failing is one reason among others."""
+    revision = hub.branches["org/g"]["main"]
+    source = HubSource(repository="org/g", revision=revision, file="m.gguf")
+    sha256 = hashlib.sha256(LARGE).hexdigest()
+    entry = CatalogFile(title="G", file="m.gguf", bytes=len(LARGE), sha256=sha256, sources=(source,))
+    hub.faults["m.gguf"] = [503] * 4
+    with pytest.raises(ModelError, match=r"could not be fetched.*stopped at 0 of 25600 bytes"):
+        fetch(entry, tmp_path, print)
+    hub.faults["m.gguf"] = [LARGE[:-1] + b"!"]
+    with pytest.raises(IntegrityError):
+        fetch(entry, tmp_path, print)
+    assert list(tmp_path.iterdir()) == []
+    hub.faults["m.gguf"] = [("cut", 9000)]
+    assert fetch(entry, tmp_path, print).read_bytes() == LARGE
+    assert hub.requests[-1][1] == "bytes=9000-"
+
+
+def test_file_that_went_missing_is_told(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+    hub.faults["m.gguf"] = [404]
+    with pytest.raises(ModelError, match=r"refuses org/g .*404"):
+        get(tmp_path, one_file)
+
+
+@pytest.mark.parametrize("wrong", [LARGE[:-1] + b"!", LARGE + b"!"])
+def test_other_bytes_than_the_commit_lists_are_not_kept(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, wrong: bytes
+) -> None:
+    hub.faults["m.gguf"] = [wrong]
+    with pytest.raises(IntegrityError, match="its commit lists"):
+        get(tmp_path, one_file)
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+
+
+def test_small_files_are_checked_too(hub: FakeHub, folder_files: dict[str, bytes], tmp_path: Path) -> None:
+    hub.commit("org/tiny", folder_files)
+    hub.faults["config.json"] = [b"x" * len(folder_files["config.json"])]
+    with pytest.raises(IntegrityError, match=r"config\.json"):
+        get(tmp_path)
+
+
+def test_another_host_gets_no_token(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FakeHub()
+    other.commits = hub.commits
+    hub.redirect = other.url.replace("127.0.0.1", "localhost")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+    assert any("hf_secret" in headers.get("authorization", "") for headers in hub.headers)
+    assert not any("hf_secret" in str(headers) for headers in other.headers)
+    other.close()
+
+
+def test_full_disk_is_told_before_fetching(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(DiskFull) as raised:
+        get(tmp_path, one_file)
+    assert raised.value.needed_bytes == len(LARGE)
+    assert hub.fetched() == []
+
+
+def test_home_that_is_a_file_is_told(one_file: HubId, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match="EDGESPEC_HOME"):
+        get(tmp_path / "file", one_file)
+
+
+# -- offline -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        pytest.fail("it connected")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize("by", ["argument", "convention"])
+def test_offline_uses_what_was_fetched_and_connects_to_nothing(
+    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    online = get(tmp_path)
+    hub.requests.clear()
+    if by == "convention":
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    settings = {"offline": True} if by == "argument" else {}
+    assert get(tmp_path, **settings) == online
+    assert get(tmp_path, revision=repository, **settings) == online
+    assert hub.requests == []
+
+
+@pytest.mark.usefixtures("no_sockets")
+def test_offline_without_anything_fetched_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"org/tiny at 'main' is not on this machine and --offline"):
+        get(tmp_path, offline=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("repository")
+def test_offline_with_a_part_fetched_names_what_is_missing(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults["model-00002-of-00002.safetensors"] = [404]
+    with pytest.raises(ModelError, match="404"):
+        get(tmp_path)
+    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors of org/tiny is not on this machine"):
+        get(tmp_path, offline=True)
+
+
+@pytest.mark.usefixtures("repository")
+def test_damaged_record_is_as_none(tmp_path: Path) -> None:
+    get(tmp_path)
+    record = tmp_path / "org--tiny" / "revisions" / "main.json"
+    for text in ("", "{", "[]", "{}", '{"files": [{}]}'):
+        record.write_text(text)
+        with pytest.raises(ModelError, match="not on this machine"):
+            get(tmp_path, offline=True)
+
+
+@pytest.mark.usefixtures("repository")
+def test_home_offline_exports_what_was_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    home = ModelHome(tmp_path)
+    home.locate("org/tiny")
+    hub.requests.clear()
+    folder = replace(home, offline=True).resolve("org/tiny")
+    assert file_record(folder / "tokenizer.json").bytes
+    assert hub.requests == []
+
+
+# -- drafting heads ----------------------------------------------------------------------------------
+
+
+def head_files(folder: Path) -> dict[str, bytes]:
+    made = made_heads.eagle3("specforge").write(folder)
+    return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def test_a_drafting_head_is_exported_by_its_id(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    target = made_heads.write_target(tmp_path / "target")
+    sha = hub.commit("org/head", head_files(tmp_path / "head"))
+    command = ["export", str(target), "--drafter", "org/head", "--no-check", "--output", str(tmp_path / "pair")]
+    assert main([*command, "--dry-run"]) == 0
+    assert hub.fetched() == []
+    assert "org/head, cpu form" in capsys.readouterr().out
+    monkeypatch.setattr(edgespec.engine.pair_export, "check_if_here", lambda *arguments: None)
+    assert main(command) == 0
+    manifest = read_manifest(tmp_path / "pair" / "drafter")
+    assert (manifest.source.repository, manifest.source.revision, manifest.name) == ("org/head", sha, "head")
+
+
+def test_a_plan_for_a_head_fetches_no_target(
+    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    made_heads.eagle3("specforge").write(tmp_path / "head")
+    command = ["export", "org/tiny", "--dry-run", "--output", str(tmp_path / "pair"), "--drafter"]
+    assert main([*command, str(tmp_path / "head")]) == 0
+    assert main([*command, "mtp"]) == 0
+    assert hub.fetched() == []
+
+
+def test_a_pickled_head_on_the_hub_is_not_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    files = head_files(tmp_path / "head")
+    hub.commit("org/head", {"config.json": files["config.json"], "pytorch_model.bin": files["model.safetensors"]})
+    target = made_heads.write_target(tmp_path / "target")
+    assert main(["export", str(target), "--drafter", "org/head", "--output", str(tmp_path / "pair")]) == 3
+    assert "since loading them runs code" in capsys.readouterr().err
+    assert hub.fetched() == []
+    assert not (tmp_path / "pair").exists()

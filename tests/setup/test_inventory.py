@@ -1,0 +1,291 @@
+"""Keeping house: plans, cards, and the models of the home."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.main import main
+from edgespec.engine.load import load
+from edgespec.engine.pair_export import PairHalf, export_pair
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
+from edgespec.export.convert import export_model
+from edgespec.export.folder_size import OTHER_BYTES
+from edgespec.export.options import ExportOptions, Trimming
+from edgespec.export.output import ExportProgress, model_card
+from edgespec.export.plan import plan_model
+from edgespec.manifest import Origin, read_manifest
+from edgespec.setup.catalog import CATALOG, HubRepository
+from edgespec.setup.home import ModelHome
+from edgespec.setup.hub import LocalSource
+from edgespec.setup.inventory import Inventory
+from edgespec.setup.open_model import open_decoder
+from edgespec.setup.repository import HubId
+
+
+@pytest.fixture
+def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    home = ModelHome(tmp_path / "home", offline=True)
+    export_model(tiny_gguf, home.models / "tiny", precision="int8", origin=Origin(license="mit"))
+    return home
+
+
+def test_pair_without_its_file_is_listed_with_the_command_that_fixes_it(tiny_model: Path, tmp_path: Path) -> None:
+    home = ModelHome(tmp_path)
+    for part in ("target", "drafter"):
+        shutil.copytree(tiny_model, home.models / "both" / part)
+    (listed,) = Inventory(home).models()
+    assert listed.problem is not None
+    assert listed.problem.endswith(f"run: edgespec pair check {home.models / 'both'}")
+    with pytest.raises(ModelError, match=r"both is a pair whose pair\.json is missing"):
+        home.resolve("both")
+
+
+def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:
+    (model,) = Inventory(home).models()
+    assert (model.name, model.precision, model.source, model.problem) == ("tiny", "int8", "tiny.gguf", None)
+    assert model.bytes == sum(path.stat().st_size for path in (home.models / "tiny").iterdir())
+    num_files, others = Inventory(home).verify("tiny")
+    assert (num_files, others) == (len(read_manifest(home.models / "tiny").files), [])
+    (home.models / "tiny" / "notes.txt").write_text("mine")
+    assert Inventory(home).verify("tiny")[1] == ["notes.txt"]
+    assert Inventory(home).remove("tiny") == home.models / "tiny"
+    assert not list(Inventory(home).models())
+
+
+def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "verify"]) == 0
+    path = home.models / "tiny" / "model.onnx.data"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        Inventory(home).verify("tiny")
+    capsys.readouterr()
+    assert main(["models", "verify", "tiny", "--json"]) == 6
+    assert "changed since its export" in json.loads(capsys.readouterr().out)["tiny"]["problem"]
+    path.unlink()
+    assert main(["models", "verify"]) == 3
+
+
+@pytest.mark.parametrize("name", ["..", "../home", "", "nothing", "/etc"])
+def test_what_is_no_model_of_the_home_is_never_removed(home: ModelHome, name: str) -> None:
+    with pytest.raises(ModelError, match="not a prepared model"):
+        Inventory(home).remove(name)
+
+
+def test_model_that_is_damaged_is_listed_with_its_problem(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.models / "tiny" / "edgespec.json").write_text("{")
+    (model,) = Inventory(home).models()
+    assert "not JSON" in (model.problem or "")
+    assert main(["models", "list"]) == 0
+    assert "smollm2-135m        98 MB" in capsys.readouterr().out
+
+
+def test_home_that_is_a_file_and_models_that_are_links(home: ModelHome, tmp_path: Path) -> None:
+    (home.models / "linked").symlink_to(home.models / "tiny")
+    Inventory(home).remove("linked")
+    assert (home.models / "tiny").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match="not a folder"):
+        list(Inventory(ModelHome(tmp_path / "file")).models())
+
+
+def test_pull_prepares_and_remove_forgets(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert read_manifest(folder).name == folder.name
+    assert main(["models", "remove", folder.name]) == 0
+    assert not folder.exists()
+
+
+def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
+    assert next(Inventory(home).models()).last_used is None
+    load(home.models / "tiny", drafter="none", home=home.path).close()
+    used = datetime.fromisoformat(next(Inventory(home).models()).last_used or "")
+    assert abs((datetime.now(UTC) - used).total_seconds()) < 60
+    home.mark_used(tmp_path / "elsewhere")
+    assert [path.name for path in (home.path / "used").iterdir()] == ["tiny"]
+    Inventory(home).remove("tiny")
+    assert not list((home.path / "used").iterdir())
+
+
+def test_path_names_the_folder_of_what_is_prepared_alone(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "path", "tiny"]) == 0
+    assert capsys.readouterr().out == f"{home.models / 'tiny'}\n"
+    assert main(["models", "path", "smollm2-135m"]) == 3
+    assert "not a prepared model" in capsys.readouterr().err
+
+
+def test_pull_fetches_a_pair_at_its_commits(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def fetched(hub_id: HubId, *_: object, revision: str, **__: object) -> LocalSource:
+        asked.append((hub_id.repository, revision))
+        return LocalSource(path=tiny_gguf, origin=Origin(repository=hub_id.repository, revision=revision))
+
+    monkeypatch.setattr("edgespec.setup.home.fetch_snapshot", fetched)
+    assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
+    folders = json.loads(capsys.readouterr().out)
+    pair = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
+    assert asked == [(each.repository, each.revision) for each in pair if isinstance(each, HubRepository)]
+    stated = [read_manifest(Path(folders[part])) for part in ("path", "drafter")]
+    assert [(manifest.name, manifest.precision, manifest.source.license) for manifest in stated] == [
+        ("qwen2.5-7b", "int4", "apache-2.0"),
+        ("qwen2.5-0.5b", "int8", "apache-2.0"),
+    ]
+    assert main(["models", "pull", "qwen2.5-7b:int4", "--no-drafter", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": folders["path"]}
+
+
+@pytest.mark.slow
+def test_pull_compares_with_the_source_when_asked(home: ModelHome, tiny_gguf: Path) -> None:
+    assert main(["models", "pull", str(tiny_gguf), "--check"]) == 0
+    assert sorted(model.check is None for model in Inventory(home).models()) == [False, True]
+
+
+def test_control_characters_of_a_model_are_shown_not_obeyed(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = home.models / "tiny" / "edgespec.json"
+    document = json.loads(path.read_text())
+    document["architecture"] = "\x1b[2Jllama"
+    path.write_text(json.dumps(document))
+    assert main(["models", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[2Jllama" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("source", {}),
+        ("fp32", {}),
+        ("fp16", {}),
+        ("int8", {"block_size": 64}),
+        ("int4", {}),
+        ("auto", {}),
+        ("int4", {"form": "gpu"}),
+        ("fp16", {"form": "npu"}),
+        ("source", {"trimming": Trimming(keep=frozenset({0}))}),
+        ("int8", {"hidden_layers": (0,)}),
+    ],
+)
+def test_plan_has_the_bytes_that_are_written(
+    tiny_gguf: Path, tmp_path: Path, precision: str, options: dict[str, Any]
+) -> None:
+    plan = plan_model(tiny_gguf, ExportOptions(precision=precision, **options)).cost
+    manifest = export_model(tiny_gguf, tmp_path / "out", precision=precision, **options)
+    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    others = written.pop("edgespec.json") + written.pop("README.md")
+    assert plan.precision == manifest.precision
+    # Of some tensors a part is smaller than a page and the whole is larger, which begins at a page in the plan.
+    assert 0 <= plan.write_bytes - OTHER_BYTES - sum(written.values()) <= (3 * 4096 if "form" in options else 0)
+    assert others < OTHER_BYTES
+
+
+def test_dry_run_writes_nothing(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["export", str(tiny_gguf), "--output", str(tmp_path / "out"), "--dry-run"]
+    assert main([*arguments, "--drafter", str(tiny_gguf), "--drafter-precision", "int4", "--json"]) == 0
+    target, drafter = json.loads(capsys.readouterr().out)
+    assert (target["precision"], drafter["precision"], target["fetch_bytes"]) == ("source", "int4", 0)
+    assert main([*arguments, "--precision", "auto"]) == 0
+    assert "int8 (" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_card_says_what_the_model_is_and_how_it_was_checked(tiny_gguf: Path, tmp_path: Path) -> None:
+    manifest = export_model(
+        tiny_gguf, tmp_path / "out", origin=Origin(license="apache-2.0"), open_decoder=open_decoder
+    )
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert card == model_card(replace(manifest, files={}))
+    assert all(word in card for word in ("tiny.gguf", "apache-2.0", manifest.source.sha256, "Compared with"))
+    assert "was not compared" in model_card(replace(manifest, check=None))
+
+
+def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 4.0, 5.0, 8.0])
+    monkeypatch.setattr("edgespec.export.output.monotonic", lambda: next(clock))
+    lines: list[str] = []
+    progress = ExportProgress(10_000_000, lines.append)
+    for done in (1, 4_000_000, 5_000_000, 8_000_000):
+        progress(done)
+    assert lines == ["4 MB of at most 10 MB, 1 MB/s", "8 MB of at most 10 MB, 1 MB/s"]
+
+
+@pytest.mark.slow
+def test_pair_in_the_home_is_listed_as_one_with_its_size(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = LocalSource(path=tiny_gguf)
+    halves = [
+        PairHalf(part=part, source=source, precision=precision)
+        for part, precision in (("target", "fp32"), ("drafter", "int8"))
+    ]
+    export_pair(*halves, home.models / "pair")
+    pair, _ = Inventory(home).models()
+    size = sum(path.stat().st_size for path in (home.models / "pair").rglob("*") if path.is_file())
+    assert (pair.kind, pair.precision, pair.bytes, pair.problem) == ("pair", "fp32 + int8", size, None)
+    assert main(["models", "list"]) == 0
+    assert "pair of llama + llama, tiny.gguf + tiny.gguf" in capsys.readouterr().out
+    assert main(["models", "verify"]) == 0
+
+
+def test_source_without_a_name_is_a_damaged_manifest(home: ModelHome) -> None:
+    path = home.models / "tiny" / "edgespec.json"
+    document = json.loads(path.read_text())
+    document["source"]["name"] = None
+    path.write_text(json.dumps(document))
+    (model,) = Inventory(home).models()
+    assert "source.name is None" in (model.problem or "")
+
+
+def test_empty_names_are_refused(home: ModelHome, tmp_path: Path) -> None:
+    assert main(["models", "verify", ""]) == 3
+    assert main(["export", "", "--output", str(tmp_path / "out")]) == 2
+
+
+def test_dry_run_says_what_cannot_work(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = ["export", str(tiny_gguf), "--dry-run", "--json", "--output"]
+    assert main([*arguments, str(tmp_path / "file" / "out")]) == 2
+    assert "it is not a folder" in json.loads(capsys.readouterr().out)[0]["problem"]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert main([*arguments, str(tmp_path / "new" / "out")]) == 1
+    said = capsys.readouterr()
+    assert "no room in" in json.loads(said.out)[0]["problem"]
+    assert "this export is not possible: no room in" in said.err
+    monkeypatch.undo()
+    assert main([*arguments, str(tmp_path / "new" / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["problem"] is None
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_file())
+    assert main([*arguments, str(tmp_path / "out")]) == 2
+    assert "may not be written" in capsys.readouterr().err
+
+
+def test_plan_counts_the_check(tiny_gguf: Path) -> None:
+    plain, checked = (
+        plan_model(tiny_gguf, ExportOptions(), is_checked=is_checked).cost for is_checked in (False, True)
+    )
+    npu = plan_model(tiny_gguf, ExportOptions(precision="fp16", form="npu"), is_checked=True).cost
+    assert plain.peak_bytes + plain.write_bytes < checked.peak_bytes
+    assert plain.seconds < checked.seconds < npu.seconds

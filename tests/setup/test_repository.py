@@ -1,0 +1,83 @@
+import pytest
+
+from edgespec.errors import ModelError
+from edgespec.setup.repository import Commit, HubId, RemoteFile, choose_files, parse_hub_id
+
+
+def commit(*names: str) -> Commit:
+    files = tuple(RemoteFile(name=name, bytes=10**6, digest="") for name in names)
+    return Commit(repository="org/m", sha="0" * 40, license=None, files=files)
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "choice"),
+    [
+        ("org/name", "org/name", None),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", None),
+        ("org/name:Q4_K_M", "org/name", "Q4_K_M"),
+        ("org/name:sub/file-00001-of-00002.gguf", "org/name", "sub/file-00001-of-00002.gguf"),
+    ],
+)
+def test_hub_ids_are_known_by_their_form(text: str, repository: str, choice: str | None) -> None:
+    assert parse_hub_id(text) == HubId(repository, choice)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name", "./org/name", "../org", "/org/name", "a/b/c", "~/models", "org/", "/name", "models/m.gguf",
+        "models/m.GGUF", "models/model.safetensors", "org/a--b", "org/a..b", "org/näme", "org/name:",
+        "org/name:a:b",
+        "C:/models", "org\\name", "org/name\n", "o/" + "x" * 100, "https://host/org", "org/name:a\0b",
+    ],
+)  # fmt: skip
+def test_what_can_be_no_id_is_none(text: str) -> None:
+    assert parse_hub_id(text) is None
+
+
+def test_ids_and_choices_have_folders_of_their_own() -> None:
+    ids = [HubId("a/b"), HubId("a/b", "Q4_0"), HubId("a/b-Q4_0"), HubId("a-b/c"), HubId("a/b", "x/y.gguf")]
+    names = [hub_id.name for hub_id in ids]
+    assert names == ["a--b", "a--b--Q4_0", "a--b-Q4_0", "a-b--c", "a--b--x--y.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("held", "choice", "chosen"),
+    [
+        (["config.json", "model.safetensors", "m.gguf", "x.py"], None, ["config.json", "model.safetensors"]),
+        (["m-Q4_K_M.gguf", "m-Q4_K_S.gguf"], "Q4_K_M", ["m-Q4_K_M.gguf"]),
+        (["m.Q4_K_M.gguf", "m.Q8_0.gguf"], "q8_0", ["m.Q8_0.gguf"]),
+        (["Q4_0/m.gguf", "Q8_0/m.gguf"], "Q8_0/m.gguf", ["Q8_0/m.gguf"]),
+        (["m.gguf", "model.safetensors"], "m.gguf", ["m.gguf"]),
+        (["m.gguf"], None, ["m.gguf"]),
+        (
+            ["a-00002-of-00002.gguf", "a-00001-of-00002.gguf"],
+            None,
+            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+        ),
+        (["m-F16.gguf", "m-BF16.gguf"], "F16", ["m-F16.gguf"]),
+        (["medusa.safetensors", "config.json", "x.bin"], None, ["config.json", "medusa.safetensors"]),
+    ],
+)
+def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str]) -> None:
+    assert [file.name for file in choose_files(commit(*held), choice)] == chosen
+
+
+@pytest.mark.parametrize(
+    ("held", "choice", "words"),
+    [
+        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", r"fits 2 files .*a-Q4_0.gguf \(1 MB\), b-Q4_0.gguf \(1 MB\)"),
+        (["a-Q4_0.gguf"], "Q8_0", "no GGUF file 'Q8_0'. It has a-Q4_0.gguf"),
+        (["model.safetensors"], "Q8_0", "no GGUF file 'Q8_0'. It has none"),
+        (["a-00001-of-00003.gguf", "a-00003-of-00003.gguf"], "a", "lacks a-00002-of-00003.gguf"),
+        (["a-00001-of-00003.gguf", "a-00003-of-00003.gguf"], None, "lacks a-00002-of-00003.gguf"),
+        (["a.gguf", "b.gguf"], None, "holds 2 GGUF models"),
+        (["mmproj-a.gguf"], None, "holds no model"),
+        (["adapter_model.safetensors"], None, "holds no model"),
+        (["pytorch_model.bin"], None, "loading them runs code"),
+        ([], None, "holds no model"),
+    ],
+)
+def test_choices_that_cannot_be_met_are_told(held: list[str], choice: str | None, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        choose_files(commit(*held), choice)

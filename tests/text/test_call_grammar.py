@@ -1,0 +1,222 @@
+"""Calls that a grammar ensures, in each family's form, from a model that writes at random."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from llguidance import LLMatcher
+from scripted import TOOL_TEMPLATE, scripted_engine
+from tokenizers import Tokenizer as Library
+
+from edgespec import Engine, UsageError
+from edgespec.engine.request_reader import explain_refusal
+from edgespec.errors import FormatError, ToolError
+from edgespec.text.call_grammar import call_grammar, constrained_format
+from edgespec.text.compile import GrammarCompiler
+from edgespec.text.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
+from edgespec.text.notations import WrittenCall, write_calls
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool import ToolUse, parse_tools
+from edgespec.text.vocabulary import GrammarVocabulary
+
+TOOLS = [
+    {
+        "name": "set_light",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "room": {"type": "string", "maxLength": 6},
+                "color": {"type": "string", "enum": ["red", "blue"]},
+                "level": {"type": "integer", "minimum": 0, "maximum": 9},
+                "fade": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            },
+            "required": ["color", "level"],
+            "additionalProperties": False,
+        },
+    },
+    {"name": "stop", "parameters": {"type": "object", "properties": {}}},
+]
+ASK = [{"role": "user", "content": "Do it."}]
+WITH_GRAMMAR = [each for each in FORMATS if not isinstance(each.body, (PairsBody, PythonBody))]
+Make = Callable[..., Engine]
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+
+@pytest.fixture
+def make(tiny_model: Path, tmp_path: Path) -> Make:
+    def make(format: CallFormat, answer: str = "", **settings: Any) -> Engine:
+        template = "{# " + " ".join(format.signs[0]) + " #}" + TOOL_TEMPLATE
+        rule = answer_always(answer)
+        return scripted_engine(tiny_model, tmp_path, rule, template, special_marks(format), **settings)
+
+    return make
+
+
+def answer_always(answer: str) -> Callable[[str], str]:
+    return lambda prompt: answer
+
+
+def special_marks(format: CallFormat) -> tuple[str, ...]:
+    """The marks of a format that are special tokens of its models."""
+    marks = [mark.strip() for mark in format.marks()]
+    return tuple(mark for mark in marks if mark.startswith(("<|", "<｜", "[")) and "\n" not in mark)
+
+
+def require_schema(arguments: dict[str, Any], name: str) -> None:
+    if name == "stop":
+        assert arguments == {}
+        return
+    assert arguments.keys() <= {"room", "color", "level", "fade"}
+    assert arguments["color"] in ("red", "blue")
+    assert arguments["level"] in range(10)
+    assert isinstance(arguments.get("room", ""), str)
+    assert arguments.get("fade") in (True, False, None)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[GrammarVocabulary, Tokenizer]:
+    """Tokens of a tiny model, and the special ones of all families."""
+    library = Library.from_file(str(tiny_model / "tokenizer.json"))
+    library.add_special_tokens(sorted({mark for format in WITH_GRAMMAR for mark in special_marks(format)}))
+    library.add_tokens(["<tool_call>", "</tool_call>"])  # as in Qwen's, where they are shown too
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    library.save(str(path))
+    tokenizer = Tokenizer(path)
+    return GrammarVocabulary(path, len(tokenizer.pieces), (2,)), tokenizer
+
+
+@pytest.mark.parametrize("format", WITH_GRAMMAR, ids=lambda each: each.name)
+def test_each_familys_calls_match_and_wrong_ones_do_not(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer], format: CallFormat
+) -> None:
+    grammars, tokenizer = vocabulary
+
+    def matches(text: str, *, closed: bool = True, **settings: Any) -> bool:
+        use = ToolUse(tools=parse_tools(TOOLS), **settings)
+        named = grammars.special_among(tokenizer.added_tokens)
+        lark = call_grammar(use, constrained_format(format), named).source
+        matcher = LLMatcher(grammars.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        text = text.removeprefix(format.frames[0][0]) if format.is_open and closed else text
+        tokens = tokenizer.encode(text, special=True).tolist()
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    right = WrittenCall("set_light", {"room": "h<b>", "color": "red", "level": 3})
+    one = write_calls(format, [right])
+    two = write_calls(format, [right, WrittenCall("stop", {})])
+    wrong = write_calls(format, [WrittenCall("set_light", {"color": "green", "level": 3})])
+    more = write_calls(format, [WrittenCall("set_light", {"color": "red", "level": 3, "x": 1})])
+    unknown = write_calls(format, [WrittenCall("rm", {})])
+    said = "all\nI do. " if format.is_open else "I do. "
+    for choice in ("auto", "required", "set_light"):
+        assert matches(one, choice=choice)
+        assert matches(two, choice=choice) == (choice != "set_light")
+        assert not matches(two, choice=choice, is_parallel=False)
+        assert not any(matches(each, choice=choice) for each in (wrong, more, unknown))
+        assert matches(said, choice=choice, closed=False) == (choice == "auto")
+    if format.frames[0][0]:
+        assert matches(said + one, closed=False)
+        assert not matches(said + wrong, closed=False)
+    if format.is_bare and isinstance(format.body, JsonBody) and format.frames[0][0]:
+        head = f'{{\n  "{format.body.names[0]}": "set_light",\n  "{format.body.arguments[0]}": '
+        for begin, end in (("", ""), ("```json\n", "\n```")):
+            assert matches(begin + head + '{\n    "color": "red",\n    "level": 3\n  }\n}' + end)
+            assert not matches(begin + head + '{\n    "color": "green"')
+            assert matches(begin + '{"name": "Ada"}' + end)
+
+
+@pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2"])
+def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> None:
+    format = next(each for each in FORMATS if each.name == name)
+    with make(format, seed=5) as engine:
+        assert engine.tool_format.startswith(f"{name},")
+        answer = engine.generate(
+            ASK, tools=TOOLS, tool_choice="set_light", max_tokens=240, parallel_tool_calls=False
+        )
+        assert (answer.text, answer.finish_reason) == ("", "tool_calls")
+        (call,) = answer.tool_calls
+        require_schema(call.parse(), call.name)
+
+
+def test_strict_arguments_follow_their_schema_where_calls_are_free(make: Make) -> None:
+    wrong = write_calls(HERMES, [WrittenCall("set_light", {"room": "hall", "color": "green", "level": 3})])
+    with make(HERMES, f"I do it. {wrong}") as engine:
+        answer = engine.generate(ASK, tools=TOOLS, max_tokens=150, parallel_tool_calls=False)
+    assert answer.text == "I do it."
+    (call,) = answer.tool_calls
+    assert call.name == "set_light"
+    require_schema(call.parse(), call.name)
+
+
+def test_an_answer_without_calls_can_have_a_schema_of_its_own(make: Make) -> None:
+    schema = {
+        "type": "json_schema",
+        "schema": {
+            "type": "object",
+            "properties": {"ok": {"type": "boolean"}},
+            "required": ["ok"],
+            "additionalProperties": False,
+        },
+    }
+    with make(HERMES, '{"ok": true}') as engine:
+        answer = engine.generate(ASK, tools=TOOLS[1:], response_format=schema, max_tokens=100)
+        assert answer.text in ('{"ok":true}', '{"ok":false}')
+    with make(HERMES, '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>') as engine:
+        answer = engine.generate(ASK, tools=TOOLS[1:], response_format=schema, max_tokens=100)
+        assert [call.name for call in answer.tool_calls] == ["stop"]
+
+
+def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
+    lfm2 = next(each for each in FORMATS if isinstance(each.body, PythonBody))
+    with make(lfm2) as engine:
+        for options in ({"tool_choice": "required"}, {}):
+            with pytest.raises(UsageError, match="there is none for calls of the form 'lfm2'"):
+                engine.stream(ASK, tools=TOOLS, **options)
+    with make(HERMES) as engine:
+        with pytest.raises(UsageError, match="response_format of the type regex"):
+            engine.stream(ASK, tools=TOOLS, response_format={"type": "regex", "regex": "a"})
+        with pytest.raises(UsageError, match="cannot be ensured"):
+            engine.stream(ASK, tools=TOOLS, tool_choice="required", max_tokens=3)
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
+def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> None:
+    bounds = {
+        "fix": {"const": 'f"x'},
+        "size": {"minLength": 3, "maxLength": 5, "format": "password"},
+        "shape": {"pattern": r"^[ab]/\d$"},
+    }
+    bounds |= {"end": {"pattern": "x$"}, "words": {"enum": ["", "a\nb", "</parameter></arg_value>"]}}
+    properties = {key: {"type": "string", **each} for key, each in bounds.items()}
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    engine = make(next(each for each in FORMATS if each.name == family), seed=1)
+    settings: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    answer = engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
+    found = answer.tool_calls[0].parse()
+    assert found["fix"] == 'f"x'
+    assert 3 <= len(found["size"]) <= 5
+    assert re.fullmatch(r"[ab]/\d", found["shape"])
+    assert found["end"].endswith("x")
+    assert found["words"] in ("", "a\nb")
+    properties["end"] = {"type": "string", "format": "date"}
+    with pytest.raises(UsageError, match="bounds its argument 'end' by format"):
+        engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
+
+
+def test_the_tool_whose_schema_is_too_large_is_named(tiny_model: Path) -> None:
+    compiler = GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, (2,))
+    large = {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}
+    use = ToolUse(tools=parse_tools([*TOOLS, {"name": "large", "parameters": large}]))
+    wanted = call_grammar(use, constrained_format(HERMES), {})
+    with pytest.raises(FormatError, match="schemas within each other; wanted at most 5000") as refused:
+        compiler.compile(wanted)
+    found = explain_refusal(use, refused.value, compiler)
+    assert isinstance(found, ToolError)
+    assert found.field == "tools[2].parameters"
+    assert "of the tool 'large' cannot be ensured: the response_format has 5001 schemas" in str(found)
+    fine = ToolUse(tools=parse_tools(TOOLS))
+    assert "as they are asked for" in str(explain_refusal(fine, FormatError("no"), compiler))

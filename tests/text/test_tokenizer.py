@@ -1,0 +1,222 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import ManifestError
+from edgespec.export.vocabulary import vocabulary_from_gguf
+from edgespec.text.tokenizer import TextStream, Tokenizer
+
+METADATA = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": tiny.PIECES,
+    "tokenizer.ggml.token_type": tiny.TYPES,
+    "tokenizer.ggml.merges": tiny.MERGES,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(vocabulary_from_gguf("tiny", METADATA).tokenizer_json)
+    return Tokenizer(path)
+
+
+def edited(path: Path, **changes: object) -> Path:
+    stated = json.loads(vocabulary_from_gguf("tiny", METADATA).tokenizer_json)
+    path.write_text(json.dumps(stated | changes))
+    return path
+
+
+def test_pattern_that_takes_for_ever_is_given_up_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library panics, which is no Exception."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split))
+    with pytest.raises(ManifestError, match="retry-limit"):
+        tokenizer.encode("a" * 40 + "b")
+
+
+def test_text_is_neither_padded_nor_cut(tmp_path: Path) -> None:
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", truncation=truncation))
+    assert tokenizer.decode(tokenizer.encode("hello there")) == "hello there"
+
+
+def test_replacements_that_grow_are_refused(tmp_path: Path) -> None:
+    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    normalizer = {"type": "Sequence", "normalizers": [doubling] * 40}
+    with pytest.raises(ManifestError, match="ever more text"):
+        Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
+
+
+def test_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 34)
+    with pytest.raises(ManifestError, match="16384 MiB"):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A SentencePiece vocabulary: bytes, letters, and pieces with scores as trained ones have."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehlorw"]
+    types = [2, 3, 3] + [6] * 256 + [1] * 11
+    joined = ["he", "ll", "▁he", "llo", "▁hello", "▁w", "or", "▁wor", "ld", "▁world"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces + joined,
+        "tokenizer.ggml.token_type": types + [1] * len(joined),
+        "tokenizer.ggml.scores": [0.0] * len(pieces) + [-float(i) for i in range(len(joined))],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    vocabulary = vocabulary_from_gguf("tiny", metadata)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(vocabulary.tokenizer_json)
+    return Tokenizer(path, vocabulary.bos_token_id, vocabulary.add_bos)
+
+
+def test_byte_level_tokens_follow_the_merges(tokenizer: Tokenizer) -> None:
+    spelled = [tokenizer.piece(int(token)) for token in tokenizer.encode("in the the")]
+    assert spelled == ["in", "Ġthe", "Ġthe"]
+
+
+@given(text=st.text())
+def test_encoding_then_decoding_gives_the_text_in_nfc(tokenizer: Tokenizer, text: str) -> None:
+    import unicodedata
+
+    decoded = tokenizer.decode(tokenizer.encode(text))
+    assert unicodedata.normalize("NFC", decoded) == unicodedata.normalize("NFC", text)
+
+
+def test_lone_surrogates_do_not_break_encoding(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer) -> None:
+    typed = tokenizer.encode("<|im_end|>")
+    assert 2 not in typed
+    assert tokenizer.decode(typed) == "<|im_end|>"
+    assert tokenizer.encode("a<|im_end|>b", special=True).tolist()[1] == 2
+
+
+def test_sentencepiece_joins_by_score_and_falls_back_to_bytes(sentencepiece: Tokenizer) -> None:
+    spelled = [sentencepiece.piece(int(token)) for token in sentencepiece.encode("hello world é")]
+    assert spelled == ["<s>", "▁hello", "▁world", "▁", "<0xC3>", "<0xA9>"]
+    assert sentencepiece.decode(sentencepiece.encode("hello world é")) == "hello world é"
+
+
+GEMMA = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "▁▁", "▁▁▁"]
+GEMMA_TYPES = [3, 3, 3, 2, 3, 4, 4, 4, 4, 4]
+LETTERS = ["▁", *"ehlo", "he", "ll", "llo", "▁he", "▁hello"]
+
+
+def sentencepiece_metadata(pieces: list[str], types: list[int], **keys: object) -> dict[str, object]:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces + LETTERS,
+        "tokenizer.ggml.token_type": types + [1] * len(LETTERS),
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(pieces + LETTERS))],
+    }
+    return metadata | keys
+
+
+def written(folder: Path, metadata: dict[str, object]) -> Tokenizer:
+    vocabulary = vocabulary_from_gguf("tiny", metadata)
+    (folder / "tokenizer.json").write_text(vocabulary.tokenizer_json)
+    return Tokenizer(folder / "tokenizer.json", vocabulary.bos_token_id, vocabulary.add_bos)
+
+
+def test_gemma_takes_the_longest_run_of_spaces_and_no_space_in_front(tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.bos_token_id": 2}
+    tokenizer = written(tmp_path, sentencepiece_metadata(GEMMA, GEMMA_TYPES, **keys))
+    text = "hello hello     hello\n\nhello"
+    tokens = tokenizer.encode(text)
+    spelled = [tokenizer.piece(int(token)) for token in tokens]
+    assert spelled == ["<bos>", "he", "llo", "▁hello", "▁▁▁", "▁▁", "he", "llo", "\n\n", "he", "llo"]
+    assert tokenizer.decode(tokens) == text
+
+
+def test_end_of_turn_ends_an_answer_even_where_it_is_no_control_token() -> None:
+    html, types = [*GEMMA, "</s>"], [*GEMMA_TYPES, 4]  # which ends nothing but struck out text
+    metadata = sentencepiece_metadata(html, types, **{"tokenizer.ggml.eos_token_id": 1})
+    assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "spelled"), [("phi3", ["▁hello"]), ("llama", ["▁", "<unk>", "he", "llo"])]
+)
+def test_control_tokens_of_phi3_take_the_white_space_behind_them(
+    tmp_path: Path, architecture: str, spelled: list[str]
+) -> None:
+    pieces, types = ["<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|end|>"], [2, 3, 3, 3, 3]
+    metadata = sentencepiece_metadata(pieces, types, **{"general.architecture": architecture})
+    tokenizer = written(tmp_path, metadata)
+    tokens = [tokenizer.piece(int(token)) for token in tokenizer.encode("<|user|>\nhello<|end|>\n", special=True)]
+    assert tokens[: 1 + len(spelled)] == ["<|user|>", *spelled]
+    assert tokens[1 + len(spelled) :] == (["<|end|>"] if architecture == "phi3" else ["<|end|>", "▁", "<unk>"])
+    assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("dbrx", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("olmo", ["I", "'", "LL", "Ġadd", "Ġ12345", "!", "Ċ", "(", "x", ")"]),
+    ],
+)
+def test_pre_tokenizers_cut_words_and_digits_where_they_should(name: str, parts: list[str]) -> None:
+    rebuilt = tokenizers.Tokenizer.from_str(
+        vocabulary_from_gguf("tiny", METADATA | {"tokenizer.ggml.pre": name}).tokenizer_json
+    )
+    assert [part for part, _ in rebuilt.pre_tokenizer.pre_tokenize_str("I'LL add 12345!\n(x)")] == parts
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["tokenizer", "sentencepiece"])
+def test_streamed_pieces_join_to_the_whole_decoding(
+    kind: str, request: pytest.FixtureRequest, data: st.DataObject
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    size = tiny.VOCAB if kind == "tokenizer" else 270
+    blocks = data.draw(st.lists(st.lists(st.integers(0, size - 1), max_size=6), max_size=20))
+    stream = TextStream(tokenizer)
+    shown = [stream.push(block) for block in blocks]
+    shown.append(stream.flush())
+    assert "".join(shown) == tokenizer.decode([token for block in blocks for token in block])
+
+
+@given(text=st.text("é中😀a👨‍👩‍👧 \n", max_size=20))
+def test_no_piece_shows_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+    stream = TextStream(tokenizer)
+    pieces = [stream.push([int(token)]) for token in tokenizer.encode(text)]
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert stream.flush() == ""
+
+
+def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(ManifestError, match="not a usable tokenizer"):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_empty_text_has_no_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("").dtype == np.int32
+    assert len(tokenizer.encode("")) == 0
+
+
+def test_padding_that_a_converter_made_up_is_no_token() -> None:
+    size = len(tiny.PIECES)
+    padded = METADATA | {
+        "tokenizer.ggml.tokens": [*tiny.PIECES, f"[PAD{size}]", f"[PAD{size + 1}]"],
+        "tokenizer.ggml.token_type": [*tiny.TYPES, 5, 5],
+    }
+    assert vocabulary_from_gguf("x", padded).tokenizer_json == vocabulary_from_gguf("x", METADATA).tokenizer_json

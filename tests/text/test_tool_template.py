@@ -1,0 +1,163 @@
+"""What is found out about chat templates that take tools, each in a way of its own."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ModelError
+from edgespec.text.chat_template import Message, names_for
+from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.template_process import TemplateProcess
+from edgespec.text.tool import ToolCall, parse_tools
+from edgespec.text.tool_template import ToolTemplate, probe_template
+
+TOOLS = parse_tools(
+    [{"name": "find", "description": "Finds <it>.", "parameters": {"properties": {"what": {"type": "string"}}}}]
+)
+CALL = ToolCall(id="call_1234567890", name="find", arguments='{"what": "é <b>"}')
+STATED = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+HERMES = (
+    STATED + ROLES + "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ ARGUMENTS }}}\n</tool_call>{% endfor %}'
+    "{% endfor %}<assistant>"
+)
+AS_OBJECT, AS_TEXT = "c.function.arguments | tojson", "c.function.arguments + ''"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    process = TemplateProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def written(process: TemplateProcess) -> Callable[..., str]:
+    """What a template makes of a conversation with a call, tried out before."""
+
+    def written(template: str, said: str = "", *, system: str | None = None) -> str:
+        how = probe_template(template, process.render, {})
+        turns: list[Any] = [] if system is None else [Message("system", system)]
+        turns += [Message("user", "Q"), CallMessage(said, (CALL,)), ResultMessage("RESULT", CALL.id)]
+        return process.render(template, **names_for(how, turns, TOOLS, str), add_generation_prompt=True)
+
+    return written
+
+
+def test_arguments_are_given_as_the_template_takes_them(
+    process: TemplateProcess, written: Callable[..., str]
+) -> None:
+    for arguments, has_text in ((AS_OBJECT, False), (AS_TEXT, True)):
+        template = HERMES.replace("ARGUMENTS", arguments)
+        how = probe_template(template, process.render, {})
+        assert how == ToolTemplate(
+            variable="tools", writes_calls=True, writes_both=True, has_text_arguments=has_text, takes_results=True
+        )
+        assert '"arguments": {"what": "é <b>"}}' in written(template)
+        assert "<tool>RESULT" in written(template)
+        assert "Finds <it>." in written(template)
+
+
+def test_a_template_may_want_none_for_no_content_and_drop_what_is_said(written: Callable[..., str]) -> None:
+    template = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
+        "{{ m.content }}{% for c in m.tool_calls or [] %}",
+        "{% if m.content is not none %}{{ m.content }}{% endif %}"
+        "{% for c in (m.tool_calls or []) if m.content is none %}",
+    )
+    assert written(template).count("<tool_call>") == 1
+    said = written(template, "I look.")
+    assert "I look.\n<tool_call>" in said
+    assert said.count("<tool_call>") == 1
+
+
+def test_ids_are_nine_characters_where_a_template_wants_that(written: Callable[..., str]) -> None:
+    template = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
+        "{% for c in",
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+        "{% endfor %}{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{% for c in",
+    )
+    (short,) = {part.split("]")[0] for part in written(template).split("[")[1:]}
+    assert len(short) == 9
+    assert short.isalnum()
+
+
+def test_a_template_that_writes_no_calls_gets_them_as_text(written: Callable[..., str]) -> None:
+    template = "{# <tool_call> #}" + STATED + ROLES + "{% endfor %}<assistant>"
+    assert '<assistant><tool_call>\n{"name": "find", "arguments": {"what": "é <b>"}}\n</tool_call>' in written(
+        template
+    )
+
+
+def test_tools_may_stand_in_the_system_message(process: TemplateProcess, written: Callable[..., str]) -> None:
+    template = ROLES + "{% if m.tools %}<|tool|>{{ m.tools }}{% endif %}{% endfor %}<assistant>"
+    how = probe_template(template, process.render, {})
+    assert (how.format.name, how.variable) == ("phi-4-mini", "message")
+    assert '<system>Be kind.<|tool|>[{"name": "find"' in written(template, system="Be kind.")
+    assert '<system><|tool|>[{"name": "find"' in written(template)
+
+
+def test_arguments_are_described_where_a_template_demands_it(written: Callable[..., str]) -> None:
+    demanding = (
+        "{% for t in tools %}{% for p in t.function.parameters.properties.values() %}{{ p.description + ';' }}"
+        "{% endfor %}{% endfor %}" + HERMES.replace("ARGUMENTS", AS_OBJECT)
+    )
+    assert '"what": {"type": "string", "description": ""}' in written(demanding)
+
+
+def test_without_tools_a_system_message_tells_of_them_or_the_first_of_the_user(
+    process: TemplateProcess, written: Callable[..., str]
+) -> None:
+    plain = ROLES + "{% endfor %}<assistant>"
+    found = written(
+        plain.replace("{{ m.content }}", "{% if m.role == 'tool' %}{{ 1 / 0 }}{% endif %}{{ m.content }}")
+    )
+    assert found.startswith("<system>You can call")
+    assert "<user><tool_response>\nRESULT\n</tool_response>" in found
+    alone = plain.replace(
+        "<{{ m.role }}>",
+        "{% if m.role in ('system', 'tool') %}{{ raise_exception('no') }}{% endif %}<{{ m.role }}>",
+    )
+    how = probe_template(alone, process.render, {})
+    assert how.description == "hermes, by a system message of edgespec"
+    found = written(alone)
+    assert found.startswith("<user>You can call")
+    assert found.count("<user>") == 2
+    assert "Q<assistant>" in found
+
+
+def test_a_template_that_renders_nothing_is_told_by_a_system_message() -> None:
+    def refuse(template: str, **names: Any) -> str:
+        raise ModelError("no")
+
+    how = probe_template("{# <tool_call> #} tools", refuse, {})
+    assert (how.variable, how.writes_calls, how.takes_results) == (None, False, False)
+    assert probe_template(None, refuse, {}) == ToolTemplate()
+
+
+def test_results_of_several_calls_are_one_turn_where_turns_alternate() -> None:
+    how = ToolTemplate()
+    turns = [Message("user", "Q"), CallMessage("", (CALL, CALL)), *[ResultMessage(text, CALL.id) for text in "ab"]]
+    messages = names_for(how, turns, (), str)["messages"]
+    assert [each["role"] for each in messages] == ["user", "assistant", "user"]
+    assert messages[-1]["content"].count("<tool_response>") == 2
+
+
+def test_json_of_templates_is_as_transformers_writes_it(process: TemplateProcess) -> None:
+    value = {"b": "é<'>&", "a": [1, None]}
+    assert process.render("{{ x | tojson }}", x=value) == json.dumps(value, ensure_ascii=False)
+    assert process.render("{{ x | tojson(indent=4) }}", x=value) == json.dumps(value, ensure_ascii=False, indent=4)
+    assert process.render("{{ 'a\nb' | indent(2) }}") == "a\n  b"
+    for hostile in ("{{ x | tojson(indent=1000000) }}", "{{ 'a' | indent(99999999, true) }}"):
+        with pytest.raises(ModelError, match="wanted"):
+            process.render(hostile, x=value)
+
+
+@pytest.mark.parametrize("arguments", ['{"what": "cut', "[1]", '{"a":' * 500 + "1" + "}" * 500, "[" * 90_000])
+def test_arguments_that_no_template_takes_are_given_as_a_text(arguments: str) -> None:
+    turns = [Message("user", "Q"), CallMessage("", (ToolCall(id="a", name="find", arguments=arguments),))]
+    how = ToolTemplate(writes_calls=True)
+    (call,) = names_for(how, turns, (), str)["messages"][-1]["tool_calls"]
+    assert call["function"]["arguments"] == {"arguments": arguments}
