@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoders import BEST, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.cached_prefix import empty_cache
+from edgespec.decoding.decoder import BEST, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Logits, Row, TokenIds
 
@@ -149,8 +149,8 @@ class PlainChoices(ForwardingDecoder):
         self._num_plain = len(prompt)
         if num_rows == 1:
             return first
-        rest = self._decoder.run(given._replace(num_last=num_rows - 1))
-        return np.concatenate([first.copy(), rest.logits])
+        first = first.copy()  # the next pass may overwrite it
+        return np.concatenate([first, self._decoder.run(given._replace(num_last=num_rows - 1)).logits])
 
     def _run_again(self, prefix: TokenIds) -> Row:
         """The row after prefix in plain decoding."""
