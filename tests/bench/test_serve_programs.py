@@ -34,6 +34,7 @@ def client(served: Served) -> Iterator[httpx2.Client]:
         yield found
 
 
+@pytest.mark.slow
 def test_load_is_compared_and_texts_are_equal(
     client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_clients_share_the_same_requests_and_end_at_about_the_same_time() -> Non
     assert len(set(begins)) > 2
 
 
+@pytest.mark.slow
 def test_many_requests_leave_nothing_and_mix_nothing_up(served: Served, client: httpx2.Client) -> None:
     endurance = Endurance(client, [Asked(prompt, 60) for prompt in PROMPTS])
     lines = list[str]()

@@ -27,6 +27,7 @@ def test_ratios_are_of_neighbours_in_time_and_rounds_have_numbers_of_their_own(
     assert [line.split()[-6:-5] for line in capsys.readouterr().out.splitlines()] == [["2.000"], ["0.500"]]
 
 
+@pytest.mark.slow
 def test_a_worker_answers_with_both_of_its_speeds(tiny_model: Path) -> None:
     worker = Worker(Installation(sys.executable, str(tiny_model)), "suffix")
     try:

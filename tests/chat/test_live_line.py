@@ -42,6 +42,7 @@ def screen_of(*written: str, columns: int = 30, rows: int = 8) -> list[str]:
     return "\n".join(line.rstrip() for line in [*above, *screen.display]).rstrip().split("\n")
 
 
+@pytest.mark.slow
 @given(_PIECES, st.sampled_from([20, 30, 80]), st.sampled_from([4, 8]))
 @settings(max_examples=60, deadline=None)
 def test_the_text_is_as_it_would_be_without_the_line(pieces: list[str], columns: int, rows: int) -> None:

@@ -322,6 +322,7 @@ def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered
     assert "No space left" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
     done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 {closed}")
@@ -330,6 +331,7 @@ def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
     assert "edgespec:" not in done.stdout
 
 
+@pytest.mark.slow
 def test_piped_bytes_that_are_no_text_are_replaced(tiny_model: Path) -> None:
     line = f"printf 'caf\\xe9' | edgespec chat {tiny_model} --max-tokens 3 --drafter none --json"
     done = shell(line, PYTHONIOENCODING="utf-8:strict")
@@ -399,12 +401,14 @@ def test_everything_works_in_a_locale_without_utf8(tiny_gguf: Path, tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 def test_stderr_that_is_full_changes_no_exit_code(tiny_model: Path) -> None:
     done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 2>/dev/full")
     assert (done.returncode, bool(done.stdout)) == (0, True)
     assert shell("edgespec models path nothing-known 2>/dev/full").returncode == 3
 
 
+@pytest.mark.slow
 def test_no_device_id_is_left_by_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
     done = shell(
         f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --offline --no-answer-cache",
@@ -787,6 +791,7 @@ def test_help_names_every_drafter(capsys: pytest.CaptureFixture[str], command: s
     assert {"auto", "self", *TEXT, *TARGET} <= set(words)
 
 
+@pytest.mark.slow
 def test_doctor_finds_speculation_exact(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:

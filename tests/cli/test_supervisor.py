@@ -164,6 +164,7 @@ def test_signals_sent_to_the_supervisor_end_the_worker_and_its_code_is_passed_on
     assert (out, worker.is_running()) == ("143\n", False)
 
 
+@pytest.mark.slow
 def test_worker_ends_with_a_supervisor_that_was_killed() -> None:
     with started(program=PROGRAM) as process:
         assert process.stdout is not None
@@ -295,6 +296,7 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
     assert again.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_commands_that_run_no_model_and_help_stay_in_one_process(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; from edgespec.__main__ import main\n"
@@ -329,6 +331,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_nothing_forks_without_starting_a_new_interpreter(tiny_model: Path, tmp_path: Path) -> None:
     asked = ["chat", tiny_model, "--prompt", "the in", "--max-tokens", 600, "--drafter", "none"]
     with started(*asked, program=UNHURRIED + WITHOUT_FORK, home=tmp_path) as process:

@@ -73,6 +73,7 @@ GREEDY = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(kind=st.sampled_from(KINDS), length=st.integers(1, 6), params=GREEDY, seed=st.integers(0, 99))
 def test_text_is_that_of_plain_decoding(kind: str, length: int, params: SamplingParams, seed: int) -> None:

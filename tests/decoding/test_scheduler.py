@@ -31,6 +31,7 @@ from edgespec.errors import ContextOverflow
 from edgespec.types import TokenMask
 
 
+@pytest.mark.slow
 @given(
     params=sampling_params,
     mask=masks,
@@ -46,6 +47,7 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding(
     assert tokens_of(blocks(policy_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(params=sampling_params, mask=masks, length=st.integers(1, 6), seed=st.integers(0, 2**32))
 def test_trees_give_the_tokens_of_plain_decoding(

@@ -116,6 +116,7 @@ def test_only_a_yes_is_a_yes(typed: str, is_made: bool, monkeypatch: pytest.Monk
     assert "\x1b" not in shown[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("typed", "status", "is_written"), [("y\ny\n", 0, True), ("y\n", 130, False)])
 def test_the_program_runs_as_it_is_printed(
     tiny_model: Path, notes: Path, tmp_path: Path, typed: str, status: int, is_written: bool

@@ -40,6 +40,7 @@ def answered_alone(engine: Engine, row: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_each_row_has_what_its_message_alone_gives(engine: Engine, tmp_path: Path) -> None:
     rows = table(MESSAGES)
     assert csv_batch.run(engine, MESSAGES, tmp_path / "sorted.csv") == len(rows) == 6
@@ -96,6 +97,7 @@ def test_a_table_without_messages_is_refused(engine: Engine, tmp_path: Path) -> 
         csv_batch.run(engine, tmp_path / "other.csv", tmp_path / "sorted.csv")
 
 
+@pytest.mark.slow
 def test_the_program_runs_as_it_is_printed(tiny_model: Path, tmp_path: Path) -> None:
     output = tmp_path / "sorted.csv"
     command = [sys.executable, str(DEMOS / "csv_batch.py"), str(MESSAGES), str(output), "--model", str(tiny_model)]

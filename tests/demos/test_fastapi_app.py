@@ -147,6 +147,7 @@ def test_the_end_of_the_server_ends_answers(tiny_model: Path) -> None:
     asking.join(WAIT_S)
 
 
+@pytest.mark.slow
 def test_the_program_runs_as_it_is_printed(tiny_model: Path) -> None:
     command = [sys.executable, str(DEMOS / "fastapi_app.py"), "--model", str(tiny_model), "--port", "0"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

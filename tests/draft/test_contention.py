@@ -80,6 +80,7 @@ def test_contention_is_told_from_a_slow_machine(true: tuple[float, float]) -> No
     assert machine.stats.costs.step == pytest.approx(0.2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_contention_that_goes_away_is_forgotten() -> None:
     machine = SharedMachine((1.0, 1.0), (1.6, 1.6), 0.2)
     machine.speed(1200)
@@ -87,6 +88,7 @@ def test_contention_that_goes_away_is_forgotten() -> None:
     assert machine.speed(300) > 0.95 * SharedMachine((1.0, 1.0), (1.0, 1.0), 0.2).speed(600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true", [(2.0, 2.0), (3.0, 1.2), (1.2, 4.0)])
 def test_lanes_that_hinder_each_other_soon_work_in_turn(true: tuple[float, float]) -> None:
     """Nobody knew; a machine on which both are known to hinder each other shows what in turn yields."""

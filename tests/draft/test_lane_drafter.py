@@ -100,6 +100,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(kind=st.sampled_from(KINDS), **CASES)
 def test_one_text_for_all_schedules(
@@ -264,12 +265,14 @@ def simulated(kind: str, chance: float, step: float, length: int | None = None) 
     return run.speed(400)
 
 
+@pytest.mark.slow
 def test_at_once_and_hedged_gain_what_the_closed_forms_promise() -> None:
     best = max(simulated("serial", 0.8, 0.3, length) for length in range(6))
     assert simulated("pipelined", 0.8, 0.3) >= 1.15 * best
     assert simulated("hedged", 0.8, 0.3) >= 1.4 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chance", "step"),
     [(0.3, 0.1), pytest.param(0.8, 0.1, marks=slow), pytest.param(0.6, 0.05, marks=slow), (0.8, 1.0)],

@@ -122,6 +122,7 @@ def test_a_file_that_cannot_be_used_is_reported_and_ignored(head: Path, learned:
     assert ("of another head" in line) == (how == "foreign")
 
 
+@pytest.mark.slow
 def test_an_archive_that_unpacks_to_more_than_memory_is_not_unpacked(head: Path) -> None:
     file, lines = LearnedFile(head, "mail"), list[str]()
     file.path.parent.mkdir()

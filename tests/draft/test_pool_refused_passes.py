@@ -19,6 +19,7 @@ from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.types import Logits, TokenIds
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     frees=st.lists(st.integers(0, 600), min_size=5, max_size=60),

@@ -63,6 +63,7 @@ def test_the_target_gives_the_hidden_states_that_the_head_reads_and_no_more(pair
     assert read_manifest(pair / TARGET).hidden_layers == tuple(sorted({*head.target_layers}))
 
 
+@pytest.mark.slow
 def test_a_head_that_agrees_is_installed_and_one_that_does_not_is_refused_with_the_share(
     pair: Path, sources: Path, tmp_path: Path, unmeasured: None
 ) -> None:

@@ -207,6 +207,7 @@ class Trees(Plain):
         return Proposal(tokens, draft)
 
 
+@pytest.mark.slow
 def test_trees_of_a_head_change_no_text_whatever_their_shape(
     pairs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

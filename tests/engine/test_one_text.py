@@ -45,6 +45,7 @@ def texts(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
     return [engine.generate(prompt, max_tokens=60, **options).token_ids for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_by_default_text_and_seed_do_not_depend_on_drafts(model: Path) -> None:
     sampled = SamplingParams(temperature=0.8, seed=5)
     found = []
@@ -91,6 +92,7 @@ def test_where_the_proof_fails_asking_for_the_mode_is_refused(
     assert (code, "--exact gives the greedy text" in capsys.readouterr().err) == (4, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 4, "auto"])
 def test_exact_has_the_text_of_plain_decoding(model: Path, fails: list[object], length: int | str) -> None:
     with load(model, drafter="none", deterministic=False) as engine:

@@ -93,6 +93,7 @@ def test_trees_and_other_answers_take_turns(tiny_model: Path) -> None:
         assert [each.token_ids for each in all_at_once(engine, range(3))] == wanted
 
 
+@pytest.mark.slow
 def test_answers_that_end_at_random_leave_the_others_as_they_are(tiny_model: Path, lone: list[Completion]) -> None:
     rng = random.Random(3)
     with open_joined(tiny_model, drafter="suffix", max_parallel=3) as engine:

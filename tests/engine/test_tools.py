@@ -47,6 +47,7 @@ def test_calls_come_with_what_is_said_beside_them(make: Make) -> None:
 OPENING = TOOL_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), (OPENING,)])
 def test_what_reasoning_says_of_calls_is_no_call(make: Make, settings: tuple[Any, ...]) -> None:
     thought = f"I may write {CALL.replace('Rome', 'Oslo')} or not."
@@ -124,6 +125,7 @@ def test_one_call_ends_an_answer_that_may_have_no_more(make: Make) -> None:
     assert (len(answer.tool_calls), answer.finish_reason) == (1, "tool_calls")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     ("stop", "said", "cities", "reason"),

@@ -66,6 +66,7 @@ def test_prompts_without_end_are_refused() -> None:
         read_prompts(Path("/dev/zero"), None)
 
 
+@pytest.mark.slow
 def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> None:
     with load(tiny_model, drafter="ngram", draft_length=3) as engine, load(tiny_model, drafter="none") as plain:
         document = measure(
@@ -236,6 +237,7 @@ def test_both_modes_are_measured_next_to_each_other(
     assert row["failure"] is None
 
 
+@pytest.mark.slow
 def test_several_drafters_are_measured_in_one_run(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, prompts: Path, tmp_path: Path
 ) -> None:
@@ -411,6 +413,7 @@ def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_mode
     assert {"model", "categories", "mean_ratio", "worst_ratio", "machine"} <= document.keys()
 
 
+@pytest.mark.slow
 def test_answers_of_one_token_are_reported_as_nothing_to_compare(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path
 ) -> None:

@@ -78,6 +78,7 @@ for stage, (prepare, is_whole) in STAGES.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks: the stages run in forks")
 def test_export_that_is_killed_at_any_stage_leaves_no_half_and_can_be_run_again(
     tiny_gguf: Path, tmp_path: Path
@@ -100,6 +101,7 @@ def test_leftovers_of_outputs_with_longer_names_are_left_alone(tiny_gguf: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.int4.partial", "out"]
 
 
+@pytest.mark.slow
 def test_second_export_to_one_output_waits_for_the_first(tiny_gguf: Path, tmp_path: Path) -> None:
     """The first is another process, which holds the lock until the second says that it waits."""
     output = tmp_path / "out"

@@ -152,6 +152,7 @@ def test_claims_of_a_large_file_cost_no_memory(tmp_path: Path, claim: bytes) -> 
     assert peak() < 8 << 20
 
 
+@pytest.mark.slow
 def test_no_byte_of_the_header_can_be_changed_into_a_crash(tiny_gguf: Path, tmp_path: Path) -> None:
     whole = tiny_gguf.read_bytes()
     rng = np.random.default_rng(0)

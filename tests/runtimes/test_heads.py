@@ -97,6 +97,7 @@ def test_head_runs_only_what_is_new(target: OnnxDecoder, recurrent: Path) -> Non
         assert head.num_fed - before == num_new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_trees", [False, True])
 def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
     target: OnnxDecoder, recurrent: Path, has_trees: bool

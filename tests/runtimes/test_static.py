@@ -59,6 +59,7 @@ def test_graphs_have_fixed_shapes_and_no_operator_of_onnx_runtime(static_model: 
         assert all(shape is not None and shape.is_static() for shape in shapes)
 
 
+@pytest.mark.slow
 def test_cached_equals_uncached_to_the_bit(static_model: Path) -> None:
     cached, fresh = decoder(static_model), decoder(static_model)
     for tokens, num_last in random_calls(seed=4, count=60, longest=40):
@@ -75,6 +76,7 @@ def test_prompt_in_blocks_gives_the_same_within_rounding(static_model: Path) -> 
         assert np.abs(found - single.logits(tokens[:num_tokens], num_last)).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_static_form_loads_answers_and_drafts(static_model: Path, tiny_model: Path, tmp_path: Path) -> None:
     with load(static_model, deterministic=True) as engine:
         answer = engine.generate("the in", max_tokens=30)

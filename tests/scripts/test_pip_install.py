@@ -29,6 +29,7 @@ def test_the_line_says_what_is_fetched_how_much_and_for_how_long() -> None:
     assert not progress.read("WARNING: nothing that matters")
 
 
+@pytest.mark.slow
 def test_what_pip_wrote_is_shown_where_it_fails(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "scripts" / "pip_install.py"
     command = [sys.executable, str(program), "--no-index", str(tmp_path / "nothing-1.0-py3-none-any.whl")]
@@ -37,6 +38,7 @@ def test_what_pip_wrote_is_shown_where_it_fails(tmp_path: Path) -> None:
     assert "nothing-1.0-py3-none-any.whl" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_it_in_one_line_that_goes(tmp_path: Path) -> None:
     pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
     from terminal import Terminal

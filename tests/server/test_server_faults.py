@@ -354,6 +354,7 @@ def test_schemas_that_cannot_be_used_are_refused_with_their_reason(
     assert served.client.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pattern", ["(a+)+" * 1000, "^((a{1000}){1000}){100}$", "(x|y|xy)*z" * 200, "^(.{0,500}x){0,50}$"]
 )

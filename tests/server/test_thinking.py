@@ -179,6 +179,7 @@ def test_a_response_without_reasoning_is_a_message(served: Served, switch: dict[
     assert response(served, reasoning={"effort": "high"})["output"][0]["type"] == "reasoning"
 
 
+@pytest.mark.slow
 def test_reasoning_that_was_sent_back_is_accepted_and_calls_follow_it(served: Served) -> None:
     tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
     found = response(served, "weather", tools=[tool])["output"]

@@ -199,6 +199,7 @@ def test_a_stream_of_a_response_tells_of_each_item(served: Served) -> None:
     assert "".join(deltas) == '{"city": "Rome"}'
 
 
+@pytest.mark.slow
 def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
     """With a stream as without; sent back, all of them are one turn."""
     fields = {"model": "tiny", "input": "between", "tools": FLAT}
@@ -220,6 +221,7 @@ def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
     assert again["output"][0]["content"][0]["text"] == "2 turns"  # that of the calls, and the one that begins
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_calls_are_not_those_of_messages(served: Served) -> None:
     """Each message lists the tokens of its own text, in order; those that spell a call are in no list."""
     fields = {"model": "tiny", "input": "between", "tools": FLAT, "include": ["message.output_text.logprobs"]}
@@ -243,6 +245,7 @@ def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
     assert found["output"][-1]["status"] == "incomplete"
 
 
+@pytest.mark.slow
 def test_a_whole_call_is_completed_in_a_response_that_ends_too_early(served: Served) -> None:
     """With a stream as without."""
     cut = {"model": "tiny", "input": "both", "tools": FLAT}

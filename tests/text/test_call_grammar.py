@@ -183,6 +183,7 @@ def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
             engine.stream(ASK, tools=TOOLS, tool_choice="required", max_tokens=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
 def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> None:
     bounds = {

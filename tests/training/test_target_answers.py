@@ -51,6 +51,7 @@ def test_prompts_that_are_longer_than_the_context_are_counted_and_left_out(
     assert texts.numbers == {0, 2, 3, 5}
 
 
+@pytest.mark.slow
 def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
