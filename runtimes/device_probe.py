@@ -24,7 +24,7 @@ _Rows = Annotated[int, Meta(ge=1, le=1 << 12)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProbe:
-    """What a pass over matrices of a model's kind costs on a device.
+    """The cost of passes over matrices of a model's kind on a device.
 
     bytes_per_s: weights that a pass over one token reads.
     node_s: for each node of a graph, beside its weights.

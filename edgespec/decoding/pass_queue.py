@@ -27,7 +27,7 @@ Made = TypeVar("Made", covariant=True)
 
 
 class Beside(NamedTuple):
-    """What shared a pass with a text: rows of other texts, and the tokens that these texts got from it."""
+    """The company of a text in a pass: rows of other texts, and the tokens that these texts got from it."""
 
     num_rows: int = 0
     num_tokens: float = 0.0
@@ -68,7 +68,7 @@ class Caller:
 
     @property
     def is_queued(self) -> bool:
-        """Whether its passes go through a queue."""
+        """True if its passes go through a queue."""
         return self._queue is not None
 
     def work(self) -> None:
@@ -96,7 +96,7 @@ class Joiner(Protocol[Given, Made]):
         """How many passes it can run as one now."""
 
     def is_ready(self, num_texts: int) -> bool:
-        """Whether it can; it prepares itself for passes of so many texts if it has not."""
+        """True if it can; it prepares itself for passes of so many texts if it has not."""
 
     def run(self, parts: Sequence[Given]) -> Sequence[Made | Exception]:
         """The result of each pass, or why that pass alone has failed."""
@@ -183,7 +183,7 @@ class PassQueue(Generic[Part, Result]):
             self._changed.notify_all()
 
     def is_shared(self, caller: Caller) -> bool:
-        """Whether passes of others wait or are expected."""
+        """True if passes of others wait or are expected."""
         with self._changed:
             others = {*self._working, *(each.caller for each in self._waiting)} - {caller}
             return bool(others)

@@ -159,7 +159,7 @@ def _candidates(
 
 
 def _growth_bytes(setup: Setup, num_held: int, num_tokens: int) -> int:
-    """What a text of num_tokens takes more of the target's memory than one of num_held, with what heads read."""
+    """Memory of the target that a text of num_tokens takes beyond one of num_held, with what heads read."""
     manifest, on_device = setup.memory.target.manifest, setup.memory.reading.target_place != HOST
     grown = growth_bytes(manifest.kv_cache, num_held, num_tokens, manifest.context_length, on_device=on_device)
     if on_device:
@@ -181,7 +181,7 @@ def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> N
 
 
 def _runs_trees(model: ModelFolder, device: Device) -> bool:
-    """Whether the model can draft on from several guesses in one pass, token by token."""
+    """True if the model can draft on from several guesses in one pass, token by token."""
     manifest = model.manifest
     is_whole = manifest.head is not None or manifest.vocab_subset is None
     return is_whole and manifest.parallel is None and can_run_trees(manifest, device)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What an engine tells of its target, and reads texts with.
+    """The target of an engine: its description, and the encoder that reads texts.
 
     device_names: Of target and drafter.
     near_tie: As Generation has it.
@@ -63,7 +63,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenDrafters:
-    """What drafts for an engine, and what it has learned."""
+    """The drafters of an engine, and all that was learned of them."""
 
     speculation: Speculation = field(default_factory=Speculation)
     pool: DrafterPool = field(default_factory=DrafterPool)

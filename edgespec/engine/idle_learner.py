@@ -26,7 +26,7 @@ _FEWEST_NEW = 256  # rows between two trainings
 
 
 class HeadLearner:
-    """What one head learns in one domain, and its file. Knows no threads.
+    """The lessons of one head in one domain, and their file. Knows no threads.
 
     learned: So far; None before the first answer.
     """

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class OpenModels(NamedTuple):
-    """What an engine runs, open and measured; the engine that gets it closes it."""
+    """Models that are open and measured for an engine; the engine that gets it closes it."""
 
     decoder: Decoder  # of the target
     shared: SharedTarget

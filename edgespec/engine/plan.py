@@ -80,7 +80,7 @@ def _document(
 
 
 def _rank_drafters(wish: Wish, models: _PlannedModels) -> Ranking:
-    """What else could draft for the target of a plan; of the drafters the named ones come first."""
+    """Rank other drafters for the target of a plan; of the drafters the named ones come first."""
     words = [cascade.models[0] for cascade in wish.names.cascades]
     return rank_for_placement(
         ModelHome(default_home(), True, wish.report),

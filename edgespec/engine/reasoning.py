@@ -93,7 +93,7 @@ class ReasoningGate:
         return self._take(len(self._held) - num_begun), ""
 
     def end(self) -> tuple[str, str]:
-        """What was held back, as push gives it."""
+        """The text that was held back, as push gives it."""
         held = self._take(len(self._held))
         return (held, "") if self._is_inside and not self._is_over else ("", held)
 

@@ -183,7 +183,7 @@ def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReadin
 def format_with_calls(
     calls: CallReading, response_format: Mapping[str, Any] | None, find_special: Callable[[], Mapping[str, int]]
 ) -> "ResponseFormat | None":
-    """What an answer has to match that may have calls, or else has to match a response_format.
+    """The format of an answer that may have calls, or else has to match a response_format.
 
     Args:
         find_special: Gives the tokens that grammars have to name, by their spelling.

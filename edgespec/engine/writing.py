@@ -62,7 +62,7 @@ class TextStop:
         return shown, False
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back, when no more comes."""
         shown, self._held = self._held, ""
         return shown
 

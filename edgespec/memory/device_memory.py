@@ -45,7 +45,7 @@ def open_nvml() -> Any:
 def read_nvidia_driver(
     open_nvml: Callable[[], Any] = open_nvml, environment: Mapping[str, str] = os.environ
 ) -> Nvidia | None:
-    """What NVIDIA's driver reports, with the GPUs that CUDA may use; None where there is none that answers."""
+    """The report of NVIDIA's driver, with the GPUs that CUDA may use; None where there is none that answers."""
     from pynvml import NVMLError
 
     with suppress(NVMLError):

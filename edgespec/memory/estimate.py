@@ -51,7 +51,7 @@ class WeightsSize(NamedTuple):
 
 
 class MemoryEstimate(NamedTuple):
-    """What a model takes."""
+    """The memory that a model takes."""
 
     weights_bytes: int  # resident memory of the weights as kernels want them, and of the session
     address_bytes: int  # address space of weights and session, where mapped files count as a whole
@@ -62,13 +62,13 @@ class MemoryEstimate(NamedTuple):
     states_bytes: int = 0  # hidden states of the target that are kept for a drafting head, on the host
 
     def host_bytes(self, free: FreeMemory) -> int:
-        """What the model takes of the host's memory, counted as its free memory is."""
+        """The bytes of the host's memory that the model takes, counted as its free memory is."""
         opened_bytes = self.address_bytes if free.counts_files else self.weights_bytes
         return opened_bytes + self.kv_cache_bytes + self.workspace_bytes + self.states_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What the model takes of a device with memory of its own, which was measured on none."""
+        """The bytes of a device's own memory that the model takes; no device was measured."""
         cache_bytes = self.kv_cache_bytes + self.replaced_bytes
         return self.size.device_bytes + cache_bytes + self.workspace_bytes + self.size.unpacked_bytes
 
@@ -79,7 +79,7 @@ def estimate_memory(
     num_tokens: int | None = None,
     max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> MemoryEstimate:
-    """What a model with weights of a size takes; of a model that is not there yet the size of the file alone.
+    """The memory of a model by the size of its weights; of one that is not there yet the size of the file alone.
 
     num_tokens is the context that is foreseen, 2048 or the model's own unless given; max_draft_tokens is the
     longest draft that it verifies in one pass.
@@ -103,7 +103,7 @@ def estimate_memory(
 
 
 def bytes_by_place(estimate: MemoryEstimate, place: str, free: FreeByPlace) -> Bytes:
-    """What a model takes of each place. A device with memory of its own leaves only the session to the host."""
+    """The bytes of each place. A device with memory of its own leaves only the session to the host."""
     if place == HOST:
         return {HOST: estimate.host_bytes(free[HOST])}
     on_host = _SESSION_BYTES[free[HOST].counts_files] + estimate.states_bytes
@@ -111,7 +111,7 @@ def bytes_by_place(estimate: MemoryEstimate, place: str, free: FreeByPlace) -> B
 
 
 def arena_bytes(estimate: MemoryEstimate, free_bytes: int) -> int:
-    """What a session may take on a device, where free_bytes are free before it is opened: all but a reserve.
+    """The bytes that a session may take on a device with free_bytes before it is opened: all but a reserve.
 
     ONNX Runtime counts all that the session takes there: weights, KV cache and what passes take. It subtracts the
     weights from the limit without a check, so that a limit below them is none (docs/log/devices.md).
@@ -120,7 +120,7 @@ def arena_bytes(estimate: MemoryEstimate, free_bytes: int) -> int:
 
 
 def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
-    """What several models take of each place together."""
+    """The bytes that several models take of each place together."""
     summed: Counter[str] = Counter()
     for part in parts:
         summed.update(part)
@@ -163,7 +163,7 @@ def estimate_full_context(
     num_tokens: int,
     max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> MemoryEstimate:
-    """What a model that is loaded with a context of num_tokens takes by the time that it is full."""
+    """Estimate the memory of a model with a context of num_tokens by the time that it is full."""
     if manifest.kv_cache.form == "static":
         return estimate_memory(manifest, size, max_draft_tokens=max_draft_tokens)
     shortened = replace(manifest, context_length=num_tokens)
@@ -209,7 +209,7 @@ def fitting_caches(manifest: Manifest, needed: Bytes, place: str, free: FreeByPl
 
 
 def states_bytes(manifest: Manifest, num_tokens: int) -> int:
-    """What the hidden states of num_tokens tokens of the target take that a drafting head reads; 0 for others."""
+    """The bytes of hidden states of num_tokens tokens that a drafting head reads; 0 for other models."""
     if manifest.head is None:
         return 0
     width = len(manifest.head.target_layers) * manifest.head.target_hidden_size
@@ -228,7 +228,7 @@ def growth_bytes(
 
 
 def workspace_bytes(manifest: Manifest, num_tokens: int, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
-    """What the widest passes take: a chunk of a prompt over num_tokens positions, and a draft with its logits."""
+    """The bytes of the widest passes: a chunk of a prompt over num_tokens positions, and a draft with logits."""
     rows = min(_CHUNK_TOKENS, num_tokens)
     scores = 4 * rows * num_tokens * manifest.kv_cache.num_kv_heads * _HEADS_PER_KV_HEAD
     return scores + draft_bytes(manifest, max_draft_tokens)
@@ -240,7 +240,7 @@ def draft_bytes(manifest: Manifest, max_draft_tokens: int = MAX_DRAFT_TOKENS) ->
 
 
 def texts_bytes(manifest: Manifest, names: frozenset[str], max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
-    """What drafting from the text takes: wide passes, and what is remembered of it."""
+    """The bytes that drafting from the text takes: wide passes, and what is remembered of it."""
     if not names:
         return 0
     num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - {"ngram"})
@@ -265,7 +265,7 @@ def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeBy
 
 
 def _shortage(name: str, needed_bytes: int, parts: str, memory: str, free: FreeMemory) -> str:
-    """What a model needs and what is free; where a user gave a limit, the least that would do."""
+    """A line with the needed and the free bytes; where a user gave a limit, the least that would do."""
     smaller = "use a smaller model or one in fewer bits (edgespec export --precision int4)"
     needed = f"{needed_bytes / 2**20:.0f} MiB"
     if free.used_bytes is not None:

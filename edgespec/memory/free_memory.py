@@ -100,7 +100,7 @@ class Reserve(NamedTuple):
 
     @property
     def context_bytes(self) -> int:
-        """What must remain beside the target once its context is full."""
+        """The bytes that must remain beside the target once its context is full."""
         return max(RESERVE_BYTES, self.floor_bytes)
 
 
@@ -113,12 +113,12 @@ LIMIT_RESERVE = reserve_of(RESERVE_BYTES)
 
 
 def machine_reserve(total_bytes: int) -> Reserve:
-    """What stays free of a machine with total_bytes of memory."""
+    """The bytes that stay free of a machine with total_bytes of memory."""
     return reserve_of(max(RESERVE_BYTES, min(_MACHINE_BYTES, total_bytes // _MACHINE_SHARE)))
 
 
 def device_reserve(total_bytes: int) -> Reserve:
-    """What stays free of a device with total_bytes of memory of its own."""
+    """The bytes that stay free of a device with total_bytes of memory of its own."""
     return reserve_of(max(RESERVE_BYTES, min(_DEVICE_BYTES, total_bytes // _DEVICE_SHARE)))
 
 

@@ -1,4 +1,4 @@
-"""Whether programs wait for memory, whatever is free: what the system reports of stalls, swap and low memory.
+"""True if programs wait for memory, whatever is free: what the system reports of stalls, swap and low memory.
 
 Free memory says how much may be taken; pressure says that other programs wait for it already, as when a system has
 begun to swap. Reads figures and decides nothing. It has run on Linux, and on imitations of what macOS and Windows
@@ -83,7 +83,7 @@ def _read(source: ReadPressure) -> Pressure:
 
 
 def pressure_sources(platform: str = sys.platform) -> list[ReadPressure]:
-    """What can be read on this system."""
+    """The sources that can be read on this system."""
     if platform == "win32":
         return list(_windows_sources())
     if platform == "darwin":

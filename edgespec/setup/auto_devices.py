@@ -271,7 +271,7 @@ class AutoDevices:
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is more than one placement; raises ModelError: there is no such model."""
+        """True if there is more than one placement; raises ModelError: there is no such model."""
         return len(self._placements(self.candidates)) > 1
 
     @cached_property
@@ -334,7 +334,7 @@ class AutoDevices:
 
     @property
     def _asked(self) -> list[str]:
-        """What was asked, and the models as they are."""
+        """The key of a decision: the request, and the models as they are."""
         drafters = [name for cascade in self.names.cascades for name in cascade.models]
         place = self.placement
         how = [place.num_threads, place.drafter_threads, place.deterministic, sorted(self.names.simple)]
@@ -373,7 +373,7 @@ def _can_run_both(device: Device, drafter_device: Device) -> bool:
 
 
 def _is_worth_comparing(device: Device, drafter_device: Device) -> bool:
-    """Whether a drafter's device is the CPU, the target's own, of another kind, or another one of its provider.
+    """True if a drafter's device is the CPU, the target's own, of another kind, or another one of its provider.
 
     A device of the same kind and another provider may be the same GPU.
     """
@@ -382,7 +382,7 @@ def _is_worth_comparing(device: Device, drafter_device: Device) -> bool:
 
 
 def _is_short_of_memory(plan: Plan) -> bool:
-    """Whether more memory, which may be free the next time, would have led to another decision."""
+    """True if more memory, which may be free the next time, would have led to another decision."""
     lacking = (each for each in plan.refused if not each.context_length and each.schedule != "hedged")
     return any(option.tokens_per_second > plan.chosen.tokens_per_second for option in lacking)
 

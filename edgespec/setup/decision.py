@@ -83,7 +83,7 @@ def where_of(plan: Plan) -> Where:
 
 
 def in_one_line(model: str, plan: Plan, devices: Mapping[str, Device]) -> str:
-    """What is chosen, and what the other devices promise.
+    """A line with the choice, and the speed that other devices promise.
 
     Example: tiny runs on webgpu (Radeon 780M): 41 tokens/s expected, 18 on the CPU; drafter on the CPU, pipelined
     """

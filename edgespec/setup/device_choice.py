@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def machine(self) -> str:
-        """What the cost of the target's passes depends on, apart from the model."""
+        """The key of the costs of the target's passes: all that they depend on, apart from the model."""
         key = machine_key(self.device, self.num_threads, self.deterministic)
         return f"{key}, near-ties decided again" if self.decides_near_ties else key
 
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def shares_processor(self) -> bool:
-        """Whether each of the two models works at the other's expense: on one device, without cores of its own."""
+        """True if each of the two models works at the other's expense: on one device, without cores of its own."""
         target, drafter = self.target_place, self.drafter_place
         if self.device.name != "cpu" or self.drafter_device.name != "cpu":
             return self.device == self.drafter_device
@@ -236,7 +236,7 @@ def advise_form(manifest: Manifest, device: Device) -> str:
 
 
 def source_of(manifest: Manifest) -> str:
-    """What a model was exported from, as a command names it: a repository of the hub, or the name of a file."""
+    """The source of a model, as a command names it: a repository of the hub, or the name of a file."""
     return manifest.source.repository or manifest.source.name
 
 

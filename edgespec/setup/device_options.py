@@ -113,7 +113,7 @@ class DeviceOptions:
         return self._mark(where, found.weighed)
 
     def is_known(self, where: Where) -> bool:
-        """Whether all of a placement was measured earlier, so that measuring it opens no model."""
+        """True if all of a placement was measured earlier, so that measuring it opens no model."""
         device, other = self._devices(where)
         target, drafters = self.target.find(device), [each.find(other) for each in self.drafters]
         if self.remeasure or target is None or None in drafters:
@@ -124,7 +124,7 @@ class DeviceOptions:
         return profile is not None and keys <= profile.drafters.keys()
 
     def is_prepared(self, where: Where) -> bool:
-        """Whether the models are there in the forms that the devices of a placement run."""
+        """True if the models are there in the forms that the devices of a placement run."""
         device, other = self._devices(where)
         return None not in [self.target.find(device), *(each.find(other) for each in self.drafters)]
 
@@ -154,13 +154,13 @@ class DeviceOptions:
         return self.devices[where.device], self.devices[where.drafter_device]
 
     def _target_profile(self, device: str) -> Profile | None:
-        """What was measured of the target on a device in this comparison."""
+        """The target's profile on a device, as measured in this comparison."""
         return next(
             (found.layouts[0].profile for where, found in self.measured.items() if where.device == device), None
         )
 
     def _saved_profile(self, device: Device, placement: Placement) -> Profile | None:
-        """What was measured of the target on a device in an earlier session."""
+        """The target's profile on a device, as measured in an earlier session."""
         target = self.target.find(device)
         if self.remeasure or target is None:
             return None

@@ -86,7 +86,7 @@ class Search:
 
 
 def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[Where]) -> list[Weighed]:
-    """What was measured comes first: of equal options the first one counts."""
+    """Put measured options first: of equal options the first one counts."""
     ordered = sorted(options, key=lambda where: where not in measured)
     return [weighed for where in ordered for weighed in options[where]]
 

@@ -53,7 +53,7 @@ class PossibleDrafter:
 
     @property
     def pays(self) -> bool | None:
-        """Whether the gain is more than the noise of a run; None where it is unknown."""
+        """True if the gain is more than the noise of a run; None where it is unknown."""
         return None if self.gain is None else self.gain >= MIN_GAIN_OF_PAIR
 
 

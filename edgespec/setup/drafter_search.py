@@ -226,7 +226,7 @@ def _find_models(
 
 
 def _find_known(target: DraftingTarget, pairs: Iterable[OwnPair]) -> Iterator[PossibleDrafter]:
-    """What the table of known drafters has for a target, but for what is in a pair already."""
+    """Known drafters of a target, but for those that are in a pair already."""
     imported = {pair.drafter.manifest.source.repository for pair in pairs}
     for known in KNOWN_DRAFTERS:
         if known.name in imported or not known.drafts_for(target.names):

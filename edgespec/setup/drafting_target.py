@@ -165,7 +165,7 @@ class DraftingTarget:
 
     @cached_property
     def profile(self) -> Profile | None:
-        """What passes take on its device, as measured and refined by use; None where nothing was measured."""
+        """The costs of passes on its device, as measured and refined by use; None where nothing was measured."""
         if self.folder is None:
             return None
         known, machine = known_stats(self.folder), self.placement.machine
@@ -175,7 +175,7 @@ class DraftingTarget:
     def costs_of(
         self, read_bytes: float, tokens_at_once: int = 1, longest: int = MAX_PLANNED_TOKENS
     ) -> DraftingCosts | None:
-        """What a drafter costs that reads so many bytes of weights in a pass, compared with those of the target.
+        """The costs of a drafter that reads so many bytes of weights in a pass, compared with those of the target.
 
         None where it is not known what passes of the target take.
         """
@@ -184,7 +184,7 @@ class DraftingTarget:
         return self.costs_by_share(read_bytes / self.size.file_bytes, tokens_at_once, longest)
 
     def costs_by_share(self, share: float, tokens_at_once: int, longest: int) -> DraftingCosts | None:
-        """What a drafter costs whose pass takes a share of a step of the target; None as for costs_of."""
+        """The costs of a drafter whose pass takes a share of a step of the target; None as for costs_of."""
         if self.profile is None:
             return None
         costs = self.profile.costs()
@@ -218,7 +218,7 @@ def find_target(
     free: ReadFreeMemory,
     devices: Mapping[str, str],
 ) -> DraftingTarget:
-    """What is known of a target without a download; arguments as the fields of DraftingTarget.
+    """Describe a target without a download; arguments as the fields of DraftingTarget.
 
     free: Reads the free memory of the host.
 

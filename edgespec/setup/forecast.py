@@ -25,7 +25,7 @@ def weights_bytes(shape: Shape, precision: str) -> int:
 
 
 def memory_bytes(entry: CatalogEntry) -> int:
-    """What plain decoding of a catalogue model takes on the CPU at a context of 2048 tokens, with the reserve."""
+    """The memory that plain decoding of a catalogue model takes on the CPU with 2048 tokens, and the reserve."""
     shape = entry.shape
     manifest = Manifest(
         name=entry.title,
@@ -44,7 +44,7 @@ def memory_bytes(entry: CatalogEntry) -> int:
 
 
 def needed_bytes(manifest: Manifest, file_bytes: int) -> int:
-    """What plain decoding of a prepared model takes on the CPU at a context of 2048 tokens, with the reserve."""
+    """The memory that plain decoding of a prepared model takes on the CPU with 2048 tokens, and the reserve."""
     estimate = estimate_memory(manifest, file_bytes)
     needed = estimate.weights_bytes + estimate.kv_cache_bytes + estimate.states_bytes + estimate.workspace_bytes
     return needed + RESERVE_BYTES

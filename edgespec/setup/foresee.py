@@ -90,7 +90,7 @@ class ModelForms:
     foresee: Callable[[Kind], ModelSize]
 
     def can_have(self, device: Device) -> bool:
-        """Whether the model is prepared for a device, or may be."""
+        """True if the model is prepared for a device, or may be."""
         return self.prepare is not None or self.find(device) is not None
 
     def get(self, device: Device) -> ModelFolder:
@@ -111,7 +111,7 @@ class ModelForms:
 
 
 def in_form(size: ModelSize, form: Kind) -> ModelSize:
-    """What another form of a model would be, roughly."""
+    """The size of another form of a model, roughly."""
     manifest = size.manifest
     if form == manifest.form:
         return size

@@ -311,7 +311,7 @@ class ModelHome:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a user wants of a model: a form, and the precision if one was named."""
+    """A model as a user wants it: a form, and the precision if one was named."""
 
     form: str
     precision: str | None
@@ -347,5 +347,5 @@ def split_precision(model: str) -> tuple[str, str | None]:
 
 
 def _is_ready(folder: Path) -> bool:
-    """Whether a folder holds a model or a pair that is ready to load."""
+    """True if a folder holds a model or a pair that is ready to load."""
     return any((folder / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME))

@@ -174,7 +174,7 @@ def can_fetch(source: HubRepository, timeout_s: float) -> bool:
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:
-    """Whether anything answers in time; a name look-up that hangs is abandoned."""
+    """True if anything answers in time; a name look-up that hangs is abandoned."""
     from huggingface_hub import get_session
 
     answered = threading.Event()

@@ -31,7 +31,7 @@ Way = Literal["text", "self", "train", "mtp", "import"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """What was measured of a drafter elsewhere: by its publisher, or by edgespec on another machine.
+    """A figure of a drafter from elsewhere: by its publisher, or by edgespec on another machine.
 
     of: The plain name of the target.
     statement: The result as a sentence, with the texts that were answered.
@@ -72,11 +72,11 @@ class KnownDrafter:
     reported: tuple[Reported, ...] = ()
 
     def drafts_for(self, names: Collection[str]) -> bool:
-        """Whether it was made for a target with one of these plain names."""
+        """True if it was made for a target with one of these plain names."""
         return any(fnmatchcase(name, pattern) for name in names or {""} for pattern in self.targets)
 
     def report_of(self, names: Collection[str]) -> Reported | None:
-        """What was measured with a target of one of these plain names."""
+        """The figure for a target with one of these plain names."""
         return next((each for each in self.reported if each.of in names), None)
 
 

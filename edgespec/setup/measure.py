@@ -257,7 +257,7 @@ def _measure_passes(
 
 
 def _is_in_time(width: int, known_s: PassTimes, ends: float) -> bool:
-    """Whether a pass of this width ends in time, as far as narrower ones tell."""
+    """True if a pass of this width ends in time, as far as narrower ones tell."""
     widest = max(each for each in known_s if each <= width)
     return perf_counter() + known_s[widest] * width / widest <= ends
 

@@ -168,7 +168,7 @@ def choose_threads(target: Manifest, drafter: Manifest, placement: Placement, kn
 
 
 def known_layout(drafter: Manifest, placement: Placement, known: LearnedStats) -> Layout | None:
-    """What is known of a drafter in a placement; None where nothing was measured."""
+    """The known costs of a drafter in a placement; None where nothing was measured."""
     profile = known.profiles.get(placement.machine)
     if profile is None or placement.drafter_key(drafter.name) not in profile.drafters:
         return None

@@ -66,7 +66,7 @@ class MemoryFit:
         )
 
     def has_memory_to_join(self) -> bool:
-        """Whether the target's weights fit a second time, as a session of another graph holds them."""
+        """True if the target's weights fit a second time, as a session of another graph holds them."""
         free = self.reading.read().get(HOST)
         if free is None:
             return True

@@ -141,7 +141,7 @@ def weights_size(model: ModelFolder) -> WeightsSize:
 
 
 def known_stats(target: ModelFolder, report: Report = lambda line: None) -> LearnedStats:
-    """What was learned of a target; nothing in a folder of another program, which is never written."""
+    """Read costs and rates of a target; nothing in a folder of another program, which is never written."""
     return read_learned_stats(target.folder, report) if target.manifest.is_ours else LearnedStats()
 
 
@@ -211,7 +211,7 @@ def _open_verified(
     *,
     is_verified: bool = False,
 ) -> Opened:
-    """What open_graph opens while another thread hashes the files of a folder."""
+    """Open by open_graph while another thread hashes the files of a folder."""
     folder, manifest = model
     hashed = {} if is_verified else manifest.files
     with ThreadPoolExecutor(2, "edgespec opening") as pool:

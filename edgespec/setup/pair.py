@@ -38,7 +38,7 @@ Ratio = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass(frozen=True, kw_only=True)
 class PairCheck:
-    """What drafting gained on some prompts, and the verdict.
+    """The gain of drafting on some prompts, and the verdict.
 
     greedy_acceptance and sampled_acceptance (temperature 1) are the shares of drafted tokens that the target kept,
     of the tokens up to the first rejected one of each draft. draft_cost is the time of a drafted token in steps of
@@ -150,12 +150,12 @@ class _FirstDocument:
 
 
 def is_pair(folder: Path) -> bool:
-    """Whether a folder holds a pair, by its pair.json."""
+    """True if a folder holds a pair, by its pair.json."""
     return (folder / FILE_NAME).is_file()
 
 
 def lacks_pair_file(folder: Path) -> bool:
-    """Whether a folder holds the models of a pair, and no pair.json."""
+    """True if a folder holds the models of a pair, and no pair.json."""
     return not is_pair(folder) and all((folder / part / MANIFEST_FILE).is_file() for part in (TARGET, DRAFTER))
 
 
@@ -278,7 +278,7 @@ def part_folders(folder: Path) -> list[Path]:
 
 
 def learned_files(folder: Path) -> list[LearnedFile]:
-    """What the heads of a model or pair folder have learned, by folder and name."""
+    """The files of lessons of all heads in a model or pair folder, by folder and name."""
     return [each for head in (folder, *part_folders(folder)) for each in files_beside(head)]
 
 

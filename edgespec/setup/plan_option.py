@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class MemoryNeeds(NamedTuple):
-    """What models need, and what is free.
+    """The memory that models need, and that is free.
 
     needed: Bytes by place that a model takes at a context length on a device.
     free_bytes: Bytes by place; a place that is missing is not bounded.
@@ -195,7 +195,7 @@ def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
 
 
 class BranchingCost(NamedTuple):
-    """What drafting on from other outcomes costs a drafter, and is good for.
+    """The cost of drafting on from other outcomes, and the share of misses that it covers.
 
     step: How much longer a step takes that has all branches that are worth it; earlier tokens lie in its cache.
     coverage: The share of misses whose outcome is among them.
@@ -206,7 +206,7 @@ class BranchingCost(NamedTuple):
 
 
 def branching_cost(drafter: DrafterProfile) -> BranchingCost:
-    """What drafting on from several branches costs a drafter, as measured."""
+    """The measured cost of drafting on from several branches."""
     costs = RowCosts(drafter.branches)
     num_rows, coverage = typical_branching([costs.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)])
     return BranchingCost(costs.ratio(num_rows), coverage)

@@ -78,7 +78,7 @@ def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
 
 
 def _estimates(document: Document) -> Iterator[str]:
-    """What a mark of the table means, and how to have options measured that could run."""
+    """Explain the marks of the table, and how to have options measured that could run."""
     estimated = [option for option in document["refused"] if option["basis"] == _FORESEEN]
     if estimated:
         yield from _wrap(_ESTIMATED, "  ", "  ")

@@ -33,7 +33,7 @@ from edgespec.system.units import format_speed
 
 
 def argument_for(chosen: PlannedOption, plain: float, options: Sequence[PlannedOption]) -> str:
-    """What the other devices of the target promise, and what the drafter is worth."""
+    """An argument for a placement: the promise of other devices, and the worth of the drafter."""
     reasons = list(_other_devices(chosen, options))
     if chosen.schedule != "plain":
         reasons.append(f"{chosen.tokens_per_second / plain:.2f} times plain decoding")
@@ -179,7 +179,7 @@ def draft_rates(past: Mapping[Key, tuple[float, float]], drafter: str) -> DraftR
 
 
 def is_counted(past: Mapping[Key, tuple[float, float]], drafter: str) -> bool:
-    """Whether rates of a drafter rest on drafts, and not on assumptions alone."""
+    """True if rates of a drafter rest on drafts, and not on assumptions alone."""
     return any(source == drafter for source, _ in past)
 
 

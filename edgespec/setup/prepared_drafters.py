@@ -183,7 +183,7 @@ def read_model(path: Path) -> ModelFolder | None:
 
 
 def _suits(target: DraftingTarget, drafter: ModelFolder) -> bool:
-    """Whether to name a model: it was measured here, or is small, in one vocabulary and for the device."""
+    """True if to name a model: it was measured here, or is small, in one vocabulary and for the device."""
     if target.folder is None or target.size is None:
         return False
     if known_layout(drafter.manifest, target.placement, known_stats(target.folder)) is not None:

@@ -109,7 +109,7 @@ class Profile:
         return {width: self.spread for width in self._near_s if width > 1}
 
     def context_costs(self) -> ContextCosts:
-        """What a longer text adds to the costs of passes."""
+        """The costs that a longer text adds to passes."""
         near, far = min(self.passes_s), max(self.passes_s)
         if far - near < LEAST_SPAN:
             return ContextCosts(near)

@@ -50,7 +50,7 @@ class NamedDrafter:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What a wish stands for on this machine: folders, devices, memory.
+    """A wish as found on this machine: folders, devices, memory.
 
     names: Of drafters, with those of a pair and of the catalogue.
     proof: What is known of deterministic mode for the target in this placement.
@@ -86,12 +86,12 @@ class Resolved:
         return device
 
     def with_differing_rows(self) -> "Resolved":
-        """What is found once deterministic mode does not hold on the device of the target."""
+        """This value once deterministic mode does not hold on the device of the target."""
         placement = replace(self.placement, deterministic=False)
         return replace(self, placement=placement, proof=known_proof(self.target, placement))
 
     def on_cpu(self, error: DeviceUnavailable, wish: Wish) -> "Resolved":
-        """What is found once a device that was named does not run its model, where the CPU may do so.
+        """This value once a device that was named does not run its model, where the CPU may do so.
 
         Raises DeviceUnavailable: The error, with advice on the first model that is in the form for another device.
         """
@@ -272,7 +272,7 @@ def auto_devices(
     *,
     has_emulators: bool = False,
 ) -> AutoDevices | None:
-    """What auto chooses between for a model and its drafters; None where it can only be the CPU.
+    """The choices of auto for a model and its drafters; None where it can only be the CPU.
 
     Args:
         asked: The drafters that the user has named.
@@ -291,7 +291,7 @@ def auto_devices(
 
 
 def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str, str]:
-    """What auto stands for, by the names of resolve()'s arguments."""
+    """The devices that auto stands for, by the names of resolve()'s arguments."""
     reasons = {name: str(error) for name, error in refused.items()}
     # What does not run a model will not run it next time; memory may be free again by then.
     is_kept = all(isinstance(error, DeviceUnavailable) for error in refused.values())
@@ -363,7 +363,7 @@ def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:
 
 
 def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Report, *, is_weighed: bool) -> bool:
-    """Whether the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay.
+    """True if the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay.
 
     parts: The folders of the target and the drafter that are to be loaded.
     is_weighed: The devices were chosen with what passes and drafts take on them.

@@ -1,4 +1,4 @@
-"""Whether one text comes out of a target on a device whatever drafts: proved once, and kept in its folder.
+"""True if one text comes out of a target on a device whatever drafts: proved once, and kept in its folder.
 
 Deterministic mode rests on rows of logits that do not depend on how a text is cut into passes. Which kernels keep
 that is a matter of the device, the version of ONNX Runtime, the processor and the model.
@@ -45,7 +45,7 @@ def settle_placement(target: ModelFolder, placement: Placement) -> Placement:
 
 
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
-    """What was found of a target in an earlier session; None where nothing was."""
+    """The proof of a target from an earlier session; None without one."""
     return read_row_proof(target.folder, _key(target, placement))
 
 

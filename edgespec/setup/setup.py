@@ -26,7 +26,7 @@ from edgespec.setup.wish import Wish
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """What is known of a target on this machine.
+    """Facts about a target on this machine.
 
     known: What was learned of it. damage: Lines that say why its file cannot be used.
     size: Of its weights. memory: What is free where its devices have their memory.
@@ -39,7 +39,7 @@ class Tables:
 
 
 def read_tables(wish: Wish, found: Resolved) -> Tables:
-    """What the folder of a target and this machine tell."""
+    """Read the tables from the folder of a target and from this machine."""
     damage: list[str] = []
     return Tables(
         known=known_stats(found.target, damage.append),
@@ -189,7 +189,7 @@ def _texts(names: DrafterNames, window: Window | None) -> frozenset[str]:
 
 
 def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: LearnedStats) -> bool:
-    """Whether trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
+    """True if trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
 
     In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
     """
