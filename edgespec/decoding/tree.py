@@ -81,7 +81,8 @@ def _most_worth(tokens: Sequence[float], times: Sequence[float]) -> int:
 class Tree(NamedTuple):
     """Guessed tokens after a text: the one shape of every guess. A chain is a tree without branches.
 
-    buckets: for each token the bucket in which its source counts how often such tokens are accepted.
+    buckets: for each token a small whole number; tokens with one number are accepted about equally often, as is
+        counted for each source. 0 for all where nothing tells them apart.
     parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
     distributions: the distribution that each token was sampled from; None where each was certain.
     chances: where they are known, the chance that the text comes to run through each node.
