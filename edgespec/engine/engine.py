@@ -458,9 +458,13 @@ class Engine:
         caches = self._shared.caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
-        stream = self._generation().stream(
-            target, request, self._queue, ticket, lambda: caches.num_read(ticket.cache, request.tokens)
-        )
+        fed, running = target.num_fed, ref(target)  # an answer that was read keeps no model alive
+
+        def num_read() -> int:
+            decoder = running()
+            return caches.num_read(ticket.cache, request.tokens, decoder.num_fed - fed if decoder else 0)
+
+        stream = self._generation().stream(target, request, self._queue, ticket, num_read)
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

@@ -161,10 +161,16 @@ class TargetCaches:
             held = {number: _held_tokens(self._decoders[number]) for number in numbers}
         return {number: tokens for number, tokens in held.items() if len(tokens)}
 
-    def num_read(self, number: int | None, prompt: TokenIds) -> int:
-        """How many tokens of a prompt a cache holds by now; 0 for no cache."""
+    def num_read(self, number: int | None, prompt: TokenIds, num_run: int) -> int:
+        """How many tokens of a prompt a cache holds by now; 0 for no cache.
+
+        Args:
+            num_run: Tokens that were run for the answer, which count where a cache does not say what it holds.
+        """
         decoder = None if number is None else self.decoder(number)
-        return reusable_prefix(_held_tokens(decoder), prompt, 0) if decoder else 0
+        if decoder is None:
+            return 0
+        return reusable_prefix(_held_tokens(decoder), prompt, 0) or min(num_run, len(prompt))
 
     @property
     def decoders(self) -> Sequence[Decoder]:

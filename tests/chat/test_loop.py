@@ -567,6 +567,17 @@ def test_progress_counts_what_the_cache_held_before(session: ChatSession) -> Non
         assert _prompt_progress(reply) == f"reading the prompt, {num} of {num} tokens"
 
 
+def test_progress_counts_what_was_run_where_the_cache_does_not_say_what_it_holds(tiny_model: Path) -> None:
+    """As that of a target that runs trees, or of one with a static form."""
+    with load(tiny_model, drafter="lookahead", deterministic=False) as engine:
+        engine.generate("the in the an", max_tokens=20)
+        with engine.chat().stream("the in the an " * 8) as reply:
+            assert _prompt_progress(reply) == ""
+            next(reply)
+            num = reply.prompt_tokens
+            assert _prompt_progress(reply) == f"reading the prompt, {num} of {num} tokens"
+
+
 def test_engine_chat_is_a_conversation(session: ChatSession) -> None:
     assert isinstance(session.engine.chat(), Conversation)
 
