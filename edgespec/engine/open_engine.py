@@ -23,7 +23,7 @@ from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.memory.estimate import FORESEEN_TOKENS
-from edgespec.setup.learned_stats import LearnedStats, write_learned_stats
+from edgespec.setup.learned_stats import write_learned_stats
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import (
     ModelFolder,
@@ -200,8 +200,9 @@ def learned_speculation(
         and known.drafts.get(machine, {}).keys() >= {*lanes.values()}
     )
 
-    def write(learned: Speculation, known: LearnedStats, report: Report) -> None:
+    def write(learned: Speculation, report: Report) -> None:
         if target.manifest.is_ours:
+            known = known_stats(target)  # another engine may have learned meanwhile
             models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
             drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
             contention = {lane: stats.contention for lane, stats in models.items()}
@@ -210,8 +211,7 @@ def learned_speculation(
             write_learned_stats(target.folder, known, report)
 
     def save(learned: Speculation) -> None:
-        # Another engine may have learned meanwhile. That a folder cannot be written is told once.
-        write(learned, known_stats(target), report if is_stored else lambda line: None)
+        write(learned, report if is_stored else lambda line: None)  # that a folder cannot be written is told once
 
     stats = {}
     for name, lane in lanes.items():
@@ -228,5 +228,5 @@ def learned_speculation(
     speculation.spreads = known.spreads.get(machine) or profile.spreads()
     speculation.warm = None if placement.device.name == "cpu" else set()
     if not is_stored:
-        write(speculation, known, report)
+        write(speculation, report)
     return speculation

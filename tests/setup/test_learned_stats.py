@@ -133,6 +133,22 @@ def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_pa
     assert "the" not in json.dumps(known["chances"])
 
 
+def test_what_another_session_learns_while_a_model_is_opened_and_measured_stays(
+    tiny_drafter: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+
+    def learn_elsewhere(line: str) -> None:
+        if "measuring passes" in line:
+            write_learned_stats(folder, KNOWN, pytest.fail)
+
+    with load(folder, report=learn_elsewhere):
+        known = read_learned_stats(folder, pytest.fail)
+    assert len(known.profiles) == 2
+    assert known.profiles["a machine"] == PROFILE
+    assert known.chances == KNOWN.chances
+
+
 def test_folder_that_cannot_be_written_is_measured_each_time(tmp_path: Path) -> None:
     lines: list[str] = []
     write_learned_stats(tmp_path / "missing", KNOWN, lines.append)
