@@ -27,7 +27,13 @@ from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.request import AnswerOptions, AnswerSettings, Settings, require_embedding_model
+from edgespec.engine.request import (
+    AnswerOptions,
+    AnswerSettings,
+    Settings,
+    require_embedding_model,
+    require_known,
+)
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.shared_target import SharedTarget, interrupt
@@ -296,6 +302,7 @@ class Engine:
             UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
+        require_known("Engine.stream", options, AnswerOptions)
         return self._stream(prompt, AnswerSettings(**options))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
@@ -313,6 +320,7 @@ class Engine:
 
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
+        require_known("Engine.generate", options, AnswerOptions)
         options.setdefault("whole_tool_calls", True)
         settings = AnswerSettings(**options)
         if not settings.whole_tool_calls:
@@ -332,6 +340,7 @@ class Engine:
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
+        require_known("Engine.chat", settings, Settings)
         return Conversation(self, system, **settings)
 
     def encode(

@@ -260,6 +260,13 @@ class Request(NamedTuple):
         return append(self.prompt, self.prefill)
 
 
+def require_known(function: str, given: Mapping[str, object], options: type) -> None:
+    """Raises TypeError, as Python does for a function that lists its arguments: one is no field of options."""
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+
+
 def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
     """One or several texts as a sequence; raises UsageError: they are none."""
     texts = [given] if isinstance(given, str) else given or ()

@@ -111,6 +111,12 @@ def test_max_tokens_must_be_positive(engine: Engine, bad: int) -> None:
         engine.stream("the", max_tokens=bad)
 
 
+@pytest.mark.parametrize("method", ["stream", "generate", "chat"])
+def test_unknown_arguments_are_refused_by_the_name_of_the_method(engine: Engine, method: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Engine\.{method}\(\) got an unexpected keyword argument 'max_token'$"):
+        getattr(engine, method)("the", max_token=1)
+
+
 def test_unknown_role_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="wizard"):
         engine.stream([Message("wizard", "hi")])
