@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,6 @@ from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system import signals
 from edgespec.system.command_line import quote
-from edgespec.types import Logits, TokenIds
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -738,17 +737,21 @@ def test_doctor_runs_a_short_test_of_what_is_prepared(
 
 
 @pytest.mark.slow
+def mistaken_run(run: Callable[[OnnxDecoder, Pass], Rows]) -> Callable[[OnnxDecoder, Pass], Rows]:
+    """OnnxDecoder.run with the rows of some passes in the wrong order."""
+
+    def mistaken(self: OnnxDecoder, given: Pass) -> Rows:
+        rows = run(self, given)
+        return rows._replace(logits=rows.logits[::-1]) if given.num_rows == 5 else rows
+
+    return mistaken
+
+
 def test_doctor_tells_of_drafted_text_that_is_another(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = OnnxDecoder.logits
-
-    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
-        rows = whole(self, tokens, num_last)
-        return rows[::-1] if num_last == 5 else rows
-
     run(capsys, "doctor", tiny_model)  # proves that rows are equal
-    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    monkeypatch.setattr(OnnxDecoder, "run", mistaken_run(OnnxDecoder.run))
     code, out, _ = run(capsys, "doctor", tiny_model)
     assert code == 1
     assert "drafting CHANGES the text" in out
@@ -829,13 +832,7 @@ def test_doctor_reports_a_defect(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = OnnxDecoder.run
-
-    def mistaken(self: OnnxDecoder, given: Pass) -> Rows:
-        rows = whole(self, given)
-        return rows._replace(logits=rows.logits[::-1]) if given.num_rows == 5 else rows
-
-    monkeypatch.setattr(OnnxDecoder, "run", mistaken)
+    monkeypatch.setattr(OnnxDecoder, "run", mistaken_run(OnnxDecoder.run))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the in the an"}')
     arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]
