@@ -124,7 +124,7 @@ def test_exact_is_refused_for_what_it_does_not_cover(model: Path, fails: list[ob
 
 
 def test_exact_has_nothing_to_do_where_the_mode_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainChoices, "logits", None)
+    monkeypatch.setattr(PlainChoices, "run", None)
     with load(model, drafter="ngram", exact=True) as engine:
         assert engine.is_deterministic
         assert engine.generate("the in", sampling=SamplingParams(temperature=0.5), max_tokens=5).token_ids
