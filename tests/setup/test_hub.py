@@ -128,7 +128,7 @@ def test_revision_can_be_a_branch_a_tag_with_a_slash_or_a_commit(
     other = hub.commit("org/tiny", folder_files | {"config.json": b"{}"}, branch="refs/pr/1")
     assert get(tmp_path, revision="refs/pr/1").origin.revision == other
     assert get(tmp_path, revision=other).origin.revision == other
-    assert get(tmp_path).revision == repository
+    assert get(tmp_path).origin.revision == repository
 
 
 def test_export_on_first_use_says_where_the_model_came_from(hub: FakeHub, repository: str, tmp_path: Path) -> None:
