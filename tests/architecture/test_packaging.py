@@ -43,8 +43,8 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
     }
     data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
     names = (
-        "models/catalog.toml",
-        "models/known_drafters.toml",
+        "setup/catalog.toml",
+        "setup/known_drafters.toml",
         "simulation/machines.toml",
         "training/prompts.jsonl",
     )
