@@ -568,7 +568,7 @@ def test_progress_counts_what_the_cache_held_before(session: ChatSession) -> Non
 
 
 def test_progress_counts_what_was_run_where_the_cache_does_not_say_what_it_holds(tiny_model: Path) -> None:
-    """As that of a target that runs trees, or of one with a static form."""
+    """Caches of a target that runs trees, and of one in a static form, do not say it."""
     with load(tiny_model, drafter="lookahead", deterministic=False) as engine:
         engine.generate("the in the an", max_tokens=20)
         with engine.chat().stream("the in the an " * 8) as reply:
