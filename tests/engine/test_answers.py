@@ -541,8 +541,8 @@ def test_answers_that_are_ended_at_any_moment_leave_the_others_alone(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")
 @pytest.mark.parametrize("num_answers", [40, pytest.param(2000, marks=pytest.mark.slow)])
-# Ctrl-C within Python's own callback of a weak set, after an answer's end, is ignored by the interpreter.
-@pytest.mark.filterwarnings("ignore:.*WeakSet:pytest.PytestUnraisableExceptionWarning")
+# Ctrl-C within a callback of a weak set or of the garbage collector is ignored by the interpreter.
+@pytest.mark.filterwarnings("ignore:.*(WeakSet|gc_callback):pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_moment_leaves_an_engine_that_answers_on(engine_of: EngineOf, num_answers: int) -> None:
     engine, rng = engine_of(HastyDecoder()), random.Random(1)
     wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=15).token_ids
