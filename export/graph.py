@@ -119,8 +119,8 @@ class _Decoder:
     def _best(self, logits: ir.Value, vocab_size: int) -> ir.Value:
         """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
 
-        Not by ArgMax: WebGPU's scans a row with one thread, and CUDA's did until August 2026 (5 ms a row of
-        200,000: onnxruntime pull request 32092). Maxima can hide NaN, a sum does not.
+        Not by ArgMax, which WebGPU scans a row with by one thread; where CUDA runs the graph it is opened with
+        ArgMax in place (runtimes/best_token.py). Maxima can hide NaN, a sum does not.
         """
         op, constant = self.write.op, self.write.constant
         last = constant("axis_2", np.array([2]))

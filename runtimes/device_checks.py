@@ -20,14 +20,16 @@ from msgspec import Meta
 from edgespec.decoding.decoder import Argmax
 from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
+from edgespec.runtimes.best_token import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
+from edgespec.runtimes.session import fast_model, load_graph
 from edgespec.system.disk import replace_file
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import read_as, read_json
 from edgespec.types import Logits, TokenIds
 
 FILE_NAME = "device_checks.json"
-_VERSION = 1
+_VERSION = 2  # raised when what is checked changes
 _LARGEST_BYTES = 1 << 20
 _MOST_CHECKS = 32
 _SAMPLE = 64  # numbers of a row that are saved
@@ -64,6 +66,7 @@ class DeviceChecks:
     def __init__(self, folder: Path, manifest: Manifest, device: Device) -> None:
         self._path = folder / FILE_NAME
         self._key = _key(manifest, device) if manifest.is_ours else None
+        self._graph, self._manifest, self._device = folder / manifest.graph, manifest, device
 
     def read(self) -> DeviceCheck | None:
         """None where there is none, or none that can be used: a check is repeated then."""
@@ -85,6 +88,25 @@ class DeviceChecks:
         """Add to the saved check whether trees of drafts run in one pass."""
         if check := self.read():
             self.write(replace(check, runs_trees=runs_trees))
+
+    def chooses_the_first(self) -> bool:
+        """True if the graph finds on the device the first of equally likely tokens, and NaN, as the host does."""
+        graph, names = self._graph, self._manifest.signature
+        content = fast_model(graph, self._manifest, self._device) or graph.read_bytes()
+        session = load_graph(graph, self._device, choice_graph(content, names))
+        for rows in rows_with_ties(self._manifest.vocab_size):
+            damaged = rows.copy()
+            damaged[-1, 1] = np.nan
+            for given, is_sound in ((rows, True), (damaged, False)):
+                (best,) = session.run([names.best], {names.logits: given[None]})
+                found = to_argmax(best[0], self._manifest.vocab_size)
+                if found.is_sound[-1] != is_sound or (is_sound and (found.ids != given.argmax(1)).any()):
+                    _log.warning(
+                        "'%s' does not choose the first of equally likely tokens; whole rows are copied from it",
+                        self._device.name,
+                    )
+                    return False
+        return True
 
     def _read_all(self) -> Mapping[str, DeviceCheck]:
         try:

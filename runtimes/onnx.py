@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import BEST, Argmax, Cache, Can, Decoder, Forks, Pass, Rows
+from edgespec.decoding.decoder import BEST, Cache, Can, Decoder, Forks, Pass, Rows
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
+from edgespec.runtimes.best_token import to_argmax
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
     DeviceChecks,
@@ -282,12 +283,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def _made(self, given: Pass, rows: Logits) -> Rows:
         """The rows of an output, as those of a pass."""
-        return Rows(rows) if self._output(given) == self._logits_name else Rows(best=self._to_argmax(rows))
-
-    def _to_argmax(self, best: Logits) -> Argmax:
-        ids, sums = best.T
-        is_sound = np.isfinite(sums) & (ids >= 0) & (ids < self.vocab_size)
-        return Argmax(np.where(is_sound, ids, 0).astype(np.int64), is_sound)
+        is_whole = self._output(given) == self._logits_name
+        return Rows(rows) if is_whole else Rows(best=to_argmax(rows, self.vocab_size))
 
     def _rows(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
         num_tokens = len(tokens)
@@ -329,13 +326,13 @@ class OnnxDecoder(Decoder, Cache, Forks):
             first = self._fresh_rows(probe_tokens(self.vocab_size, 1), 0, 1)[0]
             found = checks.read()
             if found is None or not is_same_row(first, found.sample):
-                found = self._compare_passes(device, row_sample(first))
+                found = self._compare_passes(device, row_sample(first), checks)
                 checks.write(found)
         self._chunk_tokens, self._has_argmax = found.max_pass_tokens, found.has_argmax
         self._hold(self._held[:0])
         self.num_fed = 0
 
-    def _compare_passes(self, device: Device, sample: tuple[float, ...]) -> DeviceCheck:
+    def _compare_passes(self, device: Device, sample: tuple[float, ...], checks: DeviceChecks) -> DeviceCheck:
         sound = find_sound_passes(self._fresh_rows, self.vocab_size, self.context_length, device.name)
         if sound.max_width < _CHUNK_TOKENS and not sound.is_cut_short:
             _log.warning(
@@ -346,7 +343,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return DeviceCheck(
             max_pass_tokens=sound.max_width,
             num_compared=len(sound.rows),
-            has_argmax=self._best_name is not None and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS]),
+            has_argmax=self._best_name is not None
+            and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS])
+            and checks.chooses_the_first(),
             sample=sample,
         )
 
@@ -362,10 +361,11 @@ class OnnxDecoder(Decoder, Cache, Forks):
         tokens = probe_tokens(self.vocab_size, self.context_length)[: len(rows)]
         self._hold(tokens[:0])
         self._chunk_tokens = len(tokens)
-        is_sound = is_argmax_sound(rows, self._to_argmax(self._rows(tokens, len(tokens), self._best_name)))
-        if not is_sound:
+        best = to_argmax(self._rows(tokens, len(tokens), self._best_name), self.vocab_size)
+        if not is_argmax_sound(rows, best):
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)
-        return is_sound
+            return False
+        return True
 
 
 def _prefix_key(manifest: Manifest, device: Device, options: SessionOptions) -> str | None:

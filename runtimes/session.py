@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
+from edgespec.runtimes.best_token import with_argmax
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
@@ -57,13 +58,27 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         MemoryExhausted: The weights do not fit.
     """
     _require_half_floats(manifest, device)
-    session = load_graph(graph, device, **options)
+    session = load_graph(graph, device, fast_model(graph, manifest, device), **options)
     _check_signature(graph, manifest, session)
     placement = read_node_placement(session)
     require_placement(placement, device, str(graph))
     if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
         _log.warning("%s", strays)
     return session
+
+
+def fast_model(graph: Path, manifest: Manifest, device: Device) -> bytes | None:
+    """The model to open on a device in place of that of the file; None where the file's own serves."""
+    if device.provider != cuda.PROVIDER or not manifest.signature.best:
+        return None
+    found = with_argmax(graph, manifest.signature)
+    if found is None:
+        _log.warning(
+            "%s finds the likeliest token in a way that is slow on '%s'; export the model again",
+            graph,
+            device.name,
+        )
+    return found
 
 
 def _require_half_floats(manifest: Manifest, device: Device) -> None:

@@ -1,6 +1,7 @@
 """A target that chooses where it runs gives greedy answers the tokens of its whole rows."""
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,9 +25,12 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
-from edgespec.runtimes.device_checks import is_argmax_sound, probe_tokens
+from edgespec.runtimes import cuda
+from edgespec.runtimes.best_token import choice_graph, rows_with_ties, to_argmax
+from edgespec.runtimes.device_checks import DeviceChecks, is_argmax_sound, probe_tokens
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.session import fast_model, load_graph
 from edgespec.types import Logits, TokenIds
 
 PROMPT = "the in the an the in"
@@ -259,6 +263,67 @@ def test_device_that_chooses_otherwise_than_its_rows_say_is_not_asked_to(
     assert caplog.messages == []
     assert not decoder._can_choose(device, -right)
     assert "'gpu' chooses other tokens than its rows say" in caplog.text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_cuda_chooses_by_argmax_and_gives_what_the_graph_in_the_file_gives(
+    tiny_gguf: Path, tmp_path: Path, precision: str
+) -> None:
+    """On the CPU provider, whose kernels stand for those of CUDA: which operators run, and what they give."""
+    export_model(tiny_gguf, tmp_path / "model", precision=precision, form="gpu")
+    manifest = read_manifest(tmp_path / "model")
+    for name in (manifest.graph, manifest.tree_graph):
+        assert name is not None
+        graph, device = tmp_path / "model" / name, Device("cuda", cuda.PROVIDER, "gpu")
+        content = fast_model(graph, manifest, device)
+        assert content is not None
+        operators = Counter(node.op_type for node in onnx.load_from_string(content).graph.node)
+        assert operators["ArgMax"] == 1
+        assert not operators.keys() & {"ReduceMax", "ReduceMin", "Equal", "Where"}
+        assert fast_model(graph, manifest, find_device("cpu")) is None
+        for choice in (
+            choice_graph(content, manifest.signature),
+            choice_graph(graph.read_bytes(), manifest.signature),
+        ):
+            session = load_graph(graph, find_device("cpu"), choice)
+            for rows in rows_with_ties(manifest.vocab_size):
+                found = to_argmax(session.run(["best"], {"logits": rows[None]})[0][0], manifest.vocab_size)
+                assert found.ids.tolist() == rows.argmax(1).tolist()
+                assert found.is_sound.all()
+
+
+def test_a_graph_that_chooses_in_another_way_is_opened_as_it_is_with_a_word(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+
+    def change(proto: onnx.ModelProto) -> None:
+        (last,) = (node for node in proto.graph.node if "best" in node.output)
+        last.output[0] = "as_given"
+        proto.graph.node.append(onnx.helper.make_node("Identity", ["as_given"], ["best"]))
+
+    edit_graph(folder, change)
+    assert fast_model(folder / "model.onnx", read_manifest(folder), Device("cuda", cuda.PROVIDER, "gpu")) is None
+    assert "in a way that is slow on 'cuda'; export the model again" in caplog.text
+
+
+def test_a_device_that_chooses_the_last_of_equal_tokens_is_not_asked_to(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, manifest = find_device("cpu"), read_manifest(model)
+    assert DeviceChecks(model, manifest, device).chooses_the_first()
+    assert caplog.messages == []
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+
+    def change(proto: onnx.ModelProto) -> None:
+        (least,) = (node for node in proto.graph.node if node.op_type == "ReduceMin")
+        least.op_type = "ReduceMax"
+        none = next(each for each in proto.graph.initializer if each.name == "no_token")
+        none.CopyFrom(onnx.numpy_helper.from_array(np.array(-1, np.float32), "no_token"))
+
+    edit_graph(folder, change)
+    assert not DeviceChecks(folder, manifest, device).chooses_the_first()
+    assert "'cpu' does not choose the first of equally likely tokens" in caplog.text
 
 
 class TreeChooser(Chooser):

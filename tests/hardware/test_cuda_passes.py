@@ -115,4 +115,4 @@ def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, mo
     gpu = install(monkeypatch, FakeGpu(), FakeGpu())
     decoder = OnnxDecoder(model, read_manifest(model), find_device("cuda:1"))
     assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, decoder.vocab_size)
-    assert gpu.devices == [1]
+    assert set(gpu.devices) == {1}

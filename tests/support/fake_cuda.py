@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from fake_nvml import FakeNvml
@@ -20,6 +21,7 @@ from fake_nvml import FakeNvml
 from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda
 
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 SHRINK = "memory.enable_memory_arena_shrinkage"
 ARENA = (
     "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* onnxruntime::BFCArena::AllocateRawInternal"
@@ -50,7 +52,7 @@ class FakeGpu:
     def free(self) -> int:
         return self.limit - self.used - self.kept
 
-    def open(self, graph: str, settings: Any, **how: Any) -> Any:
+    def open(self, graph: str | bytes, settings: Any, **how: Any) -> Any:
         provider, *options = how.get("providers", [("", {})])[0]
         if provider != cuda.PROVIDER:
             return onnxruntime.InferenceSession(graph, settings, **how)
@@ -76,11 +78,11 @@ class FakeGpu:
 
 
 class _Session:
-    def __init__(self, gpu: FakeGpu, graph: str, settings: Any) -> None:
+    def __init__(self, gpu: FakeGpu, graph: str | bytes, settings: Any) -> None:
         self._gpu = gpu
         self._arena: Counter[int] = Counter()
         gpu.arenas.append(self._arena)
-        weights = sum(path.stat().st_size for path in Path(graph).parent.glob("*.data"))
+        weights = _weights_bytes(graph, settings)
         gpu.take(weights, self._arena)
         self._real = onnxruntime.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
         weakref.finalize(self, self._close, gpu, self._arena, weights)
@@ -115,6 +117,17 @@ class _Session:
         if options.shrinks is not None:
             self._gpu.num_shrunk += 1
             self._arena.clear()
+
+
+def _weights_bytes(graph: str | bytes, settings: Any) -> int:
+    """Of the files beside a graph; none of a graph of nodes that choose alone."""
+    if isinstance(graph, str):
+        folder = Path(graph).parent
+    elif any(each.external_data for each in onnx.load_from_string(graph).graph.initializer):
+        folder = Path(settings.get_session_config_entry(WEIGHTS_FOLDER))
+    else:
+        return 0
+    return sum(path.stat().st_size for path in folder.glob("*.data"))
 
 
 class _Value:

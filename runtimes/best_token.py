@@ -1,0 +1,89 @@
+"""The part of a graph that finds the likeliest token of each row, by the operators that a device runs fast.
+
+Exported graphs find it by ReduceMax, Equal, Where and ReduceMin, which WebGPU runs fast. NVIDIA's provider takes
+15 ms for that as soon as there are two rows of 151,936 logits, and 0.03 ms by ArgMax (docs/log/devices.md). So the
+nodes are replaced as the graph is opened, whatever version of edgespec wrote it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.decoder import Argmax
+from edgespec.manifest import Signature
+from edgespec.types import Logits
+
+_WIDTHS = (1, 2, 5, 8)  # rows of the logits that are tried
+
+
+def with_argmax(graph: Path, signature: Signature) -> bytes | None:
+    """The model of a file with ArgMax in place of reductions; None where the file is not laid out as an export is.
+
+    Its weights stay in their file.
+    """
+    import onnx  # 0.15 s, and only folders for a GPU need it
+    from onnx import TensorProto, helper
+
+    model = onnx.load(str(graph), load_external_data=False)
+    last = next((node for node in model.graph.node if signature.best in node.output), None)
+    sums = {each for node in model.graph.node if node.op_type == "ReduceSum" for each in node.output}
+    if last is None or last.op_type != "Concat" or len(last.input) != 2 or last.input[1] not in sums:
+        return None
+    added = [
+        helper.make_node("ArgMax", [signature.logits], ["best.id"], name="best.ArgMax", axis=2, keepdims=1),
+        helper.make_node("Cast", ["best.id"], ["best.as_float"], name="best.Cast", to=TensorProto.FLOAT),
+    ]
+    last.input[0] = "best.as_float"
+    before = [node for node in model.graph.node if node is not last]
+    _keep(model.graph, [*before, *added, last], [value.name for value in model.graph.output])
+    return bytes(model.SerializeToString())
+
+
+def choice_graph(content: bytes, signature: Signature) -> bytes:
+    """The nodes alone that make the best tokens out of logits, as a model from the one to the other."""
+    import onnx
+
+    model = onnx.load_from_string(content)
+    (logits,) = (value for value in model.graph.output if value.name == signature.logits)
+    kept = [value for value in model.graph.output if value.name == signature.best]
+    nodes = [node for node in model.graph.node if signature.logits not in node.output]
+    for field, values in (("input", [logits]), ("output", kept)):
+        model.graph.ClearField(field)
+        getattr(model.graph, field).extend(values)
+    _keep(model.graph, nodes, [value.name for value in kept])
+    return bytes(model.SerializeToString())
+
+
+def to_argmax(best: Logits, vocab_size: int) -> Argmax:
+    """The choice that the output states, [num_rows, 2]: ids, and sums of logits, which are finite if all are."""
+    ids, sums = best.T
+    is_sound = np.isfinite(sums) & (ids >= 0) & (ids < vocab_size)
+    return Argmax(np.where(is_sound, ids, 0).astype(np.int64), is_sound)
+
+
+def rows_with_ties(vocab_size: int) -> Iterator[Logits]:
+    """Rows in which several tokens are the likeliest, at their ends, next to each other, and far apart."""
+    rng = np.random.default_rng(0)
+    for num_rows in _WIDTHS:
+        rows = rng.normal(0, 2, (num_rows, vocab_size)).astype(np.float32)
+        for row, places in zip(rows, ((0, -1), (-2, -1), (0, 1), (-1, vocab_size // 2)), strict=False):
+            row[list(places)] = row.max() + 1
+        for row in rows[4:]:
+            row[rng.integers(0, vocab_size, 3)] = row.max() + 1
+        yield rows
+
+
+def _keep(graph: Any, nodes: list[Any], outputs: list[str]) -> None:
+    """Keep the nodes that outputs depend on, and the weights of these."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    weights = [each for each in graph.initializer if each.name in needed]
+    for field, values in (("node", kept[::-1]), ("initializer", weights)):
+        graph.ClearField(field)
+        getattr(graph, field).extend(values)
+    graph.ClearField("value_info")
