@@ -154,7 +154,7 @@ class PacedTarget(ForwardingDecoder):
         while missing_s > _NEGLIGIBLE * alone_s:
             self._clock.sleep(missing_s)
             if self._lane:
-                self._lane.ready()
+                self._lane.steps()
             taken_s = self._clock.now - begun_s
             missing_s = alone_s + self._pace.lost_s(begun_s, self._clock.now) - taken_s
         self._pace.is_beside = False

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.draft.suffix import Follower, draft_of
+from edgespec.draft.suffix import follower_bucket
 from edgespec.system.disk import hold_lock, sync
 from edgespec.types import Sampler, TokenIds
 
@@ -213,12 +213,12 @@ class AnswerIndex:
             low, high, length = first, last, length + 1
         return length, self._order[max(low, high - _MAX_OCCURRENCES**2) : high].tolist() if length else []
 
-    def guesses(self, tokens: TokenIds, num: int) -> list[Follower]:
+    def draft(self, tokens: TokenIds, num: int, source: str) -> Tree:
         """The most frequent continuation of the match's most recent occurrences, up to num tokens."""
         length, positions = self.match(tokens)
         positions = sorted(positions, reverse=True)[:_MAX_OCCURRENCES]  # the most recent wins a tie
-        guesses: list[Follower] = []
-        while len(guesses) < num:
+        found, buckets = list[int](), list[int]()
+        while len(found) < num:
             followers = [token for position in positions if (token := self._text[position + 1]) != _END]
             if not followers:
                 break
@@ -226,9 +226,10 @@ class AnswerIndex:
             if len(followers) > 1:
                 counts = Counter(followers)
                 (token, num_seen), num_kinds = counts.most_common(1)[0], len(counts)
-            guesses.append(Follower(token, length + len(guesses), num_seen, num_kinds == 1))
+            buckets.append(follower_bucket(length + len(found), num_seen, is_unanimous=num_kinds == 1))
+            found.append(token)
             positions = [position + 1 for position in positions if self._text[position + 1] == token]
-        return guesses
+        return Tree(np.array(found, np.int32), tuple(buckets), source=source) if found else NO_DRAFT
 
 
 class AnswerDrafter(Drafter):
@@ -241,9 +242,7 @@ class AnswerDrafter(Drafter):
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         index = self._answers.index()
-        if index is None:
-            return NO_DRAFT
-        return draft_of(index.guesses(tokens, request.num_tokens), self.name)
+        return index.draft(tokens, request.num_tokens, self.name) if index else NO_DRAFT
 
 
 class PredictionDrafter(Drafter):
@@ -259,4 +258,4 @@ class PredictionDrafter(Drafter):
         self._index = AnswerIndex(np.concatenate([prompt[-NUM_PROMPT_TOKENS:], predicted]))
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
-        return draft_of(self._index.guesses(tokens, request.num_tokens), self.name)
+        return self._index.draft(tokens, request.num_tokens, self.name)

@@ -184,7 +184,7 @@ class LaneDrafter(Drafter):
 
         self._forget()
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
-        return self.lane.ready()[0] if self._wait(1) else NO_DRAFT
+        return self.lane.steps()[0][0] if self._wait(1) else NO_DRAFT
 
     def _wait_for_tokens(self, tokens: TokenIds, request: DraftRequest) -> Tree:
         """The guesses after tokens, once there are enough, or no more will come, or the time is up."""
@@ -201,7 +201,7 @@ class LaneDrafter(Drafter):
 
     def _wait(self, num_steps: int, timeout_s: float | None = None) -> int:
         """Wait for steps of the job. Returns how many are finished."""
-        num_done = self.lane.wait_for(num_steps, self.deadline_s if timeout_s is None else timeout_s)
+        num_done = self.lane.wait(num_steps, self.deadline_s if timeout_s is None else timeout_s)
         if num_done < num_steps and timeout_s is None and not self.lane.is_over:
             raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
         return num_done
@@ -232,7 +232,7 @@ class LaneDrafter(Drafter):
         """Take what the lane has guessed by now."""
         if self._text is None:
             return
-        for step, time in self.lane.new_steps(self._num_seen):
+        for step, time in self.lane.steps(self._num_seen):
             self._num_seen += 1
             self._text, self._tree = step.text, step.tree
             self._busy_s += _common_s(time, self._pass)

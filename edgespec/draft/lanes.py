@@ -47,25 +47,13 @@ class Lane(Protocol):
     def start(self, job: Job) -> None:
         """Cancel the running job and run another one."""
 
-    def ready(self) -> list[Any]:
-        """The finished steps of the job.
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
+        """The number of finished steps, once there are num_steps of them, the job is over, or the time is up.
 
         Raises DrafterFault: A step failed.
         """
 
-    def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        """The finished steps, once there are num_steps of them, the job is over, or the time is up.
-
-        Raises DrafterFault: A step failed.
-        """
-
-    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
-        """Wait as wait does; the number of finished steps.
-
-        Raises DrafterFault: A step failed.
-        """
-
-    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+    def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
         """The finished steps from a number on, and when each was done.
 
         Raises DrafterFault: A step failed.
@@ -83,7 +71,7 @@ class Lane(Protocol):
         """True if no job is running."""
 
     def cancel(self) -> None:
-        """End the job at once; wait then returns its finished steps."""
+        """End the job at once; its finished steps stay."""
 
     def stop(self) -> None:
         """Cancel the job and end the worker; the next job starts a new one."""
@@ -103,10 +91,6 @@ class _Run:
     def require_sound(self) -> None:
         if self.error is not None:
             raise DrafterFault(f"its lane failed: {self.error!r}") from self.error
-
-    def steps_done(self) -> list[Any]:
-        self.require_sound()
-        return list(self.done)
 
 
 class ThreadLane:
@@ -131,17 +115,7 @@ class ThreadLane:
                 self._worker.start()
             self._changed.notify_all()
 
-    def ready(self) -> list[Any]:
-        with self._lock:
-            return self._run.steps_done() if self._run else []
-
-    def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        with self._lock:
-            run = self._run
-            self.wait_for(num_steps, timeout_s)
-            return run.steps_done() if run else []
-
-    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
         with self._lock:
             run = self._run
             if run is None:
@@ -151,7 +125,7 @@ class ThreadLane:
             run.require_sound()
             return len(run.done)
 
-    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+    def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
         with self._lock:
             if self._run is None:
                 return []

@@ -72,7 +72,7 @@ def observe(scenario: Scenario, schedule: str) -> ObservedRun:
                 begin_s = end_s
     assert begin_s is not None
     assert isinstance(devices.lane, VirtualLane)
-    devices.lane.ready()  # a virtual lane works when it is asked
+    devices.lane.steps()  # a virtual lane works when it is asked
     devices.lane.stop()
     spans = [(each.start_s - begin_s, each.end_s - begin_s) for each in devices.lane.intervals]
     return ObservedRun(schedule, length_s, tuple(passes), tuple(_within(spans, length_s)))

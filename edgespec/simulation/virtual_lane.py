@@ -39,15 +39,7 @@ class VirtualLane:
         self._done, self._ends, self._is_over = [], [], False
         self._started = self._own.now = self._clock.now
 
-    def ready(self) -> list[Any]:
-        self._run()
-        return self._done[: self._num_by_now()]
-
-    def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        self.wait_for(num_steps, timeout_s)
-        return self.ready()
-
-    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
         end = inf if timeout_s is None else self._clock.now + timeout_s
         while not self._is_over and len(self._done) < num_steps and self._own.now <= end:
             self._step()
@@ -56,12 +48,10 @@ class VirtualLane:
         self._run()
         return self._num_by_now()
 
-    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+    def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
         self._run()
-        starts = [self._ends[first - 1] if first else self._started, *self._ends[first:]]
-        return [
-            (self._done[i], StepTime(starts[i - first], self._ends[i])) for i in range(first, self._num_by_now())
-        ]
+        begun_s, ends = self._ends[first - 1] if first else self._started, self._ends[first : self._num_by_now()]
+        return list(zip(self._done[first:], map(StepTime, [begun_s, *ends], ends), strict=False))
 
     def now(self) -> float:
         return self._clock.now

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.draft.answer_cache import NUM_PROMPT_TOKENS, AnswerCache, AnswerDrafter, AnswerIndex
 from edgespec.draft.drafter import DraftRequest
+from edgespec.draft.suffix import follower_bucket
 from edgespec.system.disk import hold_lock
 from edgespec.types import TokenIds
 
@@ -61,13 +62,14 @@ def test_index_finds_what_a_plain_search_finds(text: list[int], tokens: list[int
 
 @given(TEXTS, TEXTS)
 def test_first_guess_is_what_most_often_followed(text: list[int], tokens: list[int]) -> None:
-    index = AnswerIndex(ids(*text))
-    guesses = index.guesses(ids(*tokens), 1)
-    followed = [text[end + 1] for end in longest(tokens, text)[1][-16:] if end + 1 < len(text)]
-    assert len(guesses) == min(1, len(followed))
-    for token, _, num_seen, is_unanimous in guesses:
-        assert num_seen == followed.count(token) == max(map(followed.count, followed))
-        assert is_unanimous == (len(set(followed)) == 1)
+    draft = AnswerIndex(ids(*text)).draft(ids(*tokens), 1, "answers")
+    length, ends = longest(tokens, text)
+    followed = [text[end + 1] for end in ends[-16:] if end + 1 < len(text)]
+    assert len(draft.tokens) == min(1, len(followed))
+    for token, bucket in zip(draft.tokens.tolist(), draft.buckets, strict=True):
+        assert followed.count(token) == max(map(followed.count, followed))
+        is_unanimous = len(set(followed)) == 1
+        assert bucket == follower_bucket(length, followed.count(token), is_unanimous=is_unanimous)
 
 
 def test_a_later_session_drafts_from_an_earlier_answer(tmp_path: Path) -> None:

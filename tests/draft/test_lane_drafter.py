@@ -376,7 +376,8 @@ def test_prefetched_alternatives_are_used() -> None:
     sampler = GumbelSampler(SamplingParams())
     request = DraftRequest(3, is_ahead=True, min_tokens=3, worth=UNKNOWN_WORTH)
     drafted = ahead.draft(PROMPT, request, sampler).tokens
-    tree = ahead.lane.wait(60, 5.0)[-1].tree
+    ahead.lane.wait(60, 5.0)
+    tree = ahead.lane.steps()[-1][0].tree
     alternatives = {other for others in tree.others for other in others}
     assert all(tree.others[node] or int(tree.tokens[node]) in alternatives for node in tree.run), "all is drafted"
     row = drafter.decoder.logits(PROMPT, 1)[0]

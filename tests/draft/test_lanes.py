@@ -29,16 +29,26 @@ def lanes() -> list[Lane]:
     return [ThreadLane("drafter"), VirtualLane("drafter", VirtualClock(), VirtualClock())]
 
 
+def done(lane: Lane) -> list[int]:
+    return [step for step, _ in lane.steps()]
+
+
+def waited(lane: Lane, num_steps: int, timeout_s: float | None = None) -> list[int]:
+    num_done = lane.wait(num_steps, timeout_s)
+    assert len(done(lane)) >= num_done
+    return done(lane)
+
+
 @pytest.mark.parametrize("lane", lanes(), ids=["thread", "virtual"])
 def test_steps_come_in_order_and_the_last_job_counts(lane: Lane) -> None:
-    assert lane.ready() == lane.wait(3) == []
+    assert done(lane) == waited(lane, 3) == []
     for num_steps in (5, 9):
         lane.start(Job(counting(num_steps)))
-        assert lane.wait(3)[:3] == [0, 1, 2]
-        assert lane.wait(100) == list(range(num_steps))
+        assert waited(lane, 3)[:3] == [0, 1, 2]
+        assert waited(lane, 100) == list(range(num_steps))
         assert lane.is_over
     lane.stop()
-    assert lane.ready() == []
+    assert done(lane) == []
     assert sum(interval.num_tokens for interval in lane.intervals) >= 9
 
 
@@ -48,7 +58,7 @@ def test_threads_that_threading_has_not_started_leave_nothing_behind() -> None:
 
     def work() -> None:
         lane.start(Job(counting(3)))
-        steps = lane.wait(3)
+        steps = waited(lane, 3)
         lane.stop()
         over.put(steps)
 
@@ -70,7 +80,7 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
     lane.start(Job(steps, interrupt=interrupted.set))
     held.wait(60)
     lane.start(Job(counting(2)))
-    assert lane.wait(2) == [0, 1], "nothing of the cancelled job is seen"
+    assert waited(lane, 2) == [0, 1], "nothing of the cancelled job is seen"
     lane.stop()
     wait_for_threads_since(before)
 
@@ -85,24 +95,24 @@ def test_an_error_is_raised_unless_its_job_is_cancelled(is_cancelled: bool) -> N
         raise ValueError("broken")
 
     lane.start(Job(steps, interrupt=go.set))
-    assert lane.wait(1) == [0]
+    assert waited(lane, 1) == [0]
     if is_cancelled:
         lane.start(Job(counting(1)))
-        assert lane.wait(1) == [0]
+        assert waited(lane, 1) == [0]
     else:
         go.set()
         with pytest.raises(DrafterFault, match="broken"):
             lane.wait(2)
     lane.stop()
     lane.start(Job(counting(1)))
-    assert lane.wait(1) == [0], "it can be used again"
+    assert waited(lane, 1) == [0], "it can be used again"
     lane.stop()
 
 
 def test_a_wait_ends_at_its_timeout() -> None:
     lane, go = ThreadLane("drafter"), Event()
     lane.start(Job(counting(1, lambda: go.wait(60)), interrupt=go.set))
-    assert lane.wait(1, 0.05) == []
+    assert waited(lane, 1, 0.05) == []
     assert lane.step_s >= 0.05
     lane.stop()
 
@@ -112,13 +122,13 @@ def test_virtual_steps_are_there_when_their_time_has_come() -> None:
     lane = VirtualLane("drafter", clock, own)
     clock.sleep(100)
     lane.start(Job(counting(4, lambda: own.sleep(10))))
-    assert lane.ready() == []
+    assert done(lane) == []
     clock.sleep(25)
-    assert lane.ready() == [0, 1]
+    assert done(lane) == [0, 1]
     assert lane.step_s == 5
-    assert lane.wait(3, 1) == [0, 1]
+    assert waited(lane, 3, 1) == [0, 1]
     assert clock.now == 126
-    assert lane.wait(3) == [0, 1, 2]
+    assert waited(lane, 3) == [0, 1, 2]
     assert clock.now == 130, "whoever waits sleeps until then"
     lane.stop()
     assert [(each.start_s, each.end_s, each.num_tokens) for each in lane.intervals] == [(100, 130, 3)]
@@ -129,11 +139,11 @@ def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
     clock, own = VirtualClock(), VirtualClock()
     lane: Lane = VirtualLane("drafter", clock, own) if is_virtual else ThreadLane("drafter", own)
     lane.start(Job(counting(3, lambda: own.sleep(0.25))))
-    assert lane.wait(3) == [0, 1, 2]
-    assert [time.ended_s - time.begun_s for _, time in lane.new_steps(0)] == [0.25, 0.25, 0.25]
-    assert [step for step, _ in lane.new_steps(2)] == [2]
+    assert waited(lane, 3) == [0, 1, 2]
+    assert [time.ended_s - time.begun_s for _, time in lane.steps()] == [0.25, 0.25, 0.25]
+    assert [step for step, _ in lane.steps(2)] == [2]
     lane.stop()
-    assert lane.new_steps(0) == []
+    assert lane.steps() == []
 
 
 def test_a_wait_for_a_cancelled_job_gives_its_finished_steps() -> None:
@@ -145,9 +155,9 @@ def test_a_wait_for_a_cancelled_job_gives_its_finished_steps() -> None:
         yield 1
 
     lane.start(Job(steps, interrupt=go.set))
-    assert lane.wait(1) == [0]
+    assert waited(lane, 1) == [0]
     lane.cancel()
-    assert lane.wait(2) == [0]
+    assert waited(lane, 2) == [0]
     assert lane.is_over
     lane.stop()
 
@@ -159,4 +169,4 @@ def test_a_cancelled_virtual_job_keeps_its_finished_steps() -> None:
     clock.sleep(25)
     lane.cancel()
     clock.sleep(25)
-    assert (lane.wait(4), lane.is_over) == ([0, 1], True)
+    assert (waited(lane, 4), lane.is_over) == ([0, 1], True)

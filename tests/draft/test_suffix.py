@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.tree import Tree
 from edgespec.draft import suffix
 from edgespec.draft.drafter import DraftRequest
-from edgespec.draft.suffix import Follower, SuffixAutomaton, SuffixDrafter, draft_of, follower_bucket
+from edgespec.draft.suffix import SuffixAutomaton, SuffixDrafter, follower_bucket
 from edgespec.types import TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
@@ -60,26 +61,24 @@ def expect_oracle(text: SuffixAutomaton, tokens: list[int]) -> None:
     assert followers(text) == (counts_after(ends, tokens) if length else {})
 
 
-def expect_guesses(guesses: list[Follower], tokens: list[int]) -> None:
+def expect_guesses(guesses: Tree, tokens: list[int]) -> None:
     """Each guess is what most often followed the context before it, and of equal ones the most recent."""
     length, _ = longest_match(tokens)
     context = tokens[len(tokens) - length :]
-    for i, guess in enumerate(guesses):
-        assert guess.context_length == length + i
+    for i, (guess, bucket) in enumerate(zip(guesses.tokens.tolist(), guesses.buckets, strict=True)):
         while not (ends := ends_of(context, tokens)):
             context = context[1:]
         counts = counts_after(ends, tokens)
         best = [token for token, count in counts.items() if count == max(counts.values())]
-        assert guess.token == next(tokens[end + 1] for end in reversed(ends) if tokens[end + 1] in best)
-        assert guess.num_seen == counts[guess.token]
-        assert guess.is_unanimous == (len(counts) == 1)
-        context = [*context, guess.token]
+        assert guess == next(tokens[end + 1] for end in reversed(ends) if tokens[end + 1] in best)
+        assert bucket == follower_bucket(length + i, counts[guess], is_unanimous=len(counts) == 1)
+        context = [*context, guess]
 
 
 def test_it_continues_the_example_of_its_docstring() -> None:
     text = automaton([1, 2, 3, 1, 2])
     assert (text.match_length, followers(text)) == (2, {3: 1})
-    assert [guess.token for guess in text.guesses(4)] == [3, 1, 2, 3]
+    assert text.draft(4, "suffix").tokens.tolist() == [3, 1, 2, 3]
 
 
 @given(TEXTS)
@@ -92,12 +91,13 @@ def test_every_prefix_has_the_match_of_a_plain_search(tokens: list[int]) -> None
             expect_oracle(text, tokens[: i + 1])
 
 
-@given(TEXTS, st.integers(0, 12))
+@given(TEXTS, st.integers(0, 40))
 def test_guesses_are_what_most_often_followed(tokens: list[int], num: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "_MAX_COUNTED", 1 << 20)
-        guesses = list(automaton(tokens).guesses(num))
-    assert len(guesses) == (num if longest_match(tokens)[0] else 0)
+        guesses = automaton(tokens).draft(num, "suffix")
+    assert len(guesses.tokens) == (num if longest_match(tokens)[0] else 0)
+    assert guesses.source == ("suffix" if len(guesses.tokens) else "none")
     expect_guesses(guesses, tokens)
 
 
@@ -146,7 +146,7 @@ class Memo(RuleBasedStateMachine):
         draft = self.drafter.draft(ids(self.tokens), DraftRequest(num), GREEDY)
         assert draft.tokens.dtype == np.int32
         assert len(draft.tokens) == len(draft.buckets) == (num if longest_match(self.tokens)[0] else 0)
-        assert draft.tokens.tolist() == [guess.token for guess in automaton(self.tokens).guesses(num)]
+        assert draft.tokens.tolist() == automaton(self.tokens).draft(num, "suffix").tokens.tolist()
 
     @invariant()
     def the_first_guess_followed_the_longest_match(self) -> None:
@@ -186,7 +186,7 @@ def test_the_more_frequent_continuation_goes_before_the_more_recent() -> None:
 def test_evidence_is_the_length_of_the_context_and_the_agreement_of_counts(
     length: int, num_seen: int, is_unanimous: bool, wanted: int
 ) -> None:
-    assert follower_bucket(Follower(0, length, num_seen, is_unanimous)) == wanted
+    assert follower_bucket(length, num_seen, is_unanimous=is_unanimous) == wanted
 
 
 def test_evidence_grows_along_the_draft() -> None:
@@ -205,11 +205,3 @@ def test_memory_stays_below_200_bytes_a_token(num_kinds: int) -> None:
     tracemalloc.stop()
     assert len(text) == len(tokens)
     assert peak_bytes < 200 * len(tokens)
-
-
-@given(tokens=TEXTS, num=st.integers(0, 40))
-def test_a_draft_is_that_of_the_guesses(tokens: list[int], num: int) -> None:
-    text = automaton(tokens)
-    made, wanted = text.draft(num, "suffix"), draft_of(list(text.guesses(num)), "suffix")
-    assert made.tokens.tolist() == wanted.tokens.tolist()
-    assert (made.buckets, made.source) == (wanted.buckets, wanted.source)
