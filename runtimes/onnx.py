@@ -5,11 +5,10 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, Unpack
@@ -23,7 +22,6 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
-from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.best_token import to_argmax
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
@@ -42,7 +40,7 @@ from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_ru
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds, append
+from edgespec.types import Logits, TokenIds
 
 # Long prompts run in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
@@ -197,7 +195,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def forget(self) -> None:
         with self._lock:
-            self._held = self._held[:0]
+            self._hold(self._held[:0])
             self._passes.cache.clear()
             if self._hidden:
                 self._hidden.clear()
@@ -210,60 +208,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
     @property
     def held_tokens(self) -> TokenIds:
         return self._held
-
-    def run_tree(self, given: Pass, layout: TreeLayout, num_held: int = 0) -> Rows:
-        """Rows after the last token of the text and after each node, [num_nodes + 1, vocab_size].
-
-        The nodes are left in the slots after the text, which is held. Where the first num_held of them lie there
-        already, only the others are run, [num_nodes - num_held, vocab_size].
-
-        Args:
-            layout: Positions of the last token and of the nodes.
-        """
-        tokens, nodes, output = given.text, given.tree.tokens, self._output(given)
-        with self._lock, translate_memory_errors("running a tree"):
-            self._passes.begin()
-            before = tokens[:-1]
-            if num_held:
-                self._hold(tokens)
-                start, num_rows = len(tokens) + num_held, len(nodes) - num_held
-                rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
-                self._store(start, num_rows)
-                self.num_fed -= num_held
-            elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes after a past
-                first = self._rows(tokens, 1, output).copy()
-                rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
-                self._store(1, len(nodes))
-            else:
-                start = reusable_prefix(self._held, tokens, 1)
-                if start == 0 or len(tokens) - start + len(nodes) > self._chunk_tokens:
-                    self._rows(before, 1, output)
-                    start = len(before)
-                self._hold(tokens[:start])
-                new = append(tokens[start:], nodes)
-                rows = self._passes.run(new, start, len(nodes) + 1, layout, output)
-                self._store(start, len(new))
-                self.num_fed += len(tokens) - start
-            self.num_fed += len(nodes)
-            self._hold(tokens)
-            return self._made(given, rows)
-
-    def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
-        """Append tokens to the held ones; their keys and values lie in slots, in rising order.
-
-        Where the cache is no memory of the host, tokens from the first one in another slot than its own are left
-        out, and run again: on a GPU a row more costs less than a pass that moves them.
-        """
-        with self._lock, translate_memory_errors("moving a branch"):
-            assert isinstance(self._passes.cache, SharedCache)
-            start = len(self._held)
-            if self._is_on_host:
-                self._passes.cache.move(slots, start)
-                if self._hidden:
-                    self._hidden.move(slots, start)
-            else:
-                tokens = tokens[: sum(takewhile(bool, (slot == start + i for i, slot in enumerate(slots))))]
-            self._hold(append(self._held, tokens))
 
     def _hold(self, tokens: TokenIds) -> None:
         """Count tokens as those whose keys, values and hidden states fill the first slots."""

@@ -16,6 +16,7 @@ from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.decoder import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows, contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
+from edgespec.decoding.tree import NO_DRAFT
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
@@ -68,7 +69,7 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
         self._own = OwnStates(self._state_size)
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
         self._num_exact = 0  # slots from the first on
-        self._tree = trees.HeldTree()
+        self._tree = NO_DRAFT  # in the slots after those of the text
         self._lock = Lock()
         require_run(self, folder.device)
         self.forget()
@@ -173,7 +174,7 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
 
     def _hold(self, tokens: TokenIds) -> None:
         """Count tokens as those that are held, without a tree after them."""
-        self._tree, self._held = trees.HeldTree(), tokens
+        self._tree, self._held = NO_DRAFT, tokens
         self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
 
     def _drop_guessed(self, tokens: TokenIds) -> None:
@@ -277,37 +278,29 @@ class RecurrentTreeHead(RecurrentHead):
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
                 rows = trees.rows_by_branch(self._rows, given._replace(text=tokens))
             else:
-                rows = self._tree_rows(tokens, trees.HeldTree(nodes, parents), given.num_last)
+                rows = self._tree_rows(given._replace(text=tokens))
             contexts = contexts_in_tree(tokens, nodes, parents)
             rows = correct(self.correction, rows, contexts[-len(rows) :])
             return Rows(self._whole(rows[-given.num_rows :]))
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
-        tree, held = self._tree, self._held
-        self._tree = trees.HeldTree()
-        if not len(tree.nodes) or not np.array_equal(held, tokens[: len(held)]):
-            return
-        path = trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :])
-        if not path:
-            return
-        start = len(held) - 1
-        slots = [start + node for node in path]
-        if self._device.memory == "cpu":
+        tree, held, can_move = self._tree, self._held, self._device.memory == "cpu"
+        self._tree = NO_DRAFT
+        path = trees.path_behind(held, tree, tokens, can_move=can_move)
+        if path and can_move:
+            start = len(held) - 1
+            slots = [start + node for node in path]
             assert isinstance(self._passes.cache, SharedCache)
             self._passes.cache.move(slots, start)
             self._own.move(slots, start)
-        else:
-            path = [node for place, node in enumerate(path) if path[: place + 1] == [*range(place + 1)]]
-        self._held = append(held, tree.nodes[path])
+        self._held = append(held, tree.tokens[path]) if path else held
 
-    def _tree_rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
+    def _tree_rows(self, given: Pass) -> Logits:
         """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
-        nodes, parents = tree
-        num_held = 0
-        if num_last is not None and self._own.has(len(tokens) - 2):
-            held = trees.num_held(self._held, self._tree, tokens, nodes, parents)
-            num_held = max(0, min(held, len(nodes) - num_last))
+        tokens, nodes, parents = given.text, given.tree.tokens, given.parents
+        can_go_on = self._own.has(len(tokens) - 2)
+        num_held = trees.num_held(self._held, self._tree, given) if can_go_on else 0
         rows = []
         if not num_held:
             self._settle(tokens)
@@ -322,7 +315,7 @@ class RecurrentTreeHead(RecurrentHead):
             start = text_slot + 1 + num_held
             rows.append(self._run(nodes[num_held:stop], start, states, stop - num_held, layout).copy())
             num_held = stop
-            self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
+            self._tree = given.tree.cut(num_held)
         return np.concatenate(rows)
 
 

@@ -7,18 +7,15 @@ lies in place and runs the rest again.
 
 import logging
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Self, Unpack
 
 import numpy as np
 
 from edgespec.decoding import trees
-from edgespec.decoding.decoder import Cache, Can, Forks, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import Can, Pass, Rows
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
@@ -27,162 +24,14 @@ from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.device_checks import DeviceChecks, are_close, probe_tokens
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.session import SessionOptions, refuse_device
-from edgespec.system.cancel import Cancel
-from edgespec.types import TokenIds
+from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
+from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.types import TokenIds, append
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
 _PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
 _log = logging.getLogger(__name__)
-
-
-class OnnxTreeDecoder(ForwardingDecoder, Cache, Forks):
-    """The model of a folder, as a function from tokens, and from trees after them, to logits.
-
-    Chains run through the same session. Not for deterministic mode: sums over the cache depend on the slots that
-    their parts lie in (docs/log/exactness.md).
-    """
-
-    def __init__(
-        self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
-    ) -> None:
-        """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
-        manifest = tree_manifest(manifest, device)
-        self._chain = OnnxDecoder(folder, manifest, device, **options)
-        super().__init__(self._chain)
-        self._tree = trees.HeldTree()
-        self._lock = Lock()
-        with self._chain.cancelled_by(options.get("cancel") or Cancel()):
-            self._runs_trees = device.memory == "cpu" or self._check(
-                device, DeviceChecks(folder, manifest, device)
-            )
-
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        self._chain.share(1, may_join)  # passes over trees do not run as one
-
-    def fork(self) -> Self:
-        """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
-        fork = copy(self)
-        fork._chain = fork._decoder = self._chain.fork()
-        fork._tree, fork._lock = trees.HeldTree(), Lock()
-        return fork
-
-    def serve(self, caller: Caller) -> None:
-        self._chain.serve(caller)
-
-    def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
-        with self._lock:
-            self._tree = trees.HeldTree()
-            return self._chain.copy_prefix(other._chain, tokens)
-
-    @property
-    def can_exchange(self) -> bool:
-        return self._chain.can_exchange
-
-    def exchange(self, other: Self) -> None:
-        with self._lock, other._lock:
-            self._chain.exchange(other._chain)
-            self._tree, other._tree = other._tree, self._tree
-
-    @property
-    def hidden_states(self) -> HiddenStates | None:
-        return self._chain.hidden_states
-
-    @property
-    def can(self) -> Can:
-        return Can(trees=True, best=self._chain.can.best)
-
-    @property
-    def cache(self) -> Cache:
-        return self
-
-    @property
-    def forks(self) -> Forks:
-        return self
-
-    def run(self, given: Pass) -> Rows:
-        with self._lock:
-            if not given.is_tree:
-                tokens = given.tokens
-                self._settle(tokens)
-                return self._chain.run(Pass(tokens, NO_DRAFT, given.num_rows, given.wants))
-            if self._is_one_pass(given):
-                return self._run_tree(given)
-            self._settle(given.text)
-            return Rows(trees.rows_by_branch(self._chain.logits, given))
-
-    def pretend(self, tokens: TokenIds) -> None:
-        with self._lock:
-            self._tree = trees.HeldTree()
-            self._chain.pretend(tokens)
-
-    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        with self._lock:
-            self._tree = trees.HeldTree()
-            return self._chain.imitate(tokens, num_run, seed)
-
-    def forget(self) -> None:
-        with self._lock:
-            self._tree = trees.HeldTree()
-            self._chain.forget()
-
-    def _is_one_pass(self, given: Pass) -> bool:
-        """True if a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
-        num_tokens, num_nodes = len(given.text), len(given.tree.tokens)
-        require_context(num_tokens + int(trees.depths(given.parents).max(initial=0)), self.context_length)
-        has_slots = num_tokens + num_nodes <= self.context_length
-        return self._runs_trees and has_slots and num_nodes < self._chain.max_pass_tokens
-
-    def _run_tree(self, given: Pass) -> Rows:
-        tokens, nodes, parents, num_held = given.text, given.tree.tokens, given.parents, 0
-        if given.num_last is not None:
-            held = trees.num_held(self._chain.held_tokens, self._tree, tokens, nodes, parents)
-            num_held = max(0, min(held, len(nodes) - given.num_last))
-        if num_held:
-            self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
-        else:
-            self._settle(tokens)
-        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
-        rows = self._chain.run_tree(given, layout, num_held)
-        self._tree = trees.HeldTree(nodes, parents)
-        return rows.last(given.num_rows)
-
-    def _settle(self, tokens: TokenIds) -> None:
-        """Hold the branch of the last tree that tokens run through."""
-        tree, self._tree = self._tree, trees.HeldTree()
-        held = self._chain.held_tokens
-        if not np.array_equal(held, tokens[: len(held)]):
-            return
-        if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
-            self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
-
-    def _check(self, device: Device, checks: DeviceChecks) -> bool:
-        """True if the device runs trees in one pass, as an earlier check has found or as it does now."""
-        if (known := checks.read()) and known.runs_trees is not None:
-            return known.runs_trees
-        runs_trees = self._is_sound(device)
-        self._chain.num_fed = 0
-        checks.write_trees(runs_trees)
-        return runs_trees
-
-    def _is_sound(self, device: Device) -> bool:
-        """True if the device gives the rows of a tree's branches in one pass."""
-        tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
-        tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
-        given = Pass(tokens, Tree(nodes, parents=_PROBE_PARENTS))
-        with refuse_device(device):
-            expected = trees.rows_by_branch(self._chain.logits, given)
-            rows = self._run_tree(given).logits
-        is_sound = are_close(rows, expected)
-        self.forget()
-        if not is_sound:
-            _log.warning(
-                "'%s' computes trees of drafts wrongly, so each branch runs in a pass of its own; if an earlier "
-                "edgespec exported the model, export it again",
-                device.name,
-            )
-        return is_sound
 
 
 class OnnxBranchDecoder(OnnxDecoder):
@@ -197,6 +46,136 @@ class OnnxBranchDecoder(OnnxDecoder):
 
     def run(self, given: Pass) -> Rows:
         return Rows(trees.rows_by_branch(self.logits, given)) if given.is_tree else super().run(given)
+
+
+class OnnxTreeDecoder(OnnxBranchDecoder):
+    """The model of a folder, over the graph that runs a tree in one pass; chains run through the same session.
+
+    Not for deterministic mode: sums over the cache depend on the slots that their parts lie in
+    (docs/log/exactness.md).
+    """
+
+    _tree = NO_DRAFT  # its nodes fill the slots after the tokens that are held
+    _runs_trees = True
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
+    ) -> None:
+        """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
+        super().__init__(folder, tree_manifest(manifest, device), device, **options)
+
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+        super().share(1, may_join)  # passes over trees do not run as one
+
+    def fork(self) -> Self:
+        fork = super().fork()
+        fork._tree = NO_DRAFT
+        return fork
+
+    def exchange(self, other: Self) -> None:
+        super().exchange(other)
+        self._tree, other._tree = other._tree, self._tree
+
+    @property
+    def prefix_key(self) -> None:
+        return None
+
+    def run(self, given: Pass) -> Rows:
+        if given.is_tree and self._is_one_pass(given):
+            with self._lock, translate_memory_errors("running a tree"):
+                self._passes.begin()
+                return self._run_tree(given)
+        if not given.is_tree:
+            with self._lock, translate_memory_errors("moving a branch"):
+                self._settle(given.tokens)
+        return super().run(given)
+
+    def _is_one_pass(self, given: Pass) -> bool:
+        """True if a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
+        num_tokens, num_nodes = len(given.text), len(given.tree.tokens)
+        require_context(num_tokens + int(trees.depths(given.parents).max(initial=0)), self.context_length)
+        has_slots = num_tokens + num_nodes <= self.context_length
+        return self._runs_trees and has_slots and num_nodes < self.max_pass_tokens
+
+    def _run_tree(self, given: Pass) -> Rows:
+        """Leave the nodes in the slots after the text, which is held; those that lie there are not run again."""
+        tokens, nodes, parents, output = given.text, given.tree.tokens, given.parents, self._output(given)
+        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+        if num_held := trees.num_held(self._held, self._tree, given):
+            self._hold(tokens)
+            self._tree = given.tree.cut(num_held)
+            start, num_rows = len(tokens) + num_held, len(nodes) - num_held
+            rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
+            self._store(start, num_rows)
+            self.num_fed += num_rows
+        elif len(tokens) == 1:  # ONNX Runtime's CPU provider reads positions only of passes after a past
+            first = self._rows(tokens, 1, output).copy()
+            rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
+            self._store(1, len(nodes))
+            self.num_fed += len(nodes)
+        else:
+            self._settle(tokens)
+            start = reusable_prefix(self._held, tokens, 1)
+            if start == 0 or len(tokens) - start + len(nodes) > self.max_pass_tokens:
+                start = len(tokens) - 1
+                self._rows(tokens[:start], 1, output)
+            self._hold(tokens[:start])
+            new = append(tokens[start:], nodes)
+            rows = self._passes.run(new, start, len(nodes) + 1, layout, output)
+            self._store(start, len(new))
+            self.num_fed += len(new)
+        self._hold(tokens)
+        self._tree = given.tree
+        return self._made(given, rows).last(given.num_rows)
+
+    def _hold(self, tokens: TokenIds) -> None:
+        self._tree = NO_DRAFT
+        super()._hold(tokens)
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Hold the branch of the last tree that tokens run through.
+
+        Where the cache is no memory of the host, tokens from the first one in another slot than its own are left
+        out, and run again: on a GPU a row more costs less than a pass that moves them.
+        """
+        tree, held = self._tree, self._held
+        self._tree = NO_DRAFT
+        if path := trees.path_behind(held, tree, tokens, can_move=self._is_on_host):
+            if self._is_on_host:
+                slots = [len(held) + node for node in path]
+                assert isinstance(self._passes.cache, SharedCache)
+                self._passes.cache.move(slots, len(held))
+                if self._hidden:
+                    self._hidden.move(slots, len(held))
+            self._hold(append(held, tree.tokens[path]))
+
+    def _check(self, device: Device, checks: DeviceChecks) -> None:
+        """Find out too whether the device runs trees in one pass, or look up what an earlier check has found."""
+        super()._check(device, checks)
+        if (known := checks.read()) and known.runs_trees is not None:
+            self._runs_trees = known.runs_trees
+            return
+        self._runs_trees = self._is_sound(device)
+        self.num_fed = 0
+        checks.write_trees(self._runs_trees)
+
+    def _is_sound(self, device: Device) -> bool:
+        """True if the device gives the rows of a tree's branches in one pass."""
+        tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
+        tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
+        given = Pass(tokens, Tree(nodes, parents=_PROBE_PARENTS))
+        with refuse_device(device):
+            expected = trees.rows_by_branch(self.logits, given)
+            rows = self._run_tree(given).logits
+        is_sound = are_close(rows, expected)
+        self.forget()
+        if not is_sound:
+            _log.warning(
+                "'%s' computes trees of drafts wrongly, so each branch runs in a pass of its own; if an earlier "
+                "edgespec exported the model, export it again",
+                device.name,
+            )
+        return is_sound
 
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:

@@ -29,18 +29,16 @@ import onnx
 from cuda_stubs import StubGpu, build_stubs
 
 from edgespec import load
-from edgespec.decoding import trees
 from edgespec.decoding.decoder import BEST, Pass
 from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
-from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.tree import tree_manifest
+from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.setup.open_model import ModelFolder, weights_size
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
@@ -155,14 +153,19 @@ def _check_shortage(
 
 def _run_tree(folder: ModelFolder, device: Device) -> None:
     """A pass over a tree of drafts behind a text, by the graph that takes a bias."""
-    manifest = tree_manifest(folder.manifest, device)
-    decoder = _open_unchecked(ModelFolder(folder.folder, manifest), device)
+
+    class UncheckedDecoder(OnnxTreeDecoder):
+        def _check(self, device: Device, checks: DeviceChecks) -> None:
+            self._has_argmax = True
+
+    decoder = UncheckedDecoder(*folder, device)
     parents = (-1, 0, -1)
-    layout = TreeLayout(np.array([4, 5, 6, 5]), trees.attention_mask(parents))
     given = Pass(np.arange(5, dtype=np.int32), Tree(np.arange(3, dtype=np.int32), parents=parents))
-    rows = decoder.run_tree(given, layout).logits
+    rows = decoder.run(given).logits
     assert rows.shape == (len(parents) + 1, decoder.vocab_size)
-    strays = find_strays(read_node_placement(decoder._passes._session), device, manifest.kv_cache.num_layers)
+    strays = find_strays(
+        read_node_placement(decoder._passes._session), device, folder.manifest.kv_cache.num_layers
+    )
     print(f"  a tree of drafts ran in one pass; {strays or 'nothing strays to the host'}")
 
 

@@ -2,20 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.decoder import Pass
+from edgespec.decoding.tree import Tree
 from edgespec.types import Logits, Row, TokenIds, append
-
-
-class HeldTree(NamedTuple):
-    """Nodes that fill the slots of a cache after the tokens held."""
-
-    nodes: TokenIds = np.zeros(0, np.int32)
-    parents: tuple[int, ...] = ()
 
 
 def depths(parents: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -38,31 +31,39 @@ def attention_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def num_held(
-    held: TokenIds,
-    behind: tuple[TokenIds, Sequence[int]],
-    tokens: TokenIds,
-    nodes: TokenIds,
-    parents: Sequence[int],
-) -> int:
-    """How many nodes of a tree after tokens a cache holds in their places, counted from the first.
+def num_held(held: TokenIds, behind: Tree, given: Pass) -> int:
+    """How many nodes of a pass over a tree, counted from the first, a cache holds in their places and none wants.
 
     Args:
-        held: The tokens in the cache's first places; whatever of them lies after tokens is a chain.
-        behind: Nodes and parents of the tree in the places after held.
+        held: The tokens in the cache's first places; whatever of them lies after the text of the pass is a chain.
+        behind: The tree in the places after held.
     """
-    if len(held) < len(tokens) or not np.array_equal(held[: len(tokens)], tokens):
+    tokens, nodes = given.text, given.tree.tokens
+    if given.num_last is None or len(held) < len(tokens) or not np.array_equal(held[: len(tokens)], tokens):
         return 0
     chain = held[len(tokens) :]
     placed = [*zip(chain.tolist(), range(-1, len(chain) - 1), strict=True)]
-    above = behind[1] if not len(chain) else [len(chain) + parent for parent in behind[1]]
-    placed += zip(behind[0].tolist(), above, strict=True)
-    wanted = [*zip(nodes.tolist(), parents, strict=True)]
+    above = behind.above if not len(chain) else [len(chain) + parent for parent in behind.above]
+    placed += zip(behind.tokens.tolist(), above, strict=True)
+    wanted = [*zip(nodes.tolist(), given.parents, strict=True)][: max(0, len(nodes) - given.num_last)]
     shared = min(len(placed), len(wanted))
     if placed[:shared] == wanted[:shared]:  # a tree that grows: at once, as it may have a thousand nodes
         return shared
     is_held = (one == other for one, other in zip(placed, wanted, strict=False))
     return sum(takewhile(bool, is_held))
+
+
+def path_behind(held: TokenIds, behind: Tree, tokens: TokenIds, *, can_move: bool = True) -> list[int]:
+    """The nodes in the places after held that tokens run through, from the root down.
+
+    Args:
+        can_move: Those in other places than their path's count too.
+    """
+    if not len(behind.tokens) or not np.array_equal(held, tokens[: len(held)]):
+        return []
+    path = matching_path(behind.tokens, behind.above, tokens[len(held) :])
+    in_place = takewhile(bool, (node == place for place, node in enumerate(path)))
+    return path if can_move else path[: sum(in_place)]
 
 
 def matching_path(nodes: TokenIds, parents: Sequence[int], tokens: Iterable[int]) -> list[int]:

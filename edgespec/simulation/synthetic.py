@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import EdgeSpecError, require_context
 from edgespec.types import Logits, Row, TokenIds
 
@@ -35,8 +36,7 @@ class HeldTokens:
 
     num_fed: int = 0
     _tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    _parents: tuple[int, ...] = ()
+    _tree: Tree = NO_DRAFT  # after them
 
     def feed(self, tokens: TokenIds, num_last: int, context_length: int) -> None:
         """Count a pass for the logits of the last num_last of tokens.
@@ -48,31 +48,22 @@ class HeldTokens:
         self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
         self._tokens = tokens
 
-    def feed_tree(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None, context_length: int
-    ) -> None:
-        """Count a pass over a tree after tokens, for the rows of all its nodes or of the last.
-
-        Raises ContextOverflow: A branch is more than fits after tokens.
-        """
-        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        require_context(longest, context_length)
-        tree = (self._nodes, self._parents)
-        num_held = 0 if num_last is None else trees.num_held(self._tokens, tree, tokens, nodes, parents)
-        if num_held and num_last is not None:
-            self.num_fed += len(nodes) - min(num_held, len(nodes) - num_last)
+    def feed_tree(self, given: Pass, context_length: int) -> None:
+        """Count a pass over a tree; raises ContextOverflow: a branch is more than fits after the text."""
+        tokens, num_nodes = given.text, len(given.tree.tokens)
+        require_context(len(tokens) + int(trees.depths(given.parents).max(initial=0)), context_length)
+        if num_held := trees.num_held(self._tokens, self._tree, given):
+            self.num_fed += num_nodes - num_held
         else:
             self._settle(tokens)
-            self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + len(nodes)
-        self._tokens, self._nodes, self._parents = tokens, nodes, tuple(parents)
+            self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + num_nodes
+        self._tokens, self._tree = tokens, given.tree
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
-        base = len(self._tokens)
-        if len(self._nodes) and np.array_equal(self._tokens, tokens[:base]):
-            path = trees.matching_path(self._nodes, self._parents, tokens[base:])
-            self._tokens = tokens[: base + len(path)]
-        self._nodes, self._parents = self._nodes[:0], ()
+        if path := trees.path_behind(self._tokens, self._tree, tokens):
+            self._tokens = tokens[: len(self._tokens) + len(path)]
+        self._tree = NO_DRAFT
 
 
 @dataclass
@@ -97,7 +88,7 @@ class SyntheticDecoder(Decoder):
 
     def run(self, given: Pass) -> Rows:
         if given.is_tree:
-            return Rows(self.tree_logits(given.text, given.tree.tokens, given.parents, given.num_last))
+            return Rows(self._tree_rows(given))
         return Rows(self.logits(given.tokens, given.num_rows))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
@@ -107,16 +98,13 @@ class SyntheticDecoder(Decoder):
         passed = len(tokens) - len(last)
         return np.stack([self.row_of(tuple(last[max(0, end - WINDOW) : end]), passed + end) for end in ends])
 
-    def tree_logits(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
-    ) -> Logits:
-        self._held.feed_tree(tokens, nodes, parents, num_last, self.context_length)
-        rows, last = len(nodes) + 1, tokens[-WINDOW:].tolist()
-        ids, found = nodes.tolist(), []
-        for tip in range(rows - (num_last or rows) - 1, len(nodes)):
-            path = trees.path(parents, tip)
+    def _tree_rows(self, given: Pass) -> Logits:
+        self._held.feed_tree(given, self.context_length)
+        last, ids, found = given.text[-WINDOW:].tolist(), given.tree.tokens.tolist(), []
+        for tip in range(len(ids) - given.num_rows, len(ids)):
+            path = trees.path(given.parents, tip)
             context = (*last, *(ids[node] for node in path[-WINDOW:]))[-WINDOW:]
-            found.append(self.row_of(context, len(tokens) + len(path)))
+            found.append(self.row_of(context, len(given.text) + len(path)))
         return np.stack(found)
 
 

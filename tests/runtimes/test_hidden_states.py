@@ -32,8 +32,7 @@ def reference(tokens: TokenIds) -> np.ndarray:
 
 def require_mirrored(found: Any) -> int:
     """The store holds the tokens of the cache, with the states of the reference; returns how many."""
-    chain = found._chain if isinstance(found, OnnxTreeDecoder) else found
-    store, held = found.hidden_states, chain.held_tokens
+    store, held = found.hidden_states, found.held_tokens
     assert np.array_equal(store._held, held)
     if len(held):
         assert store.known(append(held, [0])) == len(held)
@@ -83,9 +82,8 @@ def test_states_mirror_the_cache_after_a_pass_that_failed(
     tiny_with_states: Path, kind: type, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, rng = decoder(tiny_with_states, kind), np.random.default_rng(2)
-    chain = found._chain if isinstance(found, OnnxTreeDecoder) else found
-    chain._chunk_tokens = 4
-    run, num_run = chain._passes.run, iter(range(10**6))
+    found._chunk_tokens = 4
+    run, num_run = found._passes.run, iter(range(10**6))
 
     def failing(*arguments: Any, **named: Any) -> Any:
         number = next(num_run)
@@ -96,7 +94,7 @@ def test_states_mirror_the_cache_after_a_pass_that_failed(
             raise error
         return rows
 
-    monkeypatch.setattr(chain._passes, "run", failing)
+    monkeypatch.setattr(found._passes, "run", failing)
     num_failed = 0
     for text, _ in zip(texts(rng), range(40), strict=False):
         try:

@@ -15,6 +15,7 @@ from table_decoder import TableDecoder
 
 from edgespec.decoding import trees
 from edgespec.decoding.decoder import BEST, Rows
+from edgespec.decoding.tree import Tree
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
@@ -123,13 +124,16 @@ def test_last_rows_are_those_of_all(trunk: OnnxTreeDecoder, num_last: int) -> No
 
 def test_nodes_lie_in_their_places_as_far_as_tree_and_cache_agree() -> None:
     text, chain = np.array([1, 2], np.int32), np.array([1, 2, 3, 4], np.int32)
-    behind = (np.array([5, 6], np.int32), (-1, 0))
+    behind = Tree(np.array([5, 6], np.int32), parents=(-1, 0))
     nodes = np.array([3, 4, 5, 6, 7], np.int32)
-    assert trees.num_held(chain, behind, text, nodes, (-1, 0, 1, 2, 2)) == 4
-    assert trees.num_held(chain, behind, text, nodes, (-1, 0, 0, 2, 2)) == 2, "another parent"
-    assert trees.num_held(chain, behind, text, nodes[:3], (-1, 0, 1)) == 3
-    assert trees.num_held(chain[:1], behind, text, nodes, (-1, 0, 1, 2, 2)) == 0
-    assert trees.num_held(chain[1:], behind, text, nodes, (-1, 0, 1, 2, 2)) == 0
+    given = tree_pass(text, nodes, (-1, 0, 1, 2, 2), num_last=0)
+    assert trees.num_held(chain, behind, given) == 4
+    assert trees.num_held(chain, behind, given._replace(num_last=2)) == 3, "rows of these are wanted"
+    assert trees.num_held(chain, behind, given._replace(num_last=None)) == 0
+    assert trees.num_held(chain, behind, tree_pass(text, nodes, (-1, 0, 0, 2, 2), 0)) == 2, "another parent"
+    assert trees.num_held(chain, behind, tree_pass(text, nodes[:3], (-1, 0, 1), 0)) == 3
+    assert trees.num_held(chain[:1], behind, given) == 0
+    assert trees.num_held(chain[1:], behind, given) == 0
 
 
 def test_another_text_forgets_the_tree(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:
@@ -146,7 +150,7 @@ def test_an_interrupted_move_leaves_no_trace(
 ) -> None:
     tokens, nodes = np.arange(9, dtype=np.int32), np.array([30, 40, 31, 41], np.int32)
     tree_logits(trunk, tokens, nodes, (-1, -1, 0, 1))
-    cache = trunk._chain._passes.cache
+    cache = trunk._passes.cache
     longer = append(tokens, [40, 41, 50])
 
     def interrupting(slots: list[int], start: int) -> None:
@@ -248,7 +252,7 @@ def test_trees_of_the_gpu_form_hold_where_the_cache_can_be_moved_and_where_not(
 ) -> None:
     """What lies in another slot than its own is moved, or run again in the same pass."""
     grown, plain = decoder(gpu_form), chain_decoder(gpu_form)
-    grown._chain._is_on_host = is_on_host
+    grown._is_on_host = is_on_host
     rng = np.random.default_rng(4)
     tokens, num_again = random_tokens(rng, 9), 0
     grown.logits(tokens[:-1], 1)
@@ -266,12 +270,12 @@ def test_trees_of_the_gpu_form_hold_where_the_cache_can_be_moved_and_where_not(
 def test_device_that_computes_trees_wrongly_runs_each_branch(
     gpu_form: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(self: OnnxDecoder, *arguments: Any) -> Rows:
+    def wrong(self: OnnxTreeDecoder, *arguments: Any) -> Rows:
         return Rows(np.roll(run_tree(self, *arguments).logits, 1, axis=0))
 
-    found, plain, run_tree = decoder(gpu_form), chain_decoder(gpu_form), OnnxDecoder.run_tree
+    found, plain, run_tree = decoder(gpu_form), chain_decoder(gpu_form), OnnxTreeDecoder._run_tree
     assert found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
-    monkeypatch.setattr(OnnxDecoder, "run_tree", wrong)
+    monkeypatch.setattr(OnnxTreeDecoder, "_run_tree", wrong)
     found._runs_trees = found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
     assert "'webgpu' computes trees of drafts wrongly" in caplog.text
     rng = np.random.default_rng(5)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from double import tree_pass
 
 from edgespec.decoding import trees
 from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
@@ -49,7 +50,7 @@ class TableDecoder(Decoder):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        self._held.feed_tree(tokens, nodes, parents, num_last, self.context_length)
+        self._held.feed_tree(tree_pass(tokens, nodes, parents, num_last), self.context_length)
         first = -1 if num_last is None else len(nodes) - num_last
         paths = [trees.path(parents, node) for node in range(first, len(nodes))]
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
