@@ -6,23 +6,26 @@ What the endpoints have in common; each says what it asks (an AnswerPlan) and wr
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, join_chunks
 from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
+from edgespec.server.client import run_for_client, run_until_closing
 from edgespec.server.errors import Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
-from edgespec.server.request_log import RequestRecord
+from edgespec.server.request_log import RequestRecord, record_of
+from edgespec.server.sse import EventStream
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Services:
     @classmethod
     def within(cls, limits: Limits, names: ModelNames, host: ModelHost) -> "Services":
         return cls(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
+
+    async def name_for(self, request: Request, asked: str | None) -> str:
+        """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""
+        record_of(request.scope).model = name = await asyncio.to_thread(self.names.require, asked)
+        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +105,7 @@ class Answers:
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Indices of answers and their chunks, as they come; raises Preempted: the model has to give way."""
-        merged = merge([answer.chunks for answer in self.opened], self.lease.has_to_end)
-        try:
+        async with aclosing(merge([answer.chunks for answer in self.opened], self.lease.has_to_end)) as merged:
             async for i, chunk in merged:
                 self.num_tokens[i] += len(chunk.token_ids)
                 if (counted := self.reasoning[i]) is not None:
@@ -106,8 +113,6 @@ class Answers:
                 if chunk.stats is not None:
                     self.stats[i] = chunk.stats
                 yield i, chunk
-        finally:
-            await merged.aclose()
 
     async def complete(self) -> list[Completion]:
         """All answers, whole."""
@@ -131,58 +136,72 @@ class Answers:
         return usage_of(self.prompt_tokens, self.cached_tokens, num_reasoning, list(self.stats.values()))
 
 
-@asynccontextmanager
-async def open_answers(services: Services, plan: AnswerPlan, record: RequestRecord) -> AsyncIterator[Answers]:
-    """The answers to a request, with a place in the queue and a model that stays loaded meanwhile.
+Write = Callable[[Answers], Awaitable[dict[str, Any]]]
+WriteEvents = Callable[[Answers], AsyncGenerator[bytes, None]]
+
+
+async def respond(
+    services: Services, request: Request, plan: AnswerPlan, write: Write, write_events: WriteEvents | None
+) -> Response:
+    """Make the answers to a request, with a place in the queue and a model that stays loaded meanwhile.
+
+    Args:
+        write: Makes the document of the response.
+        write_events: Makes events of it as the answers come, where the request wants these.
 
     Raises:
         ApiError: 404 or 429, there is no such model or no place.
         EdgeSpecError: As loading a model and Engine.stream raise it.
-        Preempted: The model has to give its place up to a request of a higher priority.
     """
-    record.model = name = await asyncio.to_thread(services.names.require, plan.model)
+    if write_events is not None:
+        events = _write_events(services, request, plan, write_events)
+        return EventStream(events, services.limits, services.drain.is_closing)
+    work = run_until_closing(services.drain.is_closing, _write(services, request, plan, write))
+    return JSONResponse(await run_for_client(request.receive, work))
+
+
+async def _write_events(
+    services: Services, request: Request, plan: AnswerPlan, write: WriteEvents
+) -> AsyncGenerator[bytes, None]:
+    """Raises Preempted: The model has to give its place up to a request of a higher priority."""
+    name = await services.name_for(request, plan.model)
     with services.admission.place(plan.num_answers):
-        async with _lease_answers(services, plan, record, name) as answers:
-            yield answers
+        async with _lease_answers(services, request, plan, name) as answers, aclosing(write(answers)) as events:
+            async for each in events:
+                yield each
 
 
-async def write_answers(
-    services: Services, plan: AnswerPlan, record: RequestRecord, write: Callable[[Answers], Awaitable[T]]
-) -> T:
-    """Make the answers to a request, and let write make the result of them.
-
-    Where their model has to give way they are made once more, when it has its place back. Raises what open_answers
-    raises but Preempted.
-    """
-    record.model = name = await asyncio.to_thread(services.names.require, plan.model)
+async def _write(services: Services, request: Request, plan: AnswerPlan, write: Write) -> dict[str, Any]:
+    """The document; where the model has to give way the answers are made once more, when it has its place back."""
+    name = await services.name_for(request, plan.model)
     with services.admission.place(plan.num_answers):
         while True:
             try:
-                async with _lease_answers(services, plan, record, name) as answers:
+                async with _lease_answers(services, request, plan, name) as answers:
                     return await write(answers)
             except Preempted:
-                record.notes.append("gave way")
+                record_of(request.scope).notes.append("gave way")
 
 
 @asynccontextmanager
 async def _lease_answers(
-    services: Services, plan: AnswerPlan, record: RequestRecord, name: str
+    services: Services, request: Request, plan: AnswerPlan, name: str
 ) -> AsyncIterator[Answers]:
     async with services.host.lease(name, plan.priority) as lease:
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
         engine = lease.model.engine
         requests = await asyncio.to_thread(plan.requests, engine)
-        opened = [await _open_answer(engine, request) for request in requests]
+        opened = [await _open_answer(engine, each) for each in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
-        reasoning = [count_reasoning(request, engine) for request in requests]
+        reasoning = [count_reasoning(each, engine) for each in requests]
         answers = Answers(lease, requests, opened, firsts, reasoning)
         try:
             yield answers
         finally:
             for each in opened:
                 await each.chunks.aclose()
-            _record(services.metrics, record, answers)
+            _record(services.metrics, record_of(request.scope), answers)
 
 
 async def _open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:

@@ -1,10 +1,12 @@
 """POST /v1/chat/completions"""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgespec import AnswerOptions, CallArguments, CallStart, Chunk, Completion, Engine, ReasoningStream
 from edgespec.server.answer_fields import (
@@ -18,14 +20,13 @@ from edgespec.server.answer_fields import (
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
-from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
-from edgespec.server.client import read_request, run_for_client, run_until_closing
+from edgespec.server.answers import AnswerPlan, Answers, Services, respond
+from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
 from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
-from edgespec.server.request_log import RequestRecord, record_of
-from edgespec.server.sse import DONE, EventStream, event
+from edgespec.server.sse import DONE, event
 from edgespec.server.thinking import budget_of, content_deltas, content_of, reasoning_of, thinking_of
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
@@ -33,16 +34,12 @@ _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answ
 
 async def chat_completions(services: Services, request: Request) -> Response:
     asked = await read_request(ChatRequest, request, services.limits)
-    plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    identity = new_identity("chatcmpl-")
-    if asked.stream:
-        events = _events(services, plan, record, asked, identity)
-        return EventStream(events, services.limits, services.drain.is_closing)
-    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, asked, identity))
-    return JSONResponse(await run_for_client(request.receive, work))
+    plan, identity = _plan(asked, services.limits), new_identity("chatcmpl-")
+    events = partial(_events, asked, identity) if asked.stream else None
+    return await respond(services, request, plan, partial(_document, asked, identity), events)
 
 
-def plan_of(asked: ChatRequest, limits: Limits) -> AnswerPlan:
+def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     num_answers = within("n", asked.n, 1, limits.num_choices) or 1
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
@@ -88,21 +85,16 @@ def plan_of(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     return AnswerPlan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)
 
 
-async def _document(
-    services: Services, plan: AnswerPlan, record: RequestRecord, asked: ChatRequest, identity: Identity
-) -> dict[str, Any]:
-    async def write(answers: Answers) -> dict[str, Any]:
-        words = answers.model.words if asked.logprobs else None
-        made = zip(await answers.complete(), answers.requests, strict=True)
-        choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
-        return {
-            **answers.head(identity, "chat.completion"),
-            **tool_notes(answers.requests[0].use, answers.model.engine),
-            "choices": choices,
-            "usage": answers.usage(),
-        }
-
-    return await write_answers(services, plan, record, write)
+async def _document(asked: ChatRequest, identity: Identity, answers: Answers) -> dict[str, Any]:
+    words = answers.model.words if asked.logprobs else None
+    made = zip(await answers.complete(), answers.requests, strict=True)
+    choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
+    return {
+        **answers.head(identity, "chat.completion"),
+        **tool_notes(answers.requests[0].use, answers.model.engine),
+        "choices": choices,
+        "usage": answers.usage(),
+    }
 
 
 def _choice(index: int, answer: Completion, request: AnswerRequest, words: TokenWords | None) -> dict[str, Any]:
@@ -118,28 +110,22 @@ def _choice(index: int, answer: Completion, request: AnswerRequest, words: Token
     }
 
 
-async def _events(
-    services: Services, plan: AnswerPlan, record: RequestRecord, asked: ChatRequest, identity: Identity
-) -> AsyncGenerator[bytes, None]:
-    async with open_answers(services, plan, record) as answers:
-        notes = tool_notes(answers.requests[0].use, answers.model.engine)
-        head = {**answers.head(identity, "chat.completion.chunk"), **notes}
-        words = answers.model.words if asked.logprobs else None
-        has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        nothing = {"usage": None} if has_usage else {}
-        reasoning = [reasoning_of(request) for request in answers.requests]
-        chunks = answers.chunks()
-        try:
-            for i in range(plan.num_answers):
-                yield event({**head, "choices": [_delta(i, {"role": "assistant", "content": ""})], **nothing})
-            async for i, chunk in chunks:
-                for choice in _deltas(i, chunk, words, reasoning[i]):
-                    yield event({**head, "choices": [choice], **nothing})
-        finally:
-            await chunks.aclose()
-        if has_usage:
-            yield event({**head, "choices": [], "usage": answers.usage()})
-        yield DONE
+async def _events(asked: ChatRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
+    notes = tool_notes(answers.requests[0].use, answers.model.engine)
+    head = {**answers.head(identity, "chat.completion.chunk"), **notes}
+    words = answers.model.words if asked.logprobs else None
+    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    nothing = {"usage": None} if has_usage else {}
+    reasoning = [reasoning_of(request) for request in answers.requests]
+    for i in range(len(answers.requests)):
+        yield event({**head, "choices": [_delta(i, {"role": "assistant", "content": ""})], **nothing})
+    async with aclosing(answers.chunks()) as chunks:
+        async for i, chunk in chunks:
+            for choice in _deltas(i, chunk, words, reasoning[i]):
+                yield event({**head, "choices": [choice], **nothing})
+    if has_usage:
+        yield event({**head, "choices": [], "usage": answers.usage()})
+    yield DONE
 
 
 def _deltas(

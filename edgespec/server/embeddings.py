@@ -33,15 +33,16 @@ async def embeddings(services: Services, request: Request) -> Response:
             f"encoding_format is '{asked.encoding_format}'; wanted float or base64",
             param="encoding_format",
         )
-    record = record_of(request.scope)
 
     async def lend() -> Response:
-        record.model = name = await asyncio.to_thread(services.names.require, asked.model)
+        name = await services.name_for(request, asked.model)
         if (manifest := await asyncio.to_thread(services.names.manifest, name)) is not None:
             require_embedding_model(manifest)  # before it is loaded
         with services.admission.place(1):
             async with services.host.lease(name) as lease:
-                document = await _document(services, lease.model.engine, name, asked, texts, record)
+                document = await _document(
+                    services, lease.model.engine, name, asked, texts, record_of(request.scope)
+                )
         # Not in the event loop: it may have millions of numbers.
         body = await asyncio.to_thread(msgspec.json.encode, document)
         return Response(body, media_type="application/json")

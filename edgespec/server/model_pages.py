@@ -15,7 +15,6 @@ from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
 from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest
-from edgespec.server.request_log import record_of
 
 
 async def list_models(services: Services, request: Request) -> Response:
@@ -62,8 +61,7 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
     """Do work on a loaded model in a thread; the response has its result as JSON."""
 
     async def lend() -> Response:
-        found = await asyncio.to_thread(services.names.require, name)
-        record_of(request.scope).model = found
+        found = await services.name_for(request, name)
         with services.admission.place(1):
             async with services.host.lease(found) as lease:
                 return await asyncio.to_thread(lambda: JSONResponse(work(lease.model)))

@@ -1,12 +1,14 @@
 """POST /v1/responses, without a store: a client sends the whole conversation each time."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
+from itertools import count
 from time import time
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgespec import (
     AnswerOptions,
@@ -28,15 +30,14 @@ from edgespec.server.answer_fields import (
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
-from edgespec.server.answers import AnswerPlan, Answers, Services, open_answers, write_answers
-from edgespec.server.client import read_request, run_for_client, run_until_closing
+from edgespec.server.answers import AnswerPlan, Answers, Services, respond
+from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
-from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.response_items import NamedEvent, ResponseItems, flat_choice, flat_tools
-from edgespec.server.sse import EventStream, event
+from edgespec.server.sse import event
 from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
@@ -44,15 +45,12 @@ _LOGPROBS = "message.output_text.logprobs"  # in include
 
 async def responses(services: Services, request: Request) -> Response:
     asked = await read_request(ResponsesRequest, request, services.limits)
-    plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    make = partial(_Response, asked, new_identity("resp_"))
-    if asked.stream:
-        return EventStream(_events(services, plan, record, make), services.limits, services.drain.is_closing)
-    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, make))
-    return JSONResponse(await run_for_client(request.receive, work))
+    plan, identity = _plan(asked, services.limits), new_identity("resp_")
+    events = partial(_events, asked, identity) if asked.stream else None
+    return await respond(services, request, plan, partial(_document, asked, identity), events)
 
 
-def plan_of(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
+def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     for name in ("previous_response_id", "conversation", "prompt", "background"):
         if getattr(asked, name):
@@ -238,49 +236,29 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _document(
-    services: Services, plan: AnswerPlan, record: RequestRecord, make: Callable[[Answers], _Response]
-) -> dict[str, Any]:
-    async def write(answers: Answers) -> dict[str, Any]:
-        response, chunks = make(answers), answers.chunks()
-        try:
-            async for _, chunk in chunks:
-                list(response.add(chunk))  # nobody listens to the events
-        finally:
-            await chunks.aclose()
-        list(response.items.finish(response.status))
-        return response.document()
-
-    return await write_answers(services, plan, record, write)
+async def _document(asked: ResponsesRequest, identity: Identity, answers: Answers) -> dict[str, Any]:
+    response = _Response(asked, identity, answers)
+    async with aclosing(answers.chunks()) as chunks:
+        async for _, chunk in chunks:
+            list(response.add(chunk))  # nobody listens to the events
+    list(response.items.finish(response.status))
+    return response.document()
 
 
-async def _events(
-    services: Services, plan: AnswerPlan, record: RequestRecord, make: Callable[[Answers], _Response]
-) -> AsyncGenerator[bytes, None]:
-    async with open_answers(services, plan, record) as answers:
-        response, numbered = make(answers), _Numbered()
-        yield numbered("response.created", response=response.document())
-        yield numbered("response.in_progress", response=response.document())
-        chunks = answers.chunks()
-        try:
-            async for _, chunk in chunks:
-                for name, fields in response.add(chunk):
-                    yield numbered(name, **fields)
-        finally:
-            await chunks.aclose()
-        for name, fields in response.items.finish(response.status):
-            yield numbered(name, **fields)
-        ended = "response.completed" if response.is_whole else "response.incomplete"
-        yield numbered(ended, response=response.document())
+async def _events(asked: ResponsesRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
+    response, numbers = _Response(asked, identity, answers), count()
 
+    def numbered(name: str, /, **fields: Any) -> bytes:
+        """An event with the number that clients order it by."""
+        return event({"type": name, "sequence_number": next(numbers), **fields}, name)
 
-class _Numbered:
-    """Events with the numbers that clients order them by."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def __call__(self, name: str, /, **fields: Any) -> bytes:
-        made = event({"type": name, "sequence_number": self._number, **fields}, name)
-        self._number += 1
-        return made
+    yield numbered("response.created", response=response.document())
+    yield numbered("response.in_progress", response=response.document())
+    async with aclosing(answers.chunks()) as chunks:
+        async for _, chunk in chunks:
+            for name, fields in response.add(chunk):
+                yield numbered(name, **fields)
+    for name, fields in response.items.finish(response.status):
+        yield numbered(name, **fields)
+    ended = "response.completed" if response.is_whole else "response.incomplete"
+    yield numbered(ended, response=response.document())
