@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.hidden_states import HiddenStates, States
@@ -77,10 +76,10 @@ class ReplayedTarget(Decoder):
         if not given.is_tree:
             self.hold(reusable_prefix(self._text, tokens, 0))
             return Rows(self._rows(range(len(tokens) - num_rows + 1, len(tokens) + 1)))
-        text, parents = given.text, given.parents
-        path = trees.matching_path(given.tree.tokens, parents, self._text[len(text) :])
+        text, tree = given.text, given.tree
+        path = tree.matching(self._text[len(text) :])
         self.hold(reusable_prefix(self._text, text, 0) + len(path))
-        places = [len(text), *(len(text) + trees.depths(parents)).tolist()]
+        places = [len(text), *(len(text) + depth for depth in tree.depths)]
         return Rows(self._rows(places[-num_rows:]))
 
     def _rows(self, places: Sequence[int]) -> Logits:

@@ -269,9 +269,8 @@ class RecurrentTreeHead(RecurrentHead):
     def run(self, given: Pass) -> Rows:
         if not given.is_tree:
             return super().run(given)
-        tokens, nodes, parents = given.text, given.tree.tokens, given.parents
-        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        require_context(longest, self.context_length)
+        tokens, nodes = given.text, given.tree.tokens
+        require_context(len(tokens) + given.tree.depth, self.context_length)
         with self._lock, translate_memory_errors("running a tree"):
             tokens = self._read_part(tokens, 1)
             self._passes.begin()
@@ -279,7 +278,7 @@ class RecurrentTreeHead(RecurrentHead):
                 rows = trees.rows_by_branch(self._rows, given._replace(text=tokens))
             else:
                 rows = self._tree_rows(given._replace(text=tokens))
-            contexts = contexts_in_tree(tokens, nodes, parents)
+            contexts = contexts_in_tree(tokens, nodes, given.tree.above)
             rows = correct(self.correction, rows, contexts[-len(rows) :])
             return Rows(self._whole(rows[-given.num_rows :]))
 
@@ -298,7 +297,7 @@ class RecurrentTreeHead(RecurrentHead):
 
     def _tree_rows(self, given: Pass) -> Logits:
         """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
-        tokens, nodes, parents = given.text, given.tree.tokens, given.parents
+        tokens, nodes, parents = given.text, given.tree.tokens, given.tree.above
         can_go_on = self._own.has(len(tokens) - 2)
         num_held = trees.num_held(self._held, self._tree, given) if can_go_on else 0
         rows = []
@@ -306,7 +305,7 @@ class RecurrentTreeHead(RecurrentHead):
             self._settle(tokens)
             rows.append(self._rows(tokens, 1))
         self._hold(tokens)
-        text_slot, below = len(tokens) - 2, np.append(0, trees.depths(parents))
+        text_slot, below = len(tokens) - 2, np.array([0, *given.tree.depths])
         while num_held < len(nodes):
             stop = _end_of_level(parents, num_held)
             layout = TreeLayout(text_slot + below[: stop + 1], trees.attention_mask(parents[:stop]))

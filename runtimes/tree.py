@@ -93,14 +93,15 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     def _is_one_pass(self, given: Pass) -> bool:
         """True if a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
         num_tokens, num_nodes = len(given.text), len(given.tree.tokens)
-        require_context(num_tokens + int(trees.depths(given.parents).max(initial=0)), self.context_length)
+        require_context(num_tokens + given.tree.depth, self.context_length)
         has_slots = num_tokens + num_nodes <= self.context_length
         return self._runs_trees and has_slots and num_nodes < self.max_pass_tokens
 
     def _run_tree(self, given: Pass) -> Rows:
         """Leave the nodes in the slots after the text, which is held; those that lie there are not run again."""
-        tokens, nodes, parents, output = given.text, given.tree.tokens, given.parents, self._output(given)
-        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+        tokens, nodes, output = given.text, given.tree.tokens, self._output(given)
+        depths, mask = np.array([0, *given.tree.depths]), trees.attention_mask(given.tree.above)
+        layout = TreeLayout(len(tokens) - 1 + depths, mask)
         if num_held := trees.num_held(self._held, self._tree, given):
             self._hold(tokens)
             self._tree = given.tree.cut(num_held)

@@ -69,10 +69,7 @@ def row_after(draft: Tree, row: int, token: int) -> int | None:
     """The row of logits after token, if the draft holds token after the token of row."""
     if draft.parents is None:
         return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None
-    for node, parent in enumerate(draft.parents):
-        if parent == row - 1 and draft.tokens[node] == token:
-            return node + 1
-    return None
+    return next((node + 1 for node in draft.children(row - 1) if draft.tokens[node] == token), None)
 
 
 # Domains of noise; drafts use positions and 0.

@@ -45,12 +45,6 @@ class Pass(NamedTuple):
         return self.tree.parents is not None and len(self.tree.tokens) > 0
 
     @property
-    def parents(self) -> tuple[int, ...]:
-        """For each guess the index of the one before it, -1 for the last of text."""
-        parents = self.tree.parents
-        return tuple(range(-1, len(self.tree.tokens) - 1)) if parents is None else parents
-
-    @property
     def tokens(self) -> TokenIds:
         """Text and guesses, which are a text only if they are a chain."""
         return append(self.text, self.tree.tokens) if len(self.tree.tokens) else self.text

@@ -124,13 +124,37 @@ class Tree(NamedTuple):
             if not np.array_equal(self.tokens[: len(tokens)], tokens):
                 return None
             return self._part(slice(len(tokens), None))
-        node = -1
+        found = [-1, *self.matching(tokens)]
+        return (
+            self.select(self.first_choices(found[-1]))._replace(parents=None) if len(found) > len(tokens) else None
+        )
+
+    def matching(self, tokens: TokenIds) -> list[int]:
+        """The nodes from the text down that agree with tokens."""
+        found: list[int] = []
         for token in tokens.tolist():
-            found = next((child for child in self.children(node) if self.tokens[child] == token), None)
-            if found is None:
-                return None
-            node = found
-        return self.select(self._first_choices(node))._replace(parents=None)
+            children = self.children(found[-1] if found else -1)
+            child = next((child for child in children if self.tokens[child] == token), None)
+            if child is None:
+                break
+            found.append(child)
+        return found
+
+    def judged(self, tokens: TokenIds) -> list[tuple[int, bool]]:
+        """The children of all nodes that agree with tokens, and whether each child agrees too."""
+        wanted = dict(
+            zip([-1, *self.matching(tokens)], tokens, strict=False)
+        )  # the token that follows each of them
+        above = enumerate(self.above)
+        return [(node, bool(self.tokens[node] == wanted[parent])) for node, parent in above if parent in wanted]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the text down to a node, the node included; none for -1."""
+        above, found = self.above, list[int]()
+        while node >= 0:
+            found.append(node)
+            node = above[node]
+        return found[::-1]
 
     def children(self, node: int) -> Iterator[int]:
         """The nodes after a node, -1 for the text, the likeliest first."""
@@ -158,11 +182,12 @@ class Tree(NamedTuple):
         return found
 
     @property
-    def first_choices(self) -> list[int]:
-        """The nodes that a drafter holds likeliest, each after the one before it."""
-        return self._first_choices(-1)
+    def depth(self) -> int:
+        """How many tokens lie after each other at the most."""
+        return len(self.tokens) if self.parents is None else max(self.depths, default=0)
 
-    def _first_choices(self, node: int) -> list[int]:
+    def first_choices(self, node: int = -1) -> list[int]:
+        """The nodes after a node that a drafter holds likeliest, each after the one before it."""
         if self.parents is None:
             return list(range(node + 1, len(self.tokens)))
         found = []
@@ -176,7 +201,7 @@ class Tree(NamedTuple):
         # No node is likelier than its parent, which comes before it.
         nodes = sorted(range(len(self.tokens)), key=lambda node: (-self.chances[node], node))
         nodes = nodes[: worth.num_rows([self.chances[node] for node in nodes])]
-        trunk = set(self.first_choices)
+        trunk = set(self.first_choices())
         nodes.sort(key=lambda node: (node not in trunk, node))
         found = self.select(nodes)
         return found._replace(parents=None) if trunk.issuperset(nodes) else found
@@ -202,7 +227,7 @@ class Tree(NamedTuple):
         """
         if not self.steps:
             return [-1]
-        depths, inner, first_choices = self.depths, set(self.above), self.first_choices
+        depths, inner, first_choices = self.depths, set(self.above), self.first_choices()
         nodes = [node for node, depth in enumerate(depths) if depth < deepest and node not in inner]
         if not has_branches:
             nodes = [node for node in nodes if node == first_choices[-1]]

@@ -88,7 +88,7 @@ def _next_best(tree: Tree, worth: Worth, num_verified: int) -> list[_Outcome]:
     """The next best choices after each number of accepted tokens, but for those that are nodes already."""
     above, found = tree.above, []
     known = set(zip(above, tree.tokens.tolist(), strict=True))
-    for position, node in enumerate(tree.first_choices[: num_verified + 1]):
+    for position, node in enumerate(tree.first_choices()[: num_verified + 1]):
         left = worth.reached(position) * (1 - worth.acceptance(position))
         for other, rate in zip(tree.others[node], worth.others, strict=False):
             if (above[node], other) not in known:
@@ -99,7 +99,7 @@ def _next_best(tree: Tree, worth: Worth, num_verified: int) -> list[_Outcome]:
 
 def _ends(tree: Tree, worth: Worth) -> list[_Outcome]:
     """The nodes that nothing was drafted after, and the text where there is no node."""
-    trunk, inner = tree.first_choices, set(tree.above)
+    trunk, inner = tree.first_choices(), set(tree.above)
     last = _Outcome(worth.reached(len(trunk)), len(trunk) - 1, trunk[-1] if trunk else -1)
     depths = tree.depths
     ends = [node for node in range(len(depths)) if node not in inner and node != last.node]

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
-from edgespec.decoding import trees
 from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.scheduler import Expectation, Proposal
 from edgespec.decoding.tree import NO_DRAFT, Tree
@@ -191,7 +190,7 @@ class MeasuredPolicy:
     def _judge(self, offer: Tree, emitted: TokenIds) -> None:
         """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
         if offer.parents is not None:
-            for node, is_accepted in trees.judge_nodes(offer.tokens, offer.parents, emitted):
+            for node, is_accepted in offer.judged(emitted):
                 self.rates.observe(offer.source, offer.buckets[node], is_accepted)
             return
         for guess, bucket, token in zip(offer.tokens.tolist(), offer.buckets, emitted.tolist(), strict=False):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding import trees
 from edgespec.decoding.acceptance import Acceptance, equality
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
@@ -173,14 +172,14 @@ class ModelDrafter(Drafter):
         Args:
             tips: Indices of nodes; -1 for the text.
         """
-        nodes, parents = tree.tokens, tree.parents or ()
+        nodes = tree.tokens
         if not self.decoder.begin(tokens, len(nodes) + 1):
             return []
         # Tips are mostly the newest nodes, so that a cache has run the others already.
         first = min(tips)
         num_last = len(nodes) - first if first >= 0 else None
         rows = self.decoder.run(Pass(tokens, tree, num_last)).logits[:, : self.vocab_size]
-        texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
+        texts = [append(tokens, nodes[tree.path(tip)]) for tip in tips]
         guesses = []
         for tip, text in zip(tips, texts, strict=True):
             row = rows[tip - max(first, -1)]

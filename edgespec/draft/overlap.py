@@ -43,6 +43,14 @@ def expected_tokens(rates: Iterable[float]) -> list[float]:
     return totals
 
 
+def expected_of_tree(parents: Sequence[int], chances: Sequence[float]) -> float:
+    """Tokens that a pass over a tree yields: one, and the chance that each node is reached and accepted."""
+    reached: list[float] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        reached.append(chance * (reached[parent] if parent >= 0 else 1.0))
+    return 1.0 + sum(reached)
+
+
 def best_chain(rates: Sequence[float], pass_times_s: Sequence[float]) -> tuple[float, int]:
     """best_length of a chain that costs nothing to draft, by rates of its tokens and times of passes by width.
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.decoding import trees
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.drafter import DraftAhead, Drafter, DrafterCan, DraftRequest
 from edgespec.errors import MemoryExhausted
@@ -151,8 +150,7 @@ def nonsense(draft: Any, request: DraftRequest, vocab_size: int) -> str | None:
         return f"it drafted the token {low if low < 0 else high}, wanted 0 to {vocab_size - 1}"
     if parents is not None and not all(-1 <= parent < node for node, parent in enumerate(parents)):
         return "the parents of its tree do not come before their children"
-    depth = count if parents is None else int(trees.depths(parents).max())
-    if depth > request.num_tokens:
+    if (depth := draft.depth) > request.num_tokens:
         return f"it drafted {depth} tokens ahead, wanted at most {request.num_tokens}"
     for distribution in distributions or ():
         if len(distribution.ids) and not 0 <= distribution.ids.min() <= distribution.ids.max() < vocab_size:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from math import exp, hypot
 
-from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
@@ -11,7 +10,7 @@ from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import CAUTION
 from edgespec.draft.option import Drafted, Promise
-from edgespec.draft.overlap import best_chain, expected_tokens, most_hopeful
+from edgespec.draft.overlap import best_chain, expected_of_tree, expected_tokens, most_hopeful
 from edgespec.draft.probes import TrialBudget
 from edgespec.types import Sampler, TokenIds
 
@@ -52,7 +51,7 @@ class TextSource:
             min_gain = self._min_gain(offer, rate * pass_times_s[length], length) if length else 1.0
             return Promise(rate, length, self, offer, min_gain=min_gain)
         rates = self._rates(offer)
-        total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
+        total = max(expected_of_tree(offer.parents, rates), self._recent_yield(offer))
         return Promise(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
     def _min_gain(self, offer: Tree, expected: float, length: int) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Block
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -99,8 +98,7 @@ class Tally:
         source = self.sources.setdefault(block.draft.source, dict.fromkeys(_COUNTS, 0))
         for name, count in zip(_COUNTS, (1, block.num_draft, verified, block.num_accepted), strict=True):
             source[name] += count
-        parents = block.draft.parents
-        depth = block.num_draft if parents is None else int(trees.depths(parents).max(initial=0))
+        depth = block.draft.depth
         missing = depth - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
@@ -167,7 +165,5 @@ def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:
     Every token is judged whose predecessors were all accepted: of a chain, the accepted ones and the first that
     was not.
     """
-    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
-    judged = trees.judge_nodes(draft.tokens, parents, emitted)
-    last = trees.matching_path(draft.tokens, parents, emitted[:-1])
-    return len(judged), any(parents[node] == (last[-1] if last else -1) for node, _ in judged)
+    above, judged, accepted = draft.above, draft.judged(emitted), [-1, *draft.matching(emitted[:-1])]
+    return len(judged), any(above[node] == accepted[-1] for node, _ in judged)

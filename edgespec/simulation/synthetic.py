@@ -51,7 +51,7 @@ class HeldTokens:
     def feed_tree(self, given: Pass, context_length: int) -> None:
         """Count a pass over a tree; raises ContextOverflow: a branch is more than fits after the text."""
         tokens, num_nodes = given.text, len(given.tree.tokens)
-        require_context(len(tokens) + int(trees.depths(given.parents).max(initial=0)), context_length)
+        require_context(len(tokens) + given.tree.depth, context_length)
         if num_held := trees.num_held(self._tokens, self._tree, given):
             self.num_fed += num_nodes - num_held
         else:
@@ -89,20 +89,18 @@ class SyntheticDecoder(Decoder):
     def run(self, given: Pass) -> Rows:
         if given.is_tree:
             return Rows(self._tree_rows(given))
-        return Rows(self.logits(given.tokens, given.num_rows))
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self._held.feed(tokens, num_last, self.context_length)
-        last: list[int] = tokens[max(0, len(tokens) - num_last - WINDOW) :].tolist()
-        ends = range(len(last) - num_last + 1, len(last) + 1)
+        tokens, num_rows = given.tokens, given.num_rows
+        self._held.feed(tokens, num_rows, self.context_length)
+        last: list[int] = tokens[max(0, len(tokens) - num_rows - WINDOW) :].tolist()
+        ends = range(len(last) - num_rows + 1, len(last) + 1)
         passed = len(tokens) - len(last)
-        return np.stack([self.row_of(tuple(last[max(0, end - WINDOW) : end]), passed + end) for end in ends])
+        return Rows(np.stack([self.row_of(tuple(last[max(0, end - WINDOW) : end]), passed + end) for end in ends]))
 
     def _tree_rows(self, given: Pass) -> Logits:
         self._held.feed_tree(given, self.context_length)
         last, ids, found = given.text[-WINDOW:].tolist(), given.tree.tokens.tolist(), []
         for tip in range(len(ids) - given.num_rows, len(ids)):
-            path = trees.path(given.parents, tip)
+            path = given.tree.path(tip)
             context = (*last, *(ids[node] for node in path[-WINDOW:]))[-WINDOW:]
             found.append(self.row_of(context, len(given.text) + len(path)))
         return np.stack(found)

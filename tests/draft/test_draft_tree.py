@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoding import trees
 from edgespec.decoding.decoder import CHAINS, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.tree import NO_DRAFT, Tree, Worth
@@ -51,7 +50,7 @@ def path_chances(whole: Tree, draft: Tree) -> list[float]:
     assert whole.parents is not None
     places, found = {token: place for place, token in enumerate(whole.tokens.tolist())}, []
     for token in draft.tokens.tolist():
-        path = trees.path(whole.parents, places[token])
+        path = whole.path(places[token])
         found.append(float(np.prod([CHANCES[whole.buckets[node]] for node in path])))
     assert draft.chances == pytest.approx(found)
     return found
@@ -97,8 +96,8 @@ def test_a_draft_is_a_tree_within_its_bounds(
     assert len(tree.tokens) == 3 * sum(tree.steps)
     parents = draft.parents if draft.parents is not None else range(-1, len(draft.tokens) - 1)
     assert all(parent < node for node, parent in enumerate(parents))
-    assert trees.depths(parents).max() <= depth
-    assert trees.depths(parents).max() <= len(tree.steps)
+    assert draft.depth <= depth
+    assert draft.depth <= len(tree.steps)
     trunk = draft.trunk()
     assert trunk.parents is None
     assert trunk.tokens.tolist() == draft.tokens[: len(trunk.tokens)].tolist()
@@ -149,7 +148,7 @@ def test_children_of_a_node_are_the_best_choices_of_the_drafter_behind_it(
     assert len(draft.tokens) > 8
     for parent in {-1, *draft.parents}:
         children = [node for node, above in enumerate(draft.parents) if above == parent]
-        text = append(TEXT, draft.tokens[trees.path(draft.parents, parent)])
+        text = append(TEXT, draft.tokens[draft.path(parent)])
         ranked = sampler.ranked(decoder.logits(text, 1)[0], text, len(children))
         assert draft.tokens[children].tolist() == ranked
 
@@ -170,7 +169,7 @@ def test_a_tree_ends_where_it_is_cancelled_and_at_the_end_of_the_context() -> No
     assert not len(drafter.draft(TEXT, DraftRequest(4, cancel=cancel, worth=free), SAMPLERS[0]).tokens)
     found = drafter.draft(TEXT, DraftRequest(4, worth=free), SAMPLERS[0])
     assert found.parents is not None
-    assert trees.depths(found.parents).max() == 2
+    assert found.depth == 2
 
 
 def test_a_drafter_that_spells_its_guesses_anew_drafts_a_chain() -> None:

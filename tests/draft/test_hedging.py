@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding import trees
 from edgespec.decoding.tree import NO_DRAFT, Tree, Worth
 from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.hedging import behind, choose, typical_branching
@@ -74,7 +73,7 @@ def test_what_is_drafted_after_an_outcome_serves_the_text_that_takes_it(
         found = [Guess(100 * (depth + 1) + i, others=(60, 61)) for i in range(len(nodes))]
         tree = tree.grown(behind(tree, nodes, found, odds()))
         for node, guess in zip(nodes, found, strict=True):
-            served = tree.after(tree.tokens[trees.path(tree.above, node)])
+            served = tree.after(tree.tokens[tree.path(node)])
             assert served is not None
             assert served.parents is None
             assert served.tokens[0] == guess.token

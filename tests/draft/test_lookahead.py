@@ -12,7 +12,6 @@ from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, sampling_params, target, tokens_of
 
 from edgespec import SamplingParams
-from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
@@ -59,7 +58,7 @@ def test_window_is_a_chain_with_columns_hanging_on_it(window: Window) -> None:
     lookahead = Lookahead(window)
     draft = one_draft(lookahead, np.arange(1, 2, dtype=np.int32))  # nothing to guess from
     assert draft.parents is not None
-    depths = sorted(trees.depths(draft.parents).tolist())
+    depths = sorted(draft.depths)
     places = [level + i for level in range(window.size - 1) for i in range(window.num_columns)]
     assert depths == sorted(places)[1:]
     assert max(depths, default=0) <= window.depth

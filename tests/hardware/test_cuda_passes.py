@@ -10,7 +10,7 @@ import pytest
 from double import branch_logits, tree_logits
 from fake_cuda import FakeGpu, install
 
-from edgespec.decoding import trees
+from edgespec.decoding.tree import Tree
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
@@ -83,7 +83,7 @@ def test_trees_are_probed_and_run(gpu: FakeGpu, model: Path, manifest: Manifest)
         rows = tree_logits(decoder, tokens, nodes, parents)
         assert decoder.num_fed - num_fed <= len(tokens) + len(nodes), "one pass behind the text"
         assert np.abs(rows - branch_logits(fresh, tokens, nodes, parents)).max() < CLOSE
-        tokens = append(tokens, nodes[trees.path(parents, 4)])
+        tokens = append(tokens, nodes[Tree(nodes, parents=tuple(parents)).path(4)])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import tiny
 from double import branch_logits, tree_logits
 
 from edgespec import SamplingParams, load
-from edgespec.decoding import trees
 from edgespec.decoding.decoder import BEST, Pass
+from edgespec.decoding.tree import Tree
 from edgespec.draft.timeline import Interval
 from edgespec.engine.answers import Completion
 from edgespec.export.convert import export_model
@@ -215,7 +215,9 @@ def test_rows_of_a_tree_are_those_of_the_cpus_branches(folder_of: Callable[[str]
         fed.append((there.num_fed - before, len(nodes) + 1))
         expected = branch_logits(here, tokens, nodes, parents)
         np.testing.assert_allclose(found, expected, atol=LARGEST_ERRORS[precision])
-        tokens = append(append(tokens, nodes[trees.path(parents, int(rng.integers(-1, len(nodes))))]), [1])
+        tokens = append(
+            append(tokens, nodes[Tree(nodes, parents=tuple(parents)).path(int(rng.integers(-1, len(nodes))))]), [1]
+        )
     assert any(num_fed == num_new for num_fed, num_new in fed)
     assert sum(num_fed for num_fed, _ in fed[1:]) < 1.3 * sum(num_new for _, num_new in fed[1:])
 

@@ -16,6 +16,7 @@ from table_decoder import TableDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.decoder import BEST, Rows
 from edgespec.decoding.tree import Tree
+from edgespec.draft.overlap import expected_of_tree
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
@@ -79,7 +80,9 @@ def test_a_branch_that_is_kept_is_not_run_again(
         found = tree_logits(trunk, tokens, nodes, parents).copy()
         assert trunk.num_fed - fed == len(nodes) + 1
         assert np.allclose(found, branch_logits(oracle, tokens, nodes, parents), rtol=0, atol=2e-4)
-        tokens = append(tokens, nodes[trees.path(parents, data.draw(st.integers(-1, len(parents) - 1)))])
+        tokens = append(
+            tokens, nodes[Tree(nodes, parents=parents).path(data.draw(st.integers(-1, len(parents) - 1)))]
+        )
         if data.draw(st.booleans()):
             tokens, fed = append(tokens, random_tokens(rng, 1)), trunk.num_fed
             assert np.allclose(trunk.logits(tokens, 1), oracle.logits(tokens, 1), rtol=0, atol=2e-4)
@@ -108,7 +111,7 @@ def test_of_a_tree_that_grows_only_what_is_new_is_run(
             wanted = branch_logits(oracle, tokens, nodes, parents)[-num_new:]
             assert np.allclose(found, wanted, rtol=0, atol=2e-4)
             assert trunk.num_fed - fed == num_new + (old == 3), "and the last of the chain"
-        tokens = append(tokens, [*nodes[trees.path(parents, len(nodes) - 1)], 1])
+        tokens = append(tokens, [*nodes[Tree(nodes, parents=tuple(parents)).path(len(nodes) - 1)], 1])
         fed = trunk.num_fed
         assert np.allclose(trunk.logits(tokens, 1), oracle.logits(tokens, 1), rtol=0, atol=2e-4)
         assert trunk.num_fed - fed == 1
@@ -178,9 +181,9 @@ def test_deterministic_rows_are_those_of_the_plain_graph_to_the_bit(
         nodes = random_tokens(rng, len(parents))
         rows = tree_logits(exact, tokens, nodes, parents).copy()
         for node in range(-1, len(nodes)):
-            path = trees.path(parents, node)
+            path = Tree(nodes, parents=parents).path(node)
             assert np.array_equal(rows[node + 1], plain.logits(append(tokens, nodes[path]), 1)[0])
-        tokens = append(tokens, [*nodes[trees.path(parents, len(parents) - 1)], 1])
+        tokens = append(tokens, [*nodes[Tree(nodes, parents=parents).path(len(parents) - 1)], 1])
         assert np.array_equal(exact.logits(tokens, 2), plain.logits(tokens, 2))
 
 
@@ -216,14 +219,14 @@ def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
 
 
 def test_the_children_of_emitted_tokens_are_judged() -> None:
-    nodes, parents = np.array([5, 6, 7, 8, 9], np.int32), (-1, 0, -1, 2, 2)
-    assert trees.judge_nodes(nodes, parents, [7, 9, 1]) == [(0, False), (2, True), (3, False), (4, True)]
-    assert trees.judge_nodes(nodes, parents, [4]) == [(0, False), (2, False)]
+    tree = Tree(np.array([5, 6, 7, 8, 9], np.int32), parents=(-1, 0, -1, 2, 2))
+    assert tree.judged(np.array([7, 9, 1])) == [(0, False), (2, True), (3, False), (4, True)]
+    assert tree.judged(np.array([4])) == [(0, False), (2, False)]
 
 
 def test_a_tree_yields_the_sum_of_what_is_reached() -> None:
-    assert trees.expected_tokens((-1, 0, -1), (0.5, 0.5, 0.25)) == pytest.approx(1 + 0.5 + 0.25 + 0.25)
-    assert trees.expected_tokens((), ()) == 1.0
+    assert expected_of_tree((-1, 0, -1), (0.5, 0.5, 0.25)) == pytest.approx(1 + 0.5 + 0.25 + 0.25)
+    assert expected_of_tree((), ()) == 1.0
 
 
 def test_table_runs_trees_and_keeps_what_they_left() -> None:

@@ -15,7 +15,7 @@ class Double(Decoder):
 
     def run(self, given: Pass) -> Rows:
         if given.is_tree:
-            return Rows(self.tree_logits(given.text, given.tree.tokens, given.parents, given.num_last))
+            return Rows(self.tree_logits(given.text, given.tree.tokens, given.tree.above, given.num_last))
         return Rows(self.logits(given.tokens, given.num_rows))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:

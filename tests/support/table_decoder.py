@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 from double import tree_pass
 
-from edgespec.decoding import trees
 from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
 from edgespec.simulation.synthetic import HeldTokens
 from edgespec.types import Logits, TokenIds, append
@@ -40,7 +39,7 @@ class TableDecoder(Decoder):
 
     def run(self, given: Pass) -> Rows:
         if given.is_tree:
-            return Rows(self.tree_logits(given.text, given.tree.tokens, given.parents, given.num_last))
+            return Rows(self.tree_logits(given.text, given.tree.tokens, given.tree.above, given.num_last))
         return Rows(self.logits(given.tokens, given.num_rows))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
@@ -50,9 +49,9 @@ class TableDecoder(Decoder):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        self._held.feed_tree(tree_pass(tokens, nodes, parents, num_last), self.context_length)
-        first = -1 if num_last is None else len(nodes) - num_last
-        paths = [trees.path(parents, node) for node in range(first, len(nodes))]
+        given = tree_pass(tokens, nodes, parents, num_last)
+        self._held.feed_tree(given, self.context_length)
+        paths = [given.tree.path(node) for node in range(len(nodes) - given.num_rows, len(nodes))]
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
 
     def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:

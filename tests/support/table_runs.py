@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
 from edgespec.config.drafter_names import TEXT
-from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, speculative_decode
 from edgespec.decoding.tree import Tree
@@ -56,8 +55,7 @@ class WildTrees(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         size = int(self._rng.integers(0, 3 * request.num_tokens + 1))
         parents = tuple(int(self._rng.integers(-1, node)) for node in range(size))
-        kept = np.flatnonzero(trees.depths(parents) <= request.num_tokens)
-        if len(kept) < size:
+        if Tree(np.zeros(size, np.int32), parents=parents).depth > request.num_tokens:
             return Tree(np.zeros(0, np.int32))
         return Tree(self._rng.integers(0, VOCAB, size).astype(np.int32), (0,) * size, parents, source=self.name)
 
