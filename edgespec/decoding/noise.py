@@ -80,7 +80,7 @@ def sample_index(weights: Weights, ids: Ids, seed: int, position: int) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """A number from 0 below 1 for a position, with 53 bits, independent of the noise of tokens."""
-    return float((_mix_int(int(_key(seed, position)) ^ _NO_TOKEN) >> 11) * 2.0**-53)
+    return float((mix_bits(int(_key(seed, position)) ^ _NO_TOKEN) >> 11) * 2.0**-53)
 
 
 def sample_by_cdf(weights: Weights, share: float) -> int:
@@ -124,10 +124,11 @@ def _bits(seed: int, position: int, ids: Ids) -> npt.NDArray[np.uint64]:
 
 def _key(seed: int, position: int) -> np.uint64:
     # In Python's own numbers: an array of one takes a microsecond an operation.
-    return np.uint64(_mix_int(_mix_int(int(seed)) ^ position))
+    return np.uint64(mix_bits(mix_bits(int(seed)) ^ position))
 
 
-def _mix_int(x: int) -> int:
+def mix_bits(x: int) -> int:
+    """The step of the SplitMix64 generator (Steele et al., 2014)."""
     x = (x + 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
@@ -135,7 +136,7 @@ def _mix_int(x: int) -> int:
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply the step of the SplitMix64 generator (Steele et al., 2014) in place; arithmetic wraps at 64 bits."""
+    """Do as mix_bits does, in place; arithmetic wraps at 64 bits."""
     x = _mix_in_part(x)
     x ^= x >> np.uint64(31)
     return x

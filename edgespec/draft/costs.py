@@ -89,16 +89,26 @@ class PassCosts:
     estimate: PassEstimate | None = None
     is_padded: bool = False
     beside: Beside = ALONE
-    _listed: list[float] | None = field(
-        init=False, default=None
-    )  # ratios from width 1 on, as the estimate has them
+    _listed: list[float] = field(init=False)  # ratios from width 1 on, as measured or as the estimate has them
+    _row: float = field(init=False)  # the ratio of a token more than in the widest listed pass
+    _has_seen: bool = field(init=False, default=False)  # the list is the estimate's
 
     def __post_init__(self) -> None:
+        first = 2 if self.is_padded else 1  # the last width that is a step
         if self.is_padded:
             # Of two widths that are one pass the wider one counts, but 1 and not 2.
             wider = {run_width(width): self.ratios[width] for width in sorted(self.ratios)}
             self.ratios = wider | {1: 1.0, 2: 1.0}
             self.context_costs = self.context_costs.padded()
+        widths = sorted(self.ratios)
+        self._list(_interpolated(self.ratios))
+        self._row = (self._listed[-1] - 1) / (widths[-1] - first) if widths[-1] > first else _ROW_COST
+
+    def _list(self, ratios: list[float]) -> None:
+        """Use ratios from width 1 on; where passes are padded, each that of the width to which its pass is."""
+        last = len(ratios)
+        widths = (min(run_width(width), last) for width in range(1, last + 1))
+        self._listed = [ratios[width - 1] for width in widths] if self.is_padded else ratios
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
@@ -154,12 +164,13 @@ class PassCosts:
             # Seconds after a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
-        self._listed = _pair_up(estimate.ratios()) if self.is_padded else estimate.ratios()
+        self._list(estimate.ratios())
+        self._row, self._has_seen = (self._listed[-1] - 1) / (NUM_WIDTHS - 1), True
         self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
         """The field ratios, updated by what passes have shown."""
-        if self._listed is None:
+        if not self._has_seen:
             return dict(self.ratios)
         change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
         last = self._run_width(NUM_WIDTHS)
@@ -204,50 +215,16 @@ class PassCosts:
         return 1.0 + self.context_costs.steps(1, self.context_length)
 
     def _ratio(self, width: int) -> float:
-        """Ratio after a short text, from the nearest narrower and wider widths that were measured."""
-        if self._listed is not None:
-            known = self._listed
-            beyond = width - self._run_width(len(known))
-            return known[width - 1] if width <= len(known) else known[-1] + self._row_cost(len(known)) * beyond
-        if width in self.ratios:
-            return self.ratios[width]
-        low = max(w for w in self.ratios if w < width)
-        wider = [w for w in self.ratios if w > width]
-        if wider:
-            high = min(wider)
-            share = (width - low) / (high - low)
-            return (1 - share) * self.ratios[low] + share * self.ratios[high]
-        return self.ratios[low] + self._row_cost(low) * (width - low)
+        """Ratio after a short text."""
+        known = self._listed
+        if width <= len(known):
+            return known[width - 1]
+        return known[-1] + self._row * (self._run_width(width) - self._run_width(len(known)))
 
     def _ratios(self, num_widths: int) -> list[float]:
         """_ratio of each width from 1 on."""
-        if self._listed is not None:
-            last, row_cost = self._listed[-1], self._row_cost(NUM_WIDTHS)
-            wider = [last + row_cost * i for i in range(1, num_widths - NUM_WIDTHS + 1)]
-            return self._listed[:num_widths] + wider
-        if self.is_padded:
-            return [self._ratio(run_width(width)) for width in range(1, num_widths + 1)]
-        known = sorted(self.ratios)
-        found = []
-        for low, high in pairwise(known):
-            ratio, rise, span = self.ratios[low], self.ratios[high], high - low
-            found.append(ratio)
-            if span > 1:
-                found += [(1 - i / span) * ratio + i / span * rise for i in range(1, span)]
-            if high > num_widths:
-                return found[:num_widths]
-        last, row_cost = known[-1], self._row_cost(known[-1])
-        ratio = self.ratios[last]
-        found.append(ratio)
-        found += [ratio + row_cost * i for i in range(1, num_widths - last + 1)]
-        return found[:num_widths]
-
-    def _row_cost(self, low: int) -> float:
-        """Cost of one token more than in the widest pass that was measured."""
-        if self._listed is not None:
-            return (self._listed[-1] - 1) / (NUM_WIDTHS - 1)
-        first = 2 if self.is_padded else 1  # the last width that is a step
-        return (self.ratios[low] - 1) / (low - first) if low > first else _ROW_COST
+        beyond = range(len(self._listed) + 1, num_widths + 1)
+        return self._listed[:num_widths] + [self._ratio(width) for width in beyond]
 
     def _run_width(self, width: int) -> int:
         return run_width(width) if self.is_padded else width
@@ -267,10 +244,14 @@ def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
     return [token_s + each - first_s for each in times_s[beside.num_rows :]]
 
 
-def _pair_up(ratios: list[float]) -> list[float]:
-    """Ratios from width 1 on, each that of the even width to which its pass is padded; 1 for widths 1 and 2."""
-    last = len(ratios)
-    return [ratios[min(run_width(width), last) - 1] for width in range(1, last + 1)]
+def _interpolated(ratios: Mapping[int, float]) -> list[float]:
+    """Ratios from width 1 on, from the nearest narrower and wider widths that were measured."""
+    widths = sorted(ratios)
+    found = []
+    for low, high in pairwise(widths):
+        shares = (i / (high - low) for i in range(high - low))
+        found += [(1 - share) * ratios[low] + share * ratios[high] for share in shares]
+    return [*found, ratios[widths[-1]]]
 
 
 def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:

@@ -84,10 +84,13 @@ class RowCosts:
 
     measured: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     _excess: dict[int, float] = field(init=False, default_factory=dict)  # by row class, over what was measured
-    _known: dict[int, float] = field(init=False, default_factory=dict)  # what was measured, by rows
+    _costs: PassCosts = field(init=False)  # what was measured, for any number of rows
+
+    def __post_init__(self) -> None:
+        self._costs = PassCosts(dict(self.measured))
 
     def ratio(self, num_rows: int) -> float:
-        return self._measured(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
+        return self._costs.ratio(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
 
     def observe(self, num_rows: int, factor: float) -> float:
         """Correct the cost of a step of num_rows by a factor; returns the part of it that rows do not explain."""
@@ -107,11 +110,6 @@ class RowCosts:
             return 1.0
         rows = _row_class(num_rows)
         return self._excess[min(self._excess, key=lambda known: abs(known - rows))]
-
-    def _measured(self, num_rows: int) -> float:
-        if num_rows not in self._known:
-            self._known[num_rows] = PassCosts(dict(self.measured)).ratio(num_rows)
-        return self._known[num_rows]
 
 
 def _row_class(num_rows: int) -> int:

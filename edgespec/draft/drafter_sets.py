@@ -82,16 +82,9 @@ def drafter_sets(
     return [DrafterSet(*each, texts_bytes(each[1])) for each in dict.fromkeys(sets)]
 
 
-class LoadResult(NamedTuple):
-    """A loaded candidate, or the error that loading it raised."""
+class Load(NamedTuple):
+    """A candidate that is being loaded, and the messages that loading it reports."""
 
-    candidate: Candidate
-    model: OpenModel | None
-    error: Exception | None
-    lines: list[str]  # messages that loading reported
-
-
-class _Load(NamedTuple):
     candidate: Candidate
     cancel: Cancel
     lines: list[str]
@@ -106,7 +99,7 @@ class BackgroundLoader:
     """
 
     executor: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "edgespec loading"))
-    _load: _Load | None = field(init=False, default=None)
+    _load: Load | None = field(init=False, default=None)
 
     @property
     def candidate(self) -> Candidate | None:
@@ -117,20 +110,17 @@ class BackgroundLoader:
         assert self._load is None
         cancel, lines = Cancel(), list[str]()
         future = self.executor.submit(candidate.open, cancel, lines.append)
-        self._load = _Load(candidate, cancel, lines, future)
+        self._load = Load(candidate, cancel, lines, future)
 
-    def take(self) -> LoadResult | None:
-        """The result, once; None while the candidate is being loaded, or if it was given up."""
+    def take(self) -> Load | None:
+        """The load that is done, once; None while the candidate is being loaded, or if it was given up."""
         if self._load is None or not self._load.future.done():
             return None
         if self._load.cancel.is_set:
             self.end()
             return None
-        (candidate, _, lines, future), self._load = self._load, None
-        try:
-            return LoadResult(candidate, future.result(), None, lines)
-        except Exception as error:  # the caller decides which errors matter
-            return LoadResult(candidate, None, error, lines)
+        done, self._load = self._load, None
+        return done
 
     def wait(self) -> None:
         """Wait until the candidate is loaded."""

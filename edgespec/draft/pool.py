@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.drafter import Drafter
-from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, LoadResult, OpenModel
+from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, Load, OpenModel
 from edgespec.draft.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
 from edgespec.draft.quarantine import GuardedDrafter, describe_error
 from edgespec.draft.timeline import Interval
@@ -280,8 +280,8 @@ class DrafterPool:
     def _follow(self) -> None:
         """Move to the set that the watch chose: down at once, up when its models are open."""
         self._aim()
-        while (loaded := self.loader.take()) is not None:
-            self._admit(loaded)
+        while load := self.loader.take():
+            self._admit(load)
             self._aim()
 
     def _aim(self) -> None:
@@ -338,19 +338,20 @@ class DrafterPool:
                 return False
         return True
 
-    def _admit(self, loaded: LoadResult) -> None:
+    def _admit(self, load: Load) -> None:
         """Put an opened model into its slot. If loading it failed, move to a smaller set or quarantine it."""
-        candidate, model, error, lines = loaded
-        if model is not None:
-            if candidate not in self._slots:
-                self.changes.add_for_user(lines)
-            self._fill_slot(candidate, model)
-        elif isinstance(error, MemoryExhausted):
+        try:
+            model = load.future.result()
+        except MemoryExhausted:
             return_freed()
             self.watch.fall("a drafter was refused memory")
-        elif error is not None:
-            self._faults.append((candidate.name, describe_error(error)))
+        except Exception as error:  # of any kind: answers can do without this drafter
+            self._faults.append((load.candidate.name, describe_error(error)))
             self._quarantine_faults()
+        else:
+            if load.candidate not in self._slots:
+                self.changes.add_for_user(load.lines)
+            self._fill_slot(load.candidate, model)
 
     def _fill_slot(self, candidate: Candidate, model: OpenModel) -> None:
         slot = self._slots.get(candidate)

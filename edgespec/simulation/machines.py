@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -102,22 +102,20 @@ _Positive = Annotated[float, Meta(gt=0)]
 _FILE = Path(__file__).with_name("machines.toml")
 
 
+Value = TypeVar("Value")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Stated(Generic[Value]):
     """A figure and where it comes from; how: what a source states, or the arithmetic."""
 
-    value: _Positive
+    value: Value
     origin: Origin
     how: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
-    """Times of passes over 1, 2, … tokens relative to one token, and where they come from."""
-
-    value: Annotated[tuple[_Positive, ...], Meta(min_length=1)]
-    origin: Origin
-    how: str
+Figure = Stated[_Positive]
+Ratios = Stated[Annotated[tuple[_Positive, ...], Meta(min_length=1)]]  # of passes over 1, 2, … tokens to one token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

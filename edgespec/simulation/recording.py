@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -15,19 +15,29 @@ _LARGEST_BYTES = 1 << 28
 _WANTED = "a JSON object a line with num_draft, num_accepted, draft_ms and verify_ms, as chat --log-rounds writes"
 
 
-class RecordedRound(NamedTuple):
-    """Tokens that were drafted and accepted, and the times of both models.
+_Count = Annotated[int, Meta(ge=0, le=1024)]
+_Milliseconds = Annotated[float, Meta(ge=0, lt=1e9)]
 
-    number: Counts the rounds of an answer from 1; the first reads the prompt.
+
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """A line of the file: tokens that were drafted and accepted, and the times of both models.
+
+    round: Counts the rounds of an answer from 1; the first reads the prompt.
     ahead: The draft was made while the target worked, so draft_ms is only the time that the target waited for it.
     """
 
-    num_draft: int
-    num_accepted: int
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    number: int = 0
+    num_draft: _Count
+    num_accepted: _Count
+    draft_ms: _Milliseconds
+    verify_ms: _Milliseconds
+    round: int = 0
     ahead: bool = False
+    source: str = "model"
+
+    def __post_init__(self) -> None:
+        if self.num_accepted > self.num_draft:
+            raise ValueError(f"num_accepted is {self.num_accepted}, wanted at most num_draft, {self.num_draft}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class Recording:
         """Median time of a pass by the number of drafted tokens, without passes that read a prompt."""
         by_length: dict[int, list[float]] = {}
         for each in self.rounds:
-            if each.number != 1 and each.verify_ms > 0:
+            if each.round != 1 and each.verify_ms > 0:
                 by_length.setdefault(each.num_draft, []).append(each.verify_ms)
         return {length: median(times) for length, times in sorted(by_length.items())}
 
@@ -86,25 +96,6 @@ class Recording:
     def lengths(self) -> list[int]:
         """Drafted tokens of each round."""
         return [each.num_draft for each in self.rounds]
-
-
-_Count = Annotated[int, Meta(ge=0, le=1024)]
-_Milliseconds = Annotated[float, Meta(ge=0, lt=1e9)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    num_draft: _Count
-    num_accepted: _Count
-    draft_ms: _Milliseconds
-    verify_ms: _Milliseconds
-    round: int = 0
-    ahead: bool = False
-    source: str = "model"
-
-    def __post_init__(self) -> None:
-        if self.num_accepted > self.num_draft:
-            raise ValueError(f"num_accepted is {self.num_accepted}, wanted at most num_draft, {self.num_draft}")
 
 
 def read_recording(path: Path) -> Recording:
@@ -121,20 +112,15 @@ def read_recording(path: Path) -> Recording:
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {path}: it is no text; wanted {_WANTED}") from None
     try:
-        lines = list(read_lines_as(_Line, content))
+        rounds = list(read_lines_as(RecordedRound, content))
     except ValueError as error:
         raise UsageError(f"{path} is no recording: {error}; wanted {_WANTED}") from None
-    if not lines:
+    if not rounds:
         raise UsageError(f"{path} holds no round; wanted {_WANTED}")
-    sources = {line.source for line in lines if line.num_draft}
+    sources = {each.source for each in rounds if each.num_draft}
     if len(sources) > 1:
         raise UsageError(
             f"{path} holds drafts of {', '.join(sorted(sources))}; wanted drafts of one model: record with "
             "--drafter and that model alone"
         )
-    return Recording(
-        [
-            RecordedRound(line.num_draft, line.num_accepted, line.draft_ms, line.verify_ms, line.round, line.ahead)
-            for line in lines
-        ]
-    )
+    return Recording(rounds)

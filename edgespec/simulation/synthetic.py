@@ -16,13 +16,13 @@ import numpy.typing as npt
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.noise import mix_bits
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import EdgeSpecError, require_context
 from edgespec.types import Logits, Row, TokenIds
 
 VOCAB_SIZE = 64
 WINDOW = 4  # how many tokens a row depends on, in addition to its position
-_MASK = 2**64 - 1
 _CERTAIN = 1 - 1e-9
 _memoize = lru_cache(maxsize=1 << 12)  # a growing tree needs its rows again with each pass
 
@@ -164,18 +164,11 @@ def _num_wrong(bits: int, chance: float) -> int:
 
 
 def _hash(seed: int, context: Context, num_tokens: int) -> int:
-    """64 bits of tokens and position, by the step of the SplitMix64 generator (Steele et al., 2014)."""
+    """64 bits of tokens and position."""
     key = seed << 20 | num_tokens
     for token in context:
         key = key << 6 | token
-    return _mix(_mix(key))
-
-
-def _mix(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
-    return x ^ (x >> 31)
+    return mix_bits(mix_bits(key))
 
 
 Pace = Callable[[int, int], float]

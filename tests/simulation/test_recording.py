@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ from edgespec.errors import UsageError
 from edgespec.simulation.recording import RecordedRound, Recording, read_recording
 
 ROUNDS = [
-    RecordedRound(0, 0, 0.0, 90.0, 1),  # reads the prompt
+    RecordedRound(0, 0, 0.0, 90.0, 1, source="none"),  # reads the prompt
     RecordedRound(2, 2, 6.0, 11.0, 2),
     RecordedRound(3, 1, 15.0, 13.0, 3),
-    RecordedRound(0, 0, 0.0, 10.0, 4),
+    RecordedRound(0, 0, 0.0, 10.0, 4, source="none"),
     RecordedRound(2, 0, 8.0, 15.0, 5),
 ]
 
@@ -21,8 +22,7 @@ def write(path: Path, *documents: object) -> Path:
 
 
 def document(each: RecordedRound, **others: object) -> dict[str, object]:
-    fields = each._asdict()
-    return {"round": fields.pop("number"), "source": "model" if each.num_draft else "none", **fields, **others}
+    return {**asdict(each), **others}
 
 
 def test_rounds_are_read_back(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_recording_says_what_passes_and_drafts_take() -> None:
 
 
 def test_what_was_drafted_ahead_does_not_tell_what_drafts_take() -> None:
-    ahead = [each._replace(ahead=True, draft_ms=1.0) for each in ROUNDS]
+    ahead = [replace(each, ahead=True, draft_ms=1.0) for each in ROUNDS]
     assert Recording([*ROUNDS, *ahead]).draft_ms == 4.0
     assert Recording(ahead).draft_ms is None
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -226,6 +227,6 @@ def test_a_trace_and_a_chance_beside_it_are_refused(tmp_path: Path, capsys: pyte
 
 def test_a_trace_that_says_too_little_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
-    path.write_text(json.dumps(RecordedRound(2, 1, 0.0, 10.0, 2)._asdict()) + "\n")
+    path.write_text(json.dumps(asdict(RecordedRound(2, 1, 0.0, 10.0, 2))) + "\n")
     assert main(["simulate", "--replay", str(path)]) == 2
     assert f"{path} does not record --target-ms, --draft-ms; give" in capsys.readouterr().err
