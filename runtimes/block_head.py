@@ -21,7 +21,7 @@ from edgespec.errors import require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.head_parts import Features, HeadFolder, HeadGraph, require_run
-from edgespec.runtimes.session import SessionOptions, translate_error, translate_memory_errors
+from edgespec.runtimes.session import SessionOptions, translate_errors, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds
 
@@ -258,10 +258,8 @@ class BlockPasses:
             )
             for name, array in (("logits", logits), ("state", states)):
                 self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-        try:
+        with translate_errors("running a pass"):
             self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translate_error(error, "running a pass") from error
         return logits[0], states[0]
 
     def begin(self) -> None:

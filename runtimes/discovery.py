@@ -96,7 +96,7 @@ def discover() -> Discovery:
 def check_usable(report: DeviceReport) -> DeviceReport:
     """A report that says what is wrong with a device's driver, found out by letting the device compute."""
     found = check_driver(report.device) if report.is_usable else None
-    if not isinstance(found, Missing):
+    if found is None:
         return report
     return replace(report, is_usable=False, problem=found.problem, fix=found.fix)
 

@@ -1,8 +1,7 @@
 """Finds out if a device computes, and if it does so in half floats, which the gpu form needs.
 
 What a provider lists may lack a driver, or have one that is too old; that shows when it computes. A process of its
-own opens graphs of one product of matrices and compares with numpy, in single and in half precision: a driver that
-crashes ends that and nothing else.
+own multiplies two matrices and compares with numpy: a driver that crashes ends that and nothing else.
 """
 
 import json
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,23 +22,19 @@ NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
 
 def lacks_half_floats(device: Device) -> bool:
-    """True if a device lacks half floats, by a graph of one node on WebGPU; all other providers have them.
+    """True if a device lacks half floats, by a product of matrices on WebGPU; all other providers have them.
 
     Raises DeviceUnavailable: The device computes nothing at all.
     """
     if device.memory != "webgpu":
         return False
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what fails is read back; a log would repeat it
     try:
-        session = ort.InferenceSession(_one_node(), options, **request_device(options, device))
-        session.run(None, {"x": np.ones(2, np.float16)})
+        _multiply(device, np.float16)
     except Exception as error:  # ONNX Runtime has no common base of its own
         if NO_HALF_FLOATS in str(error):
             return True
         if problem := adapter_problem(str(error)):
-            raise Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name) from error
+            raise Missing(problem, driver_fix(device.name)).as_error(device.name) from error
         raise DeviceUnavailable(
             f"'{device.name}' does not compute: {str(error)[:200].rstrip('.')}; update its driver, or use "
             "--device cpu",
@@ -56,29 +51,14 @@ def is_known_to_lack_half_floats(name: str) -> bool:
         return False
 
 
-def _one_node() -> Any:
-    from onnx import TensorProto, helper
-
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"])], "one", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
-
-
 _LIMIT_S = 60.0  # a driver's first start may compile its shaders
 _SIZE = 64
 _TOLERANCE = 0.05  # of numbers near 5; half floats have 11 bits
 _NO_ADAPTER = "Failed to get a WebGPU adapter"
 
 
-class Abilities(NamedTuple):
-    """The abilities of a device. has_half_floats: half precision, which the fp16 and int4 gpu forms need."""
-
-    has_half_floats: bool
-
-
-def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Abilities | Missing:
-    """Let a device compute, by its name; returns what it can do, or what keeps it from working."""
+def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Missing | None:
+    """Let a device compute, by its name; returns what keeps it from working, None where nothing does."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__, name],
@@ -89,20 +69,18 @@ def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Abilities | Missing:
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name.partition(":")[0]))
+        return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name))
     except OSError as error:
         return Missing(f"no process could be started to try it: {error}")
     return _read_result(name, done.returncode, done.stdout, done.stderr)
 
 
-def _read_result(name: str, code: int, stdout: str, stderr: str) -> Abilities | Missing:
+def _read_result(name: str, code: int, stdout: str, stderr: str) -> Missing | None:
+    fix = driver_fix(name)
     with suppress(ValueError, KeyError, IndexError, TypeError):
-        found = json.loads(stdout.strip().splitlines()[-1])
-        if problem := found["problem"]:
-            fix = library_fix(stderr) or driver_fix(name.partition(":")[0])
-            return Missing(problem, fix)
-        return Abilities(has_half_floats=bool(found["has_half_floats"]))
-    return Missing(f"its driver crashed ({_ending(code)})", driver_fix(name.partition(":")[0]))
+        problem = json.loads(stdout.strip().splitlines()[-1])["problem"]
+        return Missing(problem, library_fix(stderr) or fix) if problem else None
+    return Missing(f"its driver crashed ({_ending(code)})", fix)
 
 
 def _ending(code: int) -> str:
@@ -113,33 +91,30 @@ def _ending(code: int) -> str:
 
 def main(name: str) -> int:
     """In the process: print one line of JSON; the exit code is 0 if the device computes."""
-    result: dict[str, Any] = {"problem": None, "has_half_floats": False}
     try:
-        device = find_device(name)
-        if problem := _problem(device, np.float32):
-            result["problem"] = problem
-        else:
-            result["has_half_floats"] = _problem(device, np.float16) is None
+        problem = _multiply(find_device(name), np.float32)
     except EdgeSpecError as error:
-        result["problem"] = str(error)
-    print(json.dumps(result), flush=True)
-    return 0 if result["problem"] is None else 1
+        problem = str(error)
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        problem = adapter_problem(str(error)) or f"it cannot open a graph: {' '.join(str(error).split())[:200]}"
+    print(json.dumps({"problem": problem}), flush=True)
+    return 0 if problem is None else 1
 
 
-def _problem(device: Device, kind: type[np.floating[Any]]) -> str | None:
-    """Why a matrix product fails or is wrong on the device; None where it is right."""
+def _multiply(device: Device, kind: type[np.floating[Any]]) -> str | None:
+    """Multiply two matrices on the device; returns what is wrong with that, None where the product is right.
+
+    Raises what ONNX Runtime raises where the device fails.
+    """
     ort = import_onnxruntime()
     settings = ort.SessionOptions()
-    settings.log_severity_level = 4  # what fails is read back
+    settings.log_severity_level = 4  # what fails is read back; a log would repeat it
     rng = np.random.default_rng(0)
     x, y = (rng.uniform(-1, 1, (_SIZE, _SIZE)).astype(kind) for _ in range(2))
-    try:
-        session = ort.InferenceSession(_product(kind), settings, **request_device(settings, device))
-        if device.provider not in session.get_providers():
-            return "it runs no products of matrices"
-        (found,) = session.run(None, {"x": x, "y": y})
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        return _describe_failure(str(error))
+    session = ort.InferenceSession(_product(kind), settings, **request_device(settings, device))
+    if device.provider not in session.get_providers():
+        return "it runs no products of matrices"
+    (found,) = session.run(None, {"x": x, "y": y})
     is_right = np.allclose(found.astype(np.float32), x.astype(np.float32) @ y.astype(np.float32), atol=_TOLERANCE)
     return None if is_right else "it computes a product of matrices wrongly"
 
@@ -147,10 +122,6 @@ def _problem(device: Device, kind: type[np.floating[Any]]) -> str | None:
 def adapter_problem(message: str) -> str | None:
     """The problem with a driver that a provider's failure tells of; None where it is about something else."""
     return "it finds no GPU with a driver that it can use" if _NO_ADAPTER in message else None
-
-
-def _describe_failure(message: str) -> str:
-    return adapter_problem(message) or f"it cannot open a graph: {' '.join(message.split())[:200]}"
 
 
 def _product(kind: type[np.floating[Any]]) -> bytes:

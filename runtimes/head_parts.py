@@ -21,8 +21,7 @@ from edgespec.runtimes.session import (
     load_graph,
     refuse_device,
     require_same,
-    translate_error,
-    translate_memory_errors,
+    translate_errors,
 )
 from edgespec.types import TokenIds, append
 
@@ -118,9 +117,6 @@ class HeadGraph:
 
     def __call__(self, **inputs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """The outputs by name; raises MemoryExhausted where the run does not fit."""
-        with translate_memory_errors("running a head"):
-            try:
-                found = self.session.run(None, inputs)
-            except Exception as error:  # ONNX Runtime has no common base of its own
-                raise translate_error(error, "running a head") from error
+        with translate_errors("running a head"):
+            found = self.session.run(None, inputs)
         return dict(zip(self.outputs, found, strict=True))

@@ -22,7 +22,7 @@ from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
     load_graph,
-    translate_error,
+    translate_errors,
     translate_memory_errors,
 )
 from edgespec.runtimes.shared_cache import SharedCache
@@ -120,10 +120,8 @@ class JoinedSession:
         for name in self._token_outputs:  # the binding still has the buffer of the pass before
             self._binding.bind_output(name, "cpu")
         token_rows = {name: self._bind_output(name, len(tokens), width) for name, width in widths.items()}
-        try:
+        with translate_errors("running a pass of several texts"):
             self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translate_error(error, "running a pass of several texts") from error
         last_rows = accumulate(part.num_rows for part in parts)
         return [
             PassRows(

@@ -24,7 +24,7 @@ from edgespec.runtimes.session import (
     SessionOptions,
     ends_with,
     open_session,
-    translate_error,
+    translate_errors,
     translate_memory_errors,
 )
 from edgespec.runtimes.shared_cache import SharedCache
@@ -191,10 +191,8 @@ class Passes:
             token_rows = self._bind_token_outputs(num_run)
             row_numbers = {name: self._bind_vector(name, num_given) for name in self._row_outputs}
             fetched = self._bind_outputs(output or self._names.logits, num_given)
-        try:
+        with translate_errors("running a pass"):
             self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translate_error(error, "running a pass") from error
         self.cache.collect()
         stop = num_given - num_padded
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}

@@ -129,8 +129,8 @@ def library_fix(error: str) -> str | None:
 
 
 def driver_fix(name: str) -> str | None:
-    """The way to install a driver for the devices of a plugin."""
-    return _DRIVERS.get(name)
+    """The way to install a driver for a device, by its name."""
+    return _DRIVERS.get(name.partition(":")[0])
 
 
 def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
-from edgespec.runtimes.session import refuse_device, translate_error
+from edgespec.runtimes.session import refuse_device, translate_errors
 
 _SIZE, _SMALL = 2048, 64  # columns and rows of a matrix that is read, and of one that only has to be started
 _BLOCK = 32  # weights that share a scale, as exports have them
@@ -109,20 +109,15 @@ class _Chain:
         settings.intra_op_num_threads = device.host_threads or num_threads or physical_cores()
         settings.log_severity_level = 4
         how = request_device(settings, device)
-        with refuse_device(device):
-            try:
-                self._session = ort.InferenceSession(graph, settings, **how)
-            except Exception as error:  # ONNX Runtime has no common base of its own
-                raise translate_error(error, f"opening a probe on '{device.name}'") from error
+        with refuse_device(device), translate_errors(f"opening a probe on '{device.name}'"):
+            self._session = ort.InferenceSession(graph, settings, **how)
         require_placement(read_node_placement(self._session), device, "the probe")
 
     def run(self, num_rows: int) -> None:
         x = np.full((1, num_rows, self._size), 1 / self._size, self._dtype)
         with refuse_device(self._device):
-            try:
+            with translate_errors(f"running a probe on '{self._device.name}'"):
                 (y,) = self._session.run(None, {"x": x})
-            except Exception as error:
-                raise translate_error(error, f"running a probe on '{self._device.name}'") from error
             if not np.isfinite(y).all():
                 raise EdgeSpecError(f"a probe on '{self._device.name}' gives values that are not finite")
 

@@ -155,7 +155,7 @@ def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecErr
     if device.name == "cpu":
         return translate_error(error, f"loading {graph}", ManifestError)
     if problem := adapter_problem(str(error)):
-        return Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name)
+        return Missing(problem, driver_fix(device.name)).as_error(device.name)
     found = translate_error(error, f"loading {graph} on '{device.name}'")
     return found if isinstance(found, MemoryExhausted) else _device_refusal(found, device)
 
@@ -207,6 +207,17 @@ def translate_memory_errors(doing: str) -> Iterator[None]:
     except Exception as error:  # ONNX Runtime has no common base of its own
         if not is_memory_error(error):
             raise
+        raise translate_error(error, doing) from error
+
+
+@contextmanager
+def translate_errors(doing: str) -> Iterator[None]:
+    """Raises an error of edgespec's own for any that ONNX Runtime raises within the block."""
+    try:
+        yield
+    except EdgeSpecError:
+        raise
+    except Exception as error:  # ONNX Runtime has no common base of its own
         raise translate_error(error, doing) from error
 
 

@@ -18,7 +18,7 @@ from edgespec.runtimes.session import (
     ends_with,
     refuse_device,
     require_same,
-    translate_error,
+    translate_errors,
     translate_memory_errors,
 )
 from edgespec.runtimes.static_pass import StaticCache, StaticPass, allocator
@@ -116,10 +116,8 @@ class StaticDecoder(Decoder, Cache):
         return rows
 
     def _pass(self, tokens: TokenIds, num_past: int) -> Logits:
-        try:
+        with translate_errors("running a pass"):
             return self._passes[len(tokens)].run(tokens, num_past, self._options)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translate_error(error, "running a pass") from error
 
 
 def _require_static(graph: Path, manifest: Manifest, device: Device, session: Any) -> None:

@@ -19,7 +19,6 @@ from edgespec.runtimes.device_probe import DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
-from edgespec.runtimes.plugins import Missing
 from edgespec.runtimes.probe import probe_device
 from edgespec.setup.decision import Decision, in_one_line, read_decision, where_of, write_decision
 from edgespec.setup.device_choice import Placement, require_together
@@ -359,7 +358,7 @@ class AutoDevices:
 
 def _probe(device: Device, num_threads: int | None) -> DeviceProbe:
     """Probe a device; raises DeviceUnavailable: it does not compute, or its driver crashes."""
-    if device.kind == "gpu" and isinstance(found := check_driver(device.name), Missing):
+    if device.kind == "gpu" and (found := check_driver(device.name)):
         raise found.as_error(device.name)
     return probe_device(device, device.form, num_threads)
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.errors import DeviceUnavailable
@@ -21,9 +22,13 @@ class Session:
     def __init__(self, graph: bytes, options: object, **how: Any) -> None:
         assert how["enable_fallback"] == 0, "the CPU has half floats"
 
-    def run(self, outputs: None, inputs: dict[str, Any]) -> None:
+    def get_providers(self) -> list[str]:
+        return [WEBGPU.provider]
+
+    def run(self, outputs: None, inputs: dict[str, Any]) -> list[np.ndarray]:
         if self.error:
             raise self.error
+        return [inputs["x"] @ inputs["y"]]
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def test_a_device_is_believed_by_what_its_provider_says(
 ) -> None:
     assert not lacks_half_floats(WEBGPU)
     monkeypatch.setattr(
-        session, "error", RuntimeError("Program Mul requires f16 but the device does not support it")
+        session, "error", RuntimeError("Program MatMul requires f16 but the device does not support it")
     )
     assert lacks_half_floats(WEBGPU)
     problems = {

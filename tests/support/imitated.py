@@ -12,7 +12,6 @@ from edgespec.decoding.decoder import Decoder, Pass, Rows
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, find_device
-from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.plugins import Missing
 from edgespec.setup import auto_devices, device_choice, open_model
 from edgespec.setup.profile import DrafterProfile, Profile
@@ -91,8 +90,8 @@ class Machine:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)
         return known[name]
 
-    def _check(self, name: str) -> Abilities | Missing:
-        return Missing("its driver crashed (SIGSEGV)") if name in self.crashing else Abilities(True)
+    def _check(self, name: str) -> Missing | None:
+        return Missing("its driver crashed (SIGSEGV)") if name in self.crashing else None
 
     def _probe(self, device: Device, form: str, num_threads: int | None) -> DeviceProbe:
         self.probed.append(device.name)
