@@ -4,11 +4,10 @@ Each is done once, and saved beside the model. A saved check counts for one devi
 ONNX Runtime and one graph with its weights.
 """
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
@@ -23,15 +22,12 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.best_token import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.session import fast_model, load_graph
-from edgespec.system.disk import replace_file
+from edgespec.system.record_file import RecordFile
 from edgespec.system.system_info import processor_name
-from edgespec.system.typed_json import read_as, read_json
 from edgespec.types import Logits, TokenIds
 
 FILE_NAME = "device_checks.json"
 _VERSION = 2  # raised when what is checked changes
-_LARGEST_BYTES = 1 << 20
-_MOST_CHECKS = 32
 _SAMPLE = 64  # numbers of a row that are saved
 # Share of the spread of the rows. Half floats move a row by some thousandths of it, a wrong kernel by most.
 _TOLERANCE = 0.05
@@ -54,35 +50,27 @@ class DeviceCheck:
     sample: Annotated[tuple[float, ...], Meta(min_length=1, max_length=_SAMPLE)]
 
 
-@dataclass(frozen=True)
-class _Document:
-    version: int
-    checks: dict[str, DeviceCheck]
-
-
 class DeviceChecks:
     """The saved check of one graph on one device."""
 
     def __init__(self, folder: Path, manifest: Manifest, device: Device) -> None:
-        self._path = folder / FILE_NAME
+        self._file = RecordFile(folder / FILE_NAME, dict[str, DeviceCheck], "checks", version=_VERSION, most=32)
         self._key = _key(manifest, device) if manifest.is_ours else None
         self._graph, self._manifest, self._device = folder / manifest.graph, manifest, device
 
     def read(self) -> DeviceCheck | None:
         """None where there is none, or none that can be used: a check is repeated then."""
-        return self._read_all().get(self._key) if self._key else None
+        return self._file.read().get(self._key) if self._key else None
 
     def write(self, check: DeviceCheck) -> None:
         """Save a check, in place of the oldest where there are many; not into a folder that is read-only."""
         if self._key is None:
             return
-        known = {key: each for key, each in self._read_all().items() if key != self._key}
-        kept = dict([*known.items(), (self._key, check)][-_MOST_CHECKS:])
-        document = {"version": _VERSION, "checks": {key: asdict(each) for key, each in kept.items()}}
         try:
-            replace_file(self._path, json.dumps(document, indent=1).encode())
+            self._file.write(self._key, check)
         except OSError as error:
-            _log.info("%s cannot be written (%s), so the check is repeated each time", self._path, error.strerror)
+            path = self._file.path
+            _log.info("%s cannot be written (%s), so the check is repeated each time", path, error.strerror)
 
     def write_trees(self, runs_trees: bool) -> None:
         """Add to the saved check whether trees of drafts run in one pass."""
@@ -107,13 +95,6 @@ class DeviceChecks:
                     )
                     return False
         return True
-
-    def _read_all(self) -> Mapping[str, DeviceCheck]:
-        try:
-            document = read_as(_Document, read_json(self._path, _LARGEST_BYTES))
-        except (OSError, ValueError):
-            return {}
-        return document.checks if document.version == _VERSION else {}
 
 
 def row_sample(row: Logits) -> tuple[float, ...]:

@@ -1,20 +1,15 @@
 """How fast a device reads weights and starts kernels, found by a short probe, as data; saved in the model home."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from edgespec.system.disk import replace_file
-from edgespec.system.typed_json import read_as, read_json
+from edgespec.system.record_file import RecordFile
 
 FILE_NAME = "devices.json"
-_VERSION = 1
-_LARGEST_BYTES = 1 << 20
-_MOST_PROBES = 64
 
 _Rate = Annotated[float, Meta(gt=0, le=1e15)]
 _Seconds = Annotated[float, Meta(ge=0.0, le=1e3)]
@@ -42,19 +37,9 @@ class DeviceProbe:
             raise ValueError("rows without a pass of a single token")
 
 
-@dataclass(frozen=True)
-class _Document:
-    version: int
-    probes: dict[str, DeviceProbe]
-
-
 def read_probes(home: Path) -> dict[str, DeviceProbe]:
     """Probes by the key of a device; none where there is no file, or one that cannot be used: probing is short."""
-    try:
-        document = read_as(_Document, read_json(home / FILE_NAME, _LARGEST_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return document.probes if document.version == _VERSION else {}
+    return _probes(home).read()
 
 
 def write_probe(home: Path, key: str, probe: DeviceProbe) -> None:
@@ -62,8 +47,9 @@ def write_probe(home: Path, key: str, probe: DeviceProbe) -> None:
 
     Raises OSError: The home cannot be written.
     """
-    known = {name: each for name, each in read_probes(home).items() if name != key}
-    kept = dict([*known.items(), (key, probe)][-_MOST_PROBES:])
-    document = {"version": _VERSION, "probes": {name: asdict(each) for name, each in kept.items()}}
     home.mkdir(parents=True, exist_ok=True)
-    replace_file(home / FILE_NAME, json.dumps(document, indent=1).encode())
+    _probes(home).write(key, probe)
+
+
+def _probes(home: Path) -> RecordFile[DeviceProbe]:
+    return RecordFile(home / FILE_NAME, dict[str, DeviceProbe], "probes", version=1, most=64)

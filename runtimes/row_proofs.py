@@ -7,13 +7,12 @@ positions is compared within a few passes. What was found is stored beside the m
 kernels.
 """
 
-import json
 import os
 import platform
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -24,9 +23,8 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
 from edgespec.runtimes.row_rule import read_l2_bytes
 from edgespec.system.cancel import Cancel
-from edgespec.system.disk import replace_file
+from edgespec.system.record_file import RecordFile
 from edgespec.system.system_info import processor_name
-from edgespec.system.typed_json import read_as, read_json
 from edgespec.types import Logits, Report, TokenIds
 
 LIMIT_S = 1.0
@@ -216,8 +214,6 @@ def _forget(decoder: Decoder) -> None:
 
 FILE_NAME = "row_proofs.json"
 _VERSION = 1  # raised when passes or their proof change
-_LARGEST_BYTES = 1 << 20
-_MOST = 64  # proofs that a folder keeps
 
 
 def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
@@ -237,47 +233,24 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> st
 
 def read_row_proof(folder: Path, key: str) -> RowProof | None:
     """The proof of a key; None where there is none, or none that can be used, so that it is made again."""
-    with suppress(ValueError):
-        return _read_all(folder).get(key)
-    return None
+    return _proofs(folder).read().get(key)
 
 
 def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = lambda line: None) -> None:
     """Store a proof. A damaged file is reported and replaced; one that cannot be written is reported."""
-    path, damage = folder / FILE_NAME, ""
+    file = _proofs(folder)
     try:
-        proofs = _read_all(folder)
-    except ValueError as error:
-        proofs, damage = {}, str(error)
-    proofs.pop(key, None)
-    kept = dict([*proofs.items(), (key, proof)][-_MOST:])
-    document = {"version": _VERSION, "proofs": {each: asdict(found) for each, found in kept.items()}}
-    try:
-        replace_file(path, json.dumps(document, indent=1).encode())
+        if damage := file.write(key, proof):
+            report(f"{file.path} was damaged ({damage}); it was made again")
     except OSError as error:
         report(
-            f"{path} cannot be written ({error.strerror}): whether the model gives one text in all passes is "
+            f"{file.path} cannot be written ({error.strerror}): whether the model gives one text in all passes is "
             "found out again the next time"
         )
-        return
-    if damage:
-        report(f"{path} was damaged ({damage}); it was made again")
 
 
-def _read_all(folder: Path) -> dict[str, RowProof]:
-    """All proofs of a folder; none of a file that is missing, cannot be read, or is of another version.
-
-    Raises ValueError: The file is damaged.
-    """
-    try:
-        document = read_json(folder / FILE_NAME, _LARGEST_BYTES)
-    except OSError:
-        return {}
-    if not isinstance(document, dict):
-        raise ValueError("it holds no JSON object")
-    if document.get("version") != _VERSION:
-        return {}
-    return read_as(dict[str, RowProof], document.get("proofs"))
+def _proofs(folder: Path) -> RecordFile[RowProof]:
+    return RecordFile(folder / FILE_NAME, dict[str, RowProof], "proofs", version=_VERSION, most=64)
 
 
 def _instruction_sets() -> str:
