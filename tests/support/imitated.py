@@ -24,10 +24,13 @@ EMULATOR = replace(GPU, handles=(_PROCESSOR,))
 
 
 class SteadyDecoder(PacedDecoder):
-    """A pass that ends late, as on a busy machine, shortens none that follow: what is measured is the fastest."""
+    """A pass that ends late, as on a busy machine, shortens none that follow: what is measured is the fastest.
 
-    def __init__(self, decoder: Decoder, pace_s: float) -> None:
-        super().__init__(decoder, lambda num_tokens, num_rows: pace_s)
+    Where nothing is measured, passes end as soon as their rows are there.
+    """
+
+    def __init__(self, decoder: Decoder, pace_s: float, *, is_measured: bool) -> None:
+        super().__init__(decoder, lambda num_tokens, num_rows: pace_s if is_measured else 0.0)
         self.pace_s = pace_s
 
     def run(self, given: Pass) -> Rows:
@@ -79,7 +82,7 @@ class Machine:
                 raise DeviceUnavailable(f"'{device.name}' is broken", device=device.name)
             self.opened.append((model.manifest.precision, device.name))
             pace_s = self.pace_s[model.manifest.precision, device.name]
-            return SteadyDecoder(really(model, CPU, *rest, **how), pace_s)
+            return SteadyDecoder(really(model, CPU, *rest, **how), pace_s, is_measured=self.is_measured)
 
         for module in ("engine.open_engine", "setup.open_model", "setup.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
