@@ -21,8 +21,8 @@ from edgespec.errors import require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.head_parts import Features, HeadFolder, HeadGraph, require_run
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import SessionOptions, translate_errors, translate_memory_errors
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds
 
 _CHUNK_TOKENS = 256

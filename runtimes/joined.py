@@ -18,6 +18,7 @@ from edgespec.runtimes import joined_graph
 from edgespec.runtimes.device_checks import are_close, probe_tokens
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined_graph import join_graph, part_name
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -25,7 +26,6 @@ from edgespec.runtimes.session import (
     translate_errors,
     translate_memory_errors,
 )
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
@@ -73,13 +73,16 @@ class JoinedSession:
             is_exact: Rows are those of a pass alone, to the bit, by the rule in row_rule.py.
         """
         self._session, self._manifest, self.num_parts = session, manifest, num_parts
+        kv, ort = manifest.kv_cache, import_onnxruntime()
         self._is_exact = is_exact
         self._binding = session.io_binding()
-        self._options = import_onnxruntime().RunOptions()
-        self._caches = manifest.signature.caches(manifest.kv_cache.num_layers)
+        self._options = ort.RunOptions()
+        self._caches = manifest.signature.caches(kv.num_layers)
         names = [value.name for value in session.get_outputs()]
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
-        self._unread = self._make_unread()
+        zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
+        # Of one slot, for parts of the graph that no text has.
+        self._unread = [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
         # The binding knows addresses: arrays live as long as they are bound, and a pass writes into them.
         self._bound: dict[str, npt.NDArray[Any]] = {}
@@ -196,12 +199,6 @@ class JoinedSession:
         self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
         rows: npt.NDArray[np.float32] = array[0]
         return rows
-
-    def _make_unread(self) -> Sequence[Any]:
-        """Buffers of one slot, for parts of the graph that no text has."""
-        kv, ort = self._manifest.kv_cache, import_onnxruntime()
-        zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
-        return [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
 
 
 class JoinedPasses:

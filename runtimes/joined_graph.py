@@ -43,19 +43,17 @@ def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: in
     model = onnx.load(str(graph), load_external_data=False)
     caches = {name for pair in signature.caches(num_layers) for name in pair}
     inner = model.graph
-    nodes = _live(
-        _rewritten(inner.node, signature, num_parts), _kept_outputs(inner.output, signature, caches, num_parts)
-    )
-    inputs = [
-        *(each for value in inner.input for each in _inputs(value, signature, caches, num_parts)),
-        *_new_inputs(num_parts),
-    ]
     outputs = [
         each
         for value in inner.output
         if value.name in caches or value.name == signature.logits or value.name.startswith(HIDDEN_STATES)
         for each in _parts_of(value, caches, num_parts)
     ]
+    nodes = _live(_rewritten(inner.node, signature, num_parts), {value.name for value in outputs})
+    replaced = (signature.attention_mask, signature.num_logits_to_keep)
+    kept = (value for value in inner.input if value.name not in replaced)
+    inputs = [each for value in kept for each in _parts_of(value, caches, num_parts)]
+    inputs += _new_inputs(num_parts)
     known = {value.name for value in inputs} | {each.name for each in inner.initializer} | {""}
     known |= {output for node in nodes for output in node.output}
     used = {name for node in nodes for name in node.input}
@@ -72,20 +70,16 @@ def _rewritten(nodes: Iterable[Any], signature: Signature, num_parts: int) -> li
     from onnx import helper
 
     given = list(nodes)
-    makers = {output: node for node in given for output in node.output}
+    counted = {output: node.input for node in given if node.op_type == "Sub" for output in node.output}
     written: list[Any] = []
     for node in given:
         if node.op_type == _ATTENTION:
             written += _split_attention(node, num_parts)
-        elif node.op_type == "Slice" and _counts(makers.get(node.input[1]), signature.num_logits_to_keep):
+        elif node.op_type == "Slice" and signature.num_logits_to_keep in counted.get(node.input[1], ()):
             written.append(helper.make_node("Gather", [node.input[0], LOGIT_ROWS], node.output, axis=1))
         else:
             written.append(node)
     return written
-
-
-def _counts(node: Any, name: str | None) -> bool:
-    return node is not None and node.op_type == "Sub" and name in node.input
 
 
 def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
@@ -127,23 +121,6 @@ def _live(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
             live.append(node)
             needed.update(node.input)
     return live[::-1]
-
-
-def _kept_outputs(values: Iterable[Any], signature: Signature, caches: set[str], num_parts: int) -> set[str]:
-    kept: set[str] = set()
-    for value in values:
-        if value.name in caches:
-            kept |= {part_name(value.name, part) for part in range(num_parts)}
-        elif value.name == signature.logits or value.name.startswith(HIDDEN_STATES):
-            kept.add(value.name)
-    return kept
-
-
-def _inputs(value: Any, signature: Signature, caches: set[str], num_parts: int) -> list[Any]:
-    """An input of the graph as the inputs that take its place."""
-    if value.name in (signature.attention_mask, signature.num_logits_to_keep):
-        return []
-    return _parts_of(value, caches, num_parts)
 
 
 def _parts_of(value: Any, caches: set[str], num_parts: int) -> list[Any]:

@@ -1,9 +1,13 @@
 """The KV caches of graphs, in the forms that graphs take.
 
+A graph of edgespec's own takes one buffer for each layer's keys and one for its values, longer than what fills it.
+It is bound as past and as present, and the total length says how much of it counts: a rewind costs nothing.
+
 A graph traced from PyTorch copies past into present each pass, which is longer by the pass. A rewind shortens
 every head then, which leaves gaps that the graph cannot skip, so it is a copy as well.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +17,164 @@ import numpy.typing as npt
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import next_capacity
+from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.memory_errors import is_memory_error
+from edgespec.runtimes.session import translate_error
+
+_SPARE = 64  # positions more than are needed, where there is no memory to double them
+
+
+class SharedCache:
+    """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
+
+    def __init__(self, session: Any, binding: Any, manifest: Manifest, device: Device) -> None:
+        self._ort = import_onnxruntime()
+        self._session = session
+        self._binding = binding
+        self._device = device
+        self._kv = manifest.kv_cache
+        self._names = manifest.signature.caches(self._kv.num_layers)
+        self._context_length = manifest.context_length
+        self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
+        self._listed: Sequence[Any] = ()  # the same, once they were asked for
+        self._capacity = 0
+        self.has_freed = False  # buffers were let go that a device's arena still holds
+
+    def prepare(self, num_past: int, num_new: int) -> None:
+        """Make room for num_new positions after the first num_past, which are kept.
+
+        Raises MemoryExhausted: The buffers do not fit. They hold what they held, and some may be longer.
+        """
+        needed = num_past + num_new
+        if needed <= self._capacity:
+            return
+        doubled = next_capacity(self._capacity, needed, self._context_length)
+        least = min(needed + _SPARE, self._context_length)
+        for capacity in (doubled, least) if self._can_copy else (self._context_length,):
+            try:
+                self._grow(capacity, num_past)
+                return
+            except Exception as error:  # ONNX Runtime has no common base of its own
+                if not is_memory_error(error):
+                    raise translate_error(error, "making room for the KV cache") from error
+                refused = error
+        raise MemoryExhausted(f"no memory for a context of {capacity} tokens; use a shorter one") from refused
+
+    @property
+    def _can_copy(self) -> bool:
+        """True if what buffers hold can be copied to longer ones: through numpy, where the build of ONNX Runtime
+        that has the device's provider copies. Where it cannot, buffers are made once."""
+        return self._device.memory == "cpu" or self._device.provider == PROVIDER
+
+    def collect(self) -> None:
+        """Nothing to do: the graph has written into the buffers themselves."""
+
+    def pretend(self, num_positions: int) -> None:
+        """Hold zeros, which are written only in the CPU's memory: another device's is all there from the start."""
+        if num_positions > self._capacity:
+            self.clear()
+            self.prepare(0, num_positions)
+        for buffer in self._buffers.values() if self._device.memory == "cpu" else ():
+            buffer.numpy()[:, :, :num_positions] = 0
+
+    def imitate(self, num_run: int, num_positions: int, seed: int) -> None:
+        """Fill the slots after the first num_run up to num_positions with their values, mixed and scaled.
+
+        The buffers must be the CPU's.
+        """
+        self.prepare(num_run, num_positions - num_run)
+        rng = np.random.default_rng(seed)
+        for buffer in self._buffers.values():
+            held = buffer.numpy()  # a view
+            picked = rng.integers(0, num_run, num_positions - num_run)
+            scales = rng.uniform(0.7, 1.3, (len(picked), 1)).astype(held.dtype)
+            held[:, :, num_run:num_positions] = held[:, :, picked] * scales
+
+    def clear(self) -> None:
+        self._capacity = 0
+        self.has_freed = bool(self._buffers)
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._buffers.clear()
+        self._listed = ()
+
+    @property
+    def buffers(self) -> Sequence[Any]:
+        """The OrtValues that are bound as past and as present, in the order of the signature's caches.
+
+        The same list as long as they are the same.
+        """
+        if not self._listed:
+            self._listed = [self._buffers[past] for past, _ in self._names]
+        return self._listed
+
+    def copy_from(self, other: "SharedCache", num_positions: int) -> None:
+        """Hold the first num_positions of another cache; the buffers must be the CPU's.
+
+        Raises MemoryExhausted: The buffers do not fit.
+        """
+        self.prepare(0, num_positions)
+        for past, buffer in self._buffers.items():
+            buffer.numpy()[:, :, :num_positions] = other._buffers[past].numpy()[:, :, :num_positions]
+
+    def read(self, num_positions: int) -> npt.NDArray[Any]:
+        """The first num_positions of all buffers, [2 * num_layers, num_kv_heads, num_positions, head_dim]; the
+        buffers must be the CPU's."""
+        self.prepare(0, 1)
+        return np.concatenate([buffer.numpy()[:, :, :num_positions] for buffer in self.buffers])
+
+    def fill(self, values: npt.NDArray[Any]) -> None:
+        """Hold what read has given; raises as copy_from does."""
+        num_positions = values.shape[2]
+        self.prepare(0, num_positions)
+        for buffer, held in zip(self.buffers, values, strict=True):
+            buffer.numpy()[0, :, :num_positions] = held
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copy slots, in rising order, to start and after it; the buffers must be the CPU's."""
+        for buffer in self._buffers.values():
+            held = buffer.numpy()  # a view
+            held[:, :, start : start + len(slots)] = held[:, :, slots]
+
+    def _grow(self, capacity: int, num_past: int) -> None:
+        """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
+        shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
+        self._capacity = 0  # until all is done, whatever comes between
+        self._listed = ()
+        for layer in zip(self._names[::2], self._names[1::2], strict=True):
+            lengths = [self._length(past) for past, _ in layer]
+            if lengths[0] == lengths[1] >= capacity:
+                continue
+            grown = [self._allocate(past, shape, num_past) for past, _ in layer]
+            self.has_freed |= layer[0][0] in self._buffers
+            for (past, present), value in zip(layer, grown, strict=True):
+                self._buffers[past] = value
+                self._binding.bind_ortvalue_input(past, value)
+                self._binding.bind_ortvalue_output(present, value)
+        self._capacity = capacity
+
+    def _length(self, past: str) -> int:
+        return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
+
+    def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
+        memory, index = self._device.memory, self._device.memory_index
+        is_own = memory == "cpu"
+        value = None
+        if not is_own:
+            value = self._session.create_ortvalue_from_shape_and_type(
+                shape, np.dtype(self._kv.dtype).type, memory, index
+            )
+        if not self._can_copy:
+            return value
+        # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN.
+        buffer = np.zeros(shape, self._kv.dtype)
+        if num_past:
+            buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
+        if value is None:
+            return self._ort.OrtValue.ortvalue_from_numpy(buffer, memory)
+        value.update_inplace(buffer)
+        return value
 
 
 @dataclass(frozen=True, slots=True)

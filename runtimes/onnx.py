@@ -34,11 +34,11 @@ from edgespec.runtimes.device_checks import (
     row_sample,
 )
 from edgespec.runtimes.devices import Device
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import proof_key
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 

@@ -18,7 +18,7 @@ from edgespec.runtimes import cuda
 from edgespec.runtimes.attention_bias import TreeLayout, attention_bias, bias_windows
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
-from edgespec.runtimes.kv_caches import BoundCache, make_cache
+from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -27,7 +27,6 @@ from edgespec.runtimes.session import (
     translate_errors,
     translate_memory_errors,
 )
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, Row, TokenIds
 

@@ -20,10 +20,10 @@ from edgespec.decoding.tree import NO_DRAFT
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.tree import tree_manifest
 from edgespec.types import Logits, TokenIds, append
 

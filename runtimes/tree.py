@@ -23,9 +23,9 @@ from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.device_checks import DeviceChecks, are_close, probe_tokens
 from edgespec.runtimes.devices import Device
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import TokenIds, append
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).

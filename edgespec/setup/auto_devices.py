@@ -15,11 +15,10 @@ from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.device_probe import DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
-from edgespec.runtimes.probe import probe_device
+from edgespec.runtimes.probe import DeviceProbe, probe_device, read_probes, write_probe
 from edgespec.setup.decision import Decision, in_one_line, read_decision, where_of, write_decision
 from edgespec.setup.device_choice import Placement, require_together
 from edgespec.setup.device_options import DeviceOptions

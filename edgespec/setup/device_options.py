@@ -12,8 +12,8 @@ from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import bytes_by_place, estimate_full_context
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.memory.ladder import Bytes
-from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_search import Refusal, Where
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from edgespec.draft.costs import PassCosts
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 

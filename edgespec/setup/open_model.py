@@ -22,8 +22,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.parallel import ParallelDecoder
-from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.static_pass import observe_ranges
+from edgespec.runtimes.static import StaticDecoder, observe_ranges
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import genai
 from edgespec.setup.learned_stats import LearnedStats, read_learned_stats

@@ -16,7 +16,7 @@ from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
-from edgespec.runtimes.device_probe import DeviceProbe
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.home import ModelHome
 from edgespec.setup.learned_stats import FILE_NAME
 from edgespec.setup.pair import Pair, PairCheck, record_check

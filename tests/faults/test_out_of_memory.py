@@ -15,7 +15,7 @@ from edgespec.cli.main import main
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
-from edgespec.runtimes import shared_cache
+from edgespec.runtimes import kv_caches
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translate_error
@@ -142,7 +142,7 @@ def test_a_cache_that_grew_in_part_serves_again(
         return real(shape, *arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared_cache.np, "zeros", scarce)
+        patch.setattr(kv_caches.np, "zeros", scarce)
         with pytest.raises(MemoryExhausted, match="no memory for a context of"):
             decoder.logits(tokens[:600], 1)
     for length in (410, 500, 520, 690, 300):
@@ -162,7 +162,7 @@ def test_where_a_cache_cannot_double_it_grows_by_what_is_needed(
             raise MemoryError
         return real(shape, *arguments, **named)
 
-    monkeypatch.setattr(shared_cache.np, "zeros", scarce)
+    monkeypatch.setattr(kv_caches.np, "zeros", scarce)
     for length in (513, 530, 590):
         assert np.array_equal(decoder.logits(tokens[:length], 3), fresh.logits(tokens[:length], 3)), length
 

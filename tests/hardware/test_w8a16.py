@@ -18,8 +18,7 @@ from edgespec.export.activations import Encoding, row_levels
 from edgespec.export.convert import export_model
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.static_pass import observe_ranges
+from edgespec.runtimes.static import StaticDecoder, observe_ranges
 from edgespec.setup.open_model import open_decoder
 from edgespec.types import Range
 

@@ -26,10 +26,10 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.device_checks import are_close
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
-from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds, append
 

@@ -9,10 +9,9 @@ import pytest
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes import probe as probing
-from edgespec.runtimes.device_probe import FILE_NAME, DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.hardware import may_have_accelerator, vulkan_drivers
-from edgespec.runtimes.probe import probe_device
+from edgespec.runtimes.probe import FILE_NAME, DeviceProbe, probe_device, read_probes, write_probe
 
 CPU = find_device("cpu")
 PROBE = DeviceProbe(bytes_per_s=1e10, node_s=1e-6, start_s=1e-5, rows={1: 1.0, 4: 1.5})

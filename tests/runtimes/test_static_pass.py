@@ -16,8 +16,7 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.attention_bias import HIDDEN
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.session import load_graph
-from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.static_pass import Mask
+from edgespec.runtimes.static import Mask, StaticDecoder
 
 
 def decoder(folder: Path) -> StaticDecoder:

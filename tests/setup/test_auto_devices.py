@@ -12,7 +12,7 @@ from imitated import EMULATOR, Machine
 from edgespec import Engine, load
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
-from edgespec.runtimes.device_probe import FILE_NAME, DeviceProbe
+from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
 from edgespec.setup import auto_devices
 from edgespec.setup.auto_devices import find_candidates
 from edgespec.setup.decision import FOLDER

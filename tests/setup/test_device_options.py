@@ -11,8 +11,8 @@ from made_up import manifest
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup import device_options
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_options import DeviceOptions

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up import DRAFTER, TARGET
 
-from edgespec.runtimes.device_probe import DeviceProbe
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.foresee import ModelSize, foresee_drafter, foresee_target, in_form
 from edgespec.setup.profile import Place
 

@@ -183,7 +183,7 @@ def install(patch: pytest.MonkeyPatch, *gpus: FakeGpu) -> FakeGpu:
         RunOptions=_RunOptions,
         OrtValue=onnxruntime.OrtValue,
     )
-    for module in ("session", "passes", "shared_cache"):
+    for module in ("session", "passes", "kv_caches"):
         patch.setattr(f"edgespec.runtimes.{module}.import_onnxruntime", lambda: runtime)
     driver = Nvidia("580.65.06", (13, 0), tuple(NvidiaGpu(gpu.name, gpu.total, gpu.free) for gpu in gpus))
     patch.setattr("edgespec.runtimes.devices.read_nvidia_driver", lambda: driver)

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.decoding.decoder import Decoder, Pass, Rows
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.device_probe import DeviceProbe
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.plugins import Missing
+from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup import auto_devices, device_choice, open_model
 from edgespec.setup.profile import DrafterProfile, Profile
 from edgespec.simulation.synthetic import PacedDecoder
