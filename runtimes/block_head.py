@@ -7,20 +7,18 @@ the head has a step graph, the row of each token also depends on the token that 
 
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Cache, Can, Decoder, Pass, Rows
-from edgespec.decoding.head_rows import WholeRows
+from edgespec.decoding.decoder import Cache, Can
 from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.head_parts import Features, HeadFolder, HeadGraph, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, require_run
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import SessionOptions, translate_errors, translate_memory_errors
 from edgespec.types import Logits, TokenIds
@@ -44,7 +42,7 @@ class _Draft(NamedTuple):
 _NO_DRAFT = _Draft(np.zeros(0, np.int32), np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
 
 
-class BlockHead(Decoder, Cache):
+class BlockHead(HeadDecoder, Cache):
     """A head that drafts blocks as a function from tokens to logits, which reads a target's hidden states.
 
     A draft begins after a text all of whose hidden states are known, but for the newest token's; it goes on
@@ -53,25 +51,18 @@ class BlockHead(Decoder, Cache):
     text is cut into passes.
     """
 
-    num_fed = 0
-
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does."""
-        manifest, head = folder.manifest, folder.head
-        assert head.mask_token_id is not None
-        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
-        self._whole = WholeRows(folder.subset, manifest.vocab_size)
-        self._head, self._mask = head, head.mask_token_id
+        super().__init__(folder, **options)
+        assert folder.head.mask_token_id is not None
+        self._mask = folder.head.mask_token_id
         self._is_deterministic = options.get("deterministic", False)
-        self._features = Features(folder, **options)
         self._step = _open_step(folder, **options)
-        self._passes = BlockPasses(folder.path / manifest.graph, manifest, folder.device, **options)
+        self._passes = BlockPasses(folder.path / folder.manifest.graph, folder.manifest, folder.device, **options)
         self._held = np.zeros(0, np.int32)  # whose keys and values are in the cache, made of known hidden states
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
         self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
-        self._confidence: float | None = None
-        self._lock = Lock()
         require_run(self, folder.device)
         self.forget()
         self.num_fed = 0
@@ -100,14 +91,9 @@ class BlockHead(Decoder, Cache):
             self._num_wanted = place + num_tokens
             return min(num_tokens, self._passes.num_drafted - place)
 
-    def run(self, given: Pass) -> Rows:
-        tokens, num_last = given.tokens, given.num_rows
-        require_context(len(tokens), self.context_length)
-        assert 1 <= num_last <= len(tokens)
-        with self._lock, translate_memory_errors("running a head"):
-            self._passes.begin()
-            rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
-            return Rows(self._whole(np.stack(rows)), confidence=self._confidence)
+    def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._passes.begin()
+        return np.stack([self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)])
 
     def interrupt(self) -> None:
         self._passes.interrupt()
@@ -149,7 +135,8 @@ class BlockHead(Decoder, Cache):
         """Run a block after tokens, and before it what the cache lacks of them."""
         num_before = len(tokens) - 1
         if not num_before:  # nothing precedes the block: nobody drafts there
-            return self._run_behind_nothing(tokens, num_logits)
+            logits = np.zeros((num_logits, self._whole.num_columns), np.float32)
+            return _Draft(tokens, logits, np.zeros((self._passes.num_drafted, self._head.state_size), np.float32))
         block = np.full(self._passes.num_block, self._mask, np.int32)
         block[0] = tokens[-1]
         start = min(reusable_prefix(self._held, tokens, 0), num_before - 1)
@@ -175,10 +162,6 @@ class BlockHead(Decoder, Cache):
         if not self._is_deterministic or not is_odd:
             return start, stop
         return (start - 1, stop) if start else (start, max(1, stop - 1))
-
-    def _run_behind_nothing(self, tokens: TokenIds, num_logits: int) -> _Draft:
-        logits = np.zeros((num_logits, self._whole.num_columns), np.float32)
-        return _Draft(tokens, logits, np.zeros((self._passes.num_drafted, self._head.state_size), np.float32))
 
     def _run_step(self, tokens: TokenIds, place: int) -> Logits:
         assert self._step is not None

@@ -6,13 +6,16 @@ tokens that the target has not run yet, it goes on from states of its own.
 
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.decoder import Correct, Decoder, Pass, Rows
+from edgespec.decoding.head_rows import WholeRows
 from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.errors import require_context
 from edgespec.manifest import Head, Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.node_placement import read_node_placement, require_placement
@@ -22,8 +25,9 @@ from edgespec.runtimes.session import (
     refuse_device,
     require_same,
     translate_errors,
+    translate_memory_errors,
 )
-from edgespec.types import TokenIds, append
+from edgespec.types import Logits, TokenIds, append
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,44 @@ class HeadFolder:
     def head(self) -> Head:
         assert self.manifest.head is not None
         return self.manifest.head
+
+
+class HeadDecoder(Decoder):
+    """What heads of all kinds have. Each kind gives rows over its own columns.
+
+    correction: Of these rows, learned from use; None for none.
+    """
+
+    num_fed = 0
+
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
+        """Load the fuse graph, if there is one; raises as open_session does."""
+        self.vocab_size, self.context_length = folder.manifest.vocab_size, folder.manifest.context_length
+        self._head = folder.head
+        self._whole = WholeRows(folder.subset, self.vocab_size)
+        self._features = Features(folder, **options)
+        self._confidence: float | None = None
+        self.correction: Correct | None = None
+        self._lock = Lock()
+
+    def run(self, given: Pass) -> Rows:
+        tokens, num_last = given.tokens, given.num_rows
+        require_context(len(tokens), self.context_length)
+        assert 1 <= num_last <= len(tokens)
+        with self._lock, translate_memory_errors("running a head"):
+            return Rows(self._whole(self._rows_after(tokens, num_last)), confidence=self._confidence)
+
+    def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Rows after the last num_last tokens, [num_last, num_columns]."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> TokenIds | None:
+        return self._whole.columns
+
+    @property
+    def num_columns(self) -> int:
+        return self._whole.num_columns
 
 
 def require_run(head: Decoder, device: Device) -> None:

@@ -8,15 +8,13 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.head_parts import HeadFolder
-from edgespec.runtimes.recurrent_head import RecurrentHead, RecurrentTreeHead
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder
+from edgespec.runtimes.recurrent_head import RecurrentHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.step_head import StepHead
 from edgespec.types import TokenIds
 
-HeadDecoder = RecurrentHead | StepHead | BlockHead
 _KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentHead, "steps": StepHead, "block": BlockHead}
-_TREE_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentTreeHead}
 
 
 def open_head(
@@ -41,11 +39,12 @@ def open_head(
             f"{manifest.name} reads hidden states of {manifest.head.target_hidden_size} numbers, and those of the "
             f"target have {hidden_states.hidden_size}: it was made for another model; use it with that one"
         )
-    kinds = _TREE_KINDS if has_trees else _KINDS
-    if manifest.head.kind not in kinds:
+    if has_trees and manifest.head.kind != "recurrent":
         raise UsageError(
             f"{manifest.name} is a head of the kind {manifest.head.kind} and runs no trees; choose another "
             "drafter, or --schedule pipelined"
         )
     opened = HeadFolder(path=folder, manifest=manifest, device=device, hidden_states=hidden_states, subset=subset)
-    return kinds[manifest.head.kind](opened, **options)
+    if has_trees:
+        return RecurrentHead(opened, has_trees=True, **options)
+    return _KINDS[manifest.head.kind](opened, **options)

@@ -6,20 +6,19 @@ they are known, or the state that the head gave itself in slot i - 1. Its row pr
 
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Unpack
 
 import numpy as np
 
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Cache, Can, Correct, CorrectableHead, Decoder, Pass, Rows
-from edgespec.decoding.head_rows import WholeRows, contexts_in, contexts_in_tree, correct
+from edgespec.decoding.decoder import Cache, Can, CorrectableHead, Pass, Rows
+from edgespec.decoding.head_rows import contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
-from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, require_run
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
@@ -36,27 +35,26 @@ _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from 
 MAX_UNREAD = 64
 
 
-class RecurrentHead(Decoder, Cache, CorrectableHead):
+class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
     draft begins. Where more than MAX_UNREAD tokens are unread it starts anew before the last of them, and a row is
     that of the text from there on. A row after the first token, which has no state before it, is of zeros. In
     deterministic mode a row is equal to the bit however what is read is cut into passes, but for trees.
-
-    correction: Of its rows, learned from use; None for none.
     """
 
-    num_fed = 0
+    def __init__(self, folder: HeadFolder, *, has_trees: bool = False, **options: Unpack[SessionOptions]) -> None:
+        """Load the graphs; raises as open_session does.
 
-    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
-        """Load the graphs; raises as open_session does."""
+        Args:
+            has_trees: Run trees, over the graph that takes positions and a mask; raises as tree_manifest.
+        """
+        super().__init__(folder, **options)
         manifest, device = folder.manifest, folder.device
-        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
-        self._whole = WholeRows(folder.subset, manifest.vocab_size)
-        self._device = device
-        self._confidence: float | None = None
-        self.correction: Correct | None = None
+        if has_trees:
+            manifest = tree_manifest(manifest, device)
+        self._device, self._has_trees = device, has_trees
         confidence = ["confidence"] if folder.head.has_confidence else []
         self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
         if self._is_deterministic and device.memory == "cpu":
@@ -64,20 +62,18 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
             options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         own = replace(manifest, vocab_size=self._whole.num_columns)
         self._passes = Passes(folder.path / own.graph, own, device, ["state"], confidence, **options)
-        self._features = Features(folder, **options)
         self._state_size = folder.head.state_size
         self._own = OwnStates(self._state_size)
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
         self._num_exact = 0  # slots from the first on
         self._tree = NO_DRAFT  # in the slots after those of the text
-        self._lock = Lock()
         require_run(self, folder.device)
         self.forget()
         self.num_fed = 0
 
     @property
     def can(self) -> Can:
-        return Can(max_unread=MAX_UNREAD)
+        return Can(trees=self._has_trees, max_unread=MAX_UNREAD)
 
     @property
     def cache(self) -> Cache:
@@ -102,25 +98,12 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
             self._own.drop_before(num_slots - 3)  # the last two slots may be run again
             return num_tokens if known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED else 0
 
-    def run(self, given: Pass) -> Rows:
-        tokens, num_last = given.tokens, given.num_rows
-        require_context(len(tokens), self.context_length)
-        assert 1 <= num_last <= len(tokens)
-        with self._lock, translate_memory_errors("running a head"):
-            tokens = self._read_part(tokens, num_last)
-            self._passes.begin()
-            self._settle(tokens)
-            rows = self._rows(tokens, num_last)
-            rows = correct(self.correction, rows, contexts_in(tokens, num_last))
-            return Rows(self._whole(rows), confidence=self._confidence)
-
-    @property
-    def columns(self) -> TokenIds | None:
-        return self._whole.columns
-
-    @property
-    def num_columns(self) -> int:
-        return self._whole.num_columns
+    def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
+        tokens = self._read_part(tokens, num_last)
+        self._passes.begin()
+        self._settle(tokens)
+        rows = self._rows(tokens, num_last)
+        return correct(self.correction, rows, contexts_in(tokens, num_last))
 
     def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
         assert 1 <= num_last < len(tokens)
@@ -182,9 +165,6 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
         same = reusable_prefix(self._held, tokens, 0)
         if min(same - 1, len(tokens) - 1) > self._num_exact:
             self._hold(tokens[: self._num_exact + 1])
-
-    def _settle(self, tokens: TokenIds) -> None:
-        """Forget the tree after the text; a head without trees has none."""
 
     def _rows(self, tokens: TokenIds, num_last: int) -> Logits:
         """Rows after the last num_last tokens, over the head's own columns."""
@@ -253,18 +233,6 @@ class RecurrentHead(Decoder, Cache, CorrectableHead):
         numbers = self._passes.row_numbers.get("confidence")
         self._confidence = None if numbers is None else float(numbers[-1])
         return rows
-
-
-class RecurrentTreeHead(RecurrentHead):
-    """A recurrent head that runs trees of drafts, over the graph that takes positions and a mask."""
-
-    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
-        """Load the tree graph; raises as RecurrentHead and tree_manifest do."""
-        super().__init__(replace(folder, manifest=tree_manifest(folder.manifest, folder.device)), **options)
-
-    @property
-    def can(self) -> Can:
-        return super().can._replace(trees=True)
 
     def run(self, given: Pass) -> Rows:
         if not given.is_tree:

@@ -6,42 +6,31 @@ token that was drafted and the state that the step before gave.
 """
 
 from itertools import takewhile
-from threading import Lock
 from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoding.decoder import Correct, CorrectableHead, Decoder, Pass, Rows
-from edgespec.decoding.head_rows import WholeRows, contexts_in, correct
+from edgespec.decoding.decoder import CorrectableHead
+from edgespec.decoding.head_rows import contexts_in, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.errors import require_context
-from edgespec.runtimes.head_parts import Features, HeadFolder, HeadGraph, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, require_run
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 
 _INPUTS = {"input_ids", "hidden"}
 
 
-class StepHead(Decoder, CorrectableHead):
+class StepHead(HeadDecoder, CorrectableHead):
     """A head of steps as a function from tokens to logits, which reads a target's hidden states from their store.
 
     After the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
-    the first step; where no hidden state is known for it, from a state of zeros.
-
-    correction: Of the rows of the first step, learned from use; None for none.
+    the first step, whose rows are corrected; where no hidden state is known for it, from a state of zeros.
     """
-
-    num_fed = 0
 
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does."""
-        manifest, head = folder.manifest, folder.head
-        self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
-        self._whole = WholeRows(folder.subset, manifest.vocab_size)
-        self._head = head
-        self._confidence: float | None = None
-        self.correction: Correct | None = None
-        self._features = Features(folder, **options)
+        super().__init__(folder, **options)
+        head = folder.head
         names = dict.fromkeys(head.step_graphs)
         graphs = {name: HeadGraph(folder.path / name, folder.device, **options) for name in names}
         outputs = {"logits", "state"} | ({"confidence"} if head.has_confidence else set())
@@ -51,7 +40,6 @@ class StepHead(Decoder, CorrectableHead):
         self._begun = np.zeros(0, np.int32)  # the text whose last token the first step takes
         self._drafted: list[int] = []  # tokens after it that steps have taken
         self._states: list[States] = []  # which each step takes, [1, 1, width]; of the next one too
-        self._lock = Lock()
         require_run(self, folder.device)
         self.num_fed = 0
 
@@ -71,21 +59,8 @@ class StepHead(Decoder, CorrectableHead):
                 self._start(begun, self._features.read(begun, known - 1, 1))
             return min(num_tokens, num_left) if self._states else 0
 
-    def run(self, given: Pass) -> Rows:
-        tokens, num_last = given.tokens, given.num_rows
-        require_context(len(tokens), self.context_length)
-        assert 1 <= num_last <= len(tokens)
-        with self._lock:
-            rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
-            return Rows(self._whole(np.concatenate(rows)), confidence=self._confidence)
-
-    @property
-    def columns(self) -> TokenIds | None:
-        return self._whole.columns
-
-    @property
-    def num_columns(self) -> int:
-        return self._whole.num_columns
+    def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
+        return np.concatenate([self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)])
 
     def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
         first = len(tokens) - num_last

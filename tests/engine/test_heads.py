@@ -24,7 +24,6 @@ from edgespec.draft.drafter import DraftRequest
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.model_rates import NUM_CLASSES, nodes_key, typical_probability
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
-from edgespec.runtimes.recurrent_head import RecurrentTreeHead
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.setup.pair import write_pair
 from edgespec.types import Sampler, TokenIds, append
@@ -236,7 +235,7 @@ def test_target_verifies_trees_where_rows_are_cheap_and_the_text_stays(
         drafter = str(pairs["recurrent"])
         with load(pairs["recurrent"], drafter=drafter, schedule="serial", deterministic=False) as engine:
             assert isinstance(engine.target, OnnxTreeDecoder) == engine.speculation.has_trees == may_pay
-            assert isinstance(engine._pool.decoders["eagle"], RecurrentTreeHead) == may_pay
+            assert engine._pool.decoders["eagle"].can.trees == may_pay
             # Where its steps are believed to be cheap, the head drafts until they are found to be dear here.
             engine.speculation.ratios = {1: 1.0, 32: 1.3}
             engine.speculation.models["eagle"].costs = DraftCosts(0.01, 0.0)
