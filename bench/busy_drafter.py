@@ -45,7 +45,7 @@ class BusyDrafter:
             while not cancel.is_set():
                 yield from self._drafter.guesses(self._prompt, DraftRequest(NUM_DRAFT, cancel=cancel), sampler)
 
-        self._lane.start(Job(steps, interrupt=self._drafter.interrupt))
+        self._lane.start(Job(steps, interrupt=self._drafter.decoder.interrupt))
         self._lane.wait(1)  # it has read the prompt
 
     def stop(self) -> None:

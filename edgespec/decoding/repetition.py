@@ -28,7 +28,8 @@ def find_loop(tokens: Sequence[int]) -> Repetition | None:
         num_distinct = len({*tokens[-span_length:]})
         num_times, num_tokens = next((times, num) for least, times, num in _LIMITS if num_distinct >= least)
         wanted = max(num_times * span_length, num_tokens)
-        if len(tokens) >= wanted and _repeats(tokens, span_length, wanted):
+        tail = tokens[-wanted:]
+        if len(tokens) >= wanted and tail[span_length:] == tail[:-span_length]:
             return Repetition(span_length, _num_times(tokens, span_length))
     return None
 
@@ -50,11 +51,6 @@ class LoopWatch:
         self._num_since = 0
         self._is_found = find_loop(self._tokens) is not None
         return self._is_found
-
-
-def _repeats(tokens: Sequence[int], span_length: int, num_tokens: int) -> bool:
-    tail = tokens[-num_tokens:]
-    return tail[span_length:] == tail[:-span_length]
 
 
 def _num_times(tokens: Sequence[int], span_length: int) -> int:

@@ -37,10 +37,6 @@ class Proposal(NamedTuple):
     is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies
     num_refused: int = 0  # tokens of a draft that the pass had no memory for
 
-    def without_draft(self) -> "Proposal":
-        """The round as plain decoding, after a pass over its draft was refused memory."""
-        return self._replace(draft=NO_DRAFT, num_refused=len(self.draft.tokens))
-
 
 class DraftPolicy(Protocol):
     """Who drafts, and how much."""
@@ -165,6 +161,6 @@ def _verify(target: Decoder, round: Proposal, relieve: Callable[[], bool]) -> tu
             return round, target.run(Pass(round.tokens, round.draft))
         except MemoryExhausted:
             if len(round.draft.tokens):
-                round = round.without_draft()
+                round = round._replace(draft=NO_DRAFT, num_refused=len(round.draft.tokens))
             elif not relieve():
                 raise

@@ -119,16 +119,10 @@ class AcceptanceRates:
         num_judged = min(_PRIOR_WEIGHT, known.judged) + (recent.judged if recent else 0.0)
         return float((rate * (1 - rate) / (num_judged + 1)) ** 0.5)
 
-    def num_judged(self, source: str) -> float:
-        """How many tokens of a source were judged; older ones count less."""
+    def counts(self, source: str) -> tuple[float, float]:
+        """How many tokens of a source were accepted and judged; older ones count less."""
         known = self._long.get((source, _ALL))
-        return known.judged if known else self.past.get((source, _ALL), (0.0, 0.0))[1]
-
-    def accepted_share(self, source: str) -> float | None:
-        """The accepted share of the tokens that num_judged counts; None where none was judged."""
-        known = self._long.get((source, _ALL))
-        accepted, judged = (known.accepted, known.judged) if known else self.past.get((source, _ALL), (0.0, 0.0))
-        return accepted / judged if judged else None
+        return (known.accepted, known.judged) if known else self.past.get((source, _ALL), (0.0, 0.0))
 
     def changes(self) -> dict[str, AcceptanceChange]:
         """By source, the share of its guesses that was accepted lately and before this answer."""

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
-
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
-from edgespec.decoding.tree import Tree, Worth
+from edgespec.decoding.tree import NO_DRAFT, Tree, Worth
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftModelStats
 from edgespec.draft.drafter import DraftAhead, Drafter, DraftRequest
@@ -44,7 +42,6 @@ _MAX_UNREAD_TO_WAIT = 32
 # Contention below this decides nothing, so nothing is spent on telling it from the machine's speed.
 _NOTABLE = 1.05
 
-_NOTHING = np.zeros(0, np.int32)
 _Pair = tuple[Sequence[float], Ratio, float, int]  # rates, ratio, step and longest draft, as plans take them
 
 
@@ -64,7 +61,7 @@ class AheadSchedule:
     _has_news: bool = True  # since the last plan
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _has_missed: bool = False  # in the last round
-    _emitted: TokenIds = field(default_factory=lambda: _NOTHING)  # of the last round
+    _emitted: TokenIds = field(default_factory=lambda: NO_DRAFT.tokens)  # of the last round
     _num_verified: int = 0  # tokens of its draft
     _worth: Worth = UNKNOWN_WORTH  # as of the last plan
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
@@ -81,10 +78,6 @@ class AheadSchedule:
         if not self.plan or self._rests_for_once(self.plan):
             return None
         return self._weigh(self.plan, tokens, request, sampler)
-
-    def request(self, request: DraftRequest, option: Promise) -> DraftRequest:
-        """The request for the draft of an option that weigh has given."""
-        return self._request(request, option.num_tokens, timeout_s=option.timeout_s)
 
     def observe(
         self, round: Proposal, num_accepted: int, emitted: TokenIds, verify_s: float, *, is_run: bool
@@ -171,7 +164,7 @@ class AheadSchedule:
 
     def _weigh(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
         """Verify as many of the tokens that are ready as pay, or as are to be waited for."""
-        ahead = self.drafter.draft_ahead(tokens, self._request(request, plan.length), sampler)
+        ahead = self.drafter.draft_ahead(tokens, self.request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
         self._learn_rates(ahead.past, request)
@@ -205,7 +198,7 @@ class AheadSchedule:
 
     def _learn_rates(self, past: Tree, request: DraftRequest) -> None:
         """Learn from what the lane had guessed where the target's last pass was."""
-        emitted, self._emitted = self._emitted, _NOTHING
+        emitted, self._emitted = self._emitted, NO_DRAFT.tokens
         self.rates.observe_miss(past, emitted)
         # A draft is judged by itself; behind one that was accepted whole the lane may have guessed one more token.
         num_verified = self._num_verified
@@ -240,7 +233,8 @@ class AheadSchedule:
         num_ahead = inf if plan.is_hedged else max(0, max_ahead(plan.length) - num_ready)
         return pass_beside(alone_s, verify, num_ahead * self.stats.token * draft * self.costs.pass_s(1))
 
-    def _request(self, request: DraftRequest, num_tokens: int, *, timeout_s: float | None = None) -> DraftRequest:
+    def request(self, request: DraftRequest, num_tokens: int, timeout_s: float | None = None) -> DraftRequest:
+        """The request for a draft ahead, such as that of an option that weigh has given."""
         return DraftRequest(
             num_tokens,
             with_distributions=request.with_distributions,

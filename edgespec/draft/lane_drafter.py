@@ -111,7 +111,9 @@ class LaneDrafter(Drafter):
                     self._start(tokens, path, request, sampler, num_verifying)
                 elif self._goal is not None and self._goal.worth is not None:
                     self._goal = self._goal._replace(num_verifying=num_verifying)
-            self._begin_pass()
+            self._take_steps()
+            self._rested_s = self._pass.ended_s
+            self._pass, self._busy_s = StepTime(self.lane.now(), inf), 0.0
             return self.drafter.chain_draft(path, request)
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
@@ -155,11 +157,6 @@ class LaneDrafter(Drafter):
         now = self.lane.now()
         return LaneStep(running_s, self._running_rows, self._shared(StepTime(now - running_s, now)))
 
-    def _begin_pass(self) -> None:
-        self._take_steps()
-        self._rested_s = self._pass.ended_s
-        self._pass, self._busy_s = StepTime(self.lane.now(), inf), 0.0
-
     def _end_pass(self) -> float | None:
         """The share of the pass in which the lane worked; None where draft() was not called since the last one."""
         begun_s, ended_s = self._pass
@@ -183,7 +180,7 @@ class LaneDrafter(Drafter):
             yield self.drafter.draft(tokens, replace(request, cancel=cancel), sampler)
 
         self._forget()
-        self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
+        self.lane.start(Job(steps, DRAFT, self.drafter.decoder.interrupt))
         return self.lane.steps()[0][0] if self._wait(1) else NO_DRAFT
 
     def _wait_for_tokens(self, tokens: TokenIds, request: DraftRequest) -> Tree:
@@ -267,7 +264,7 @@ class LaneDrafter(Drafter):
                 if cancel.is_set():
                     return
 
-        self.lane.start(Job(steps, HEDGE if worth else DRAFT_AHEAD, self.drafter.interrupt))
+        self.lane.start(Job(steps, HEDGE if worth else DRAFT_AHEAD, self.drafter.decoder.interrupt))
 
     def _grow(self, goal: _Goal, tree: Tree, request: DraftRequest, sampler: Sampler) -> Iterator[_Step]:
         """Draft the likeliest tokens up to the limit, and once the target verifies, those after other outcomes."""

@@ -61,17 +61,13 @@ def best_window(costs: PassCosts, counts: Mapping[Key, tuple[float, float]] | No
         counts: Tokens accepted and judged in earlier answers. A window that gave more there counts as that; one
             that gave less may have met other texts.
     """
-    gains = {
-        window: max(tokens, _past_yield(window, counts or {})) / costs.ratio(window.width)
-        for window, tokens in _YIELDS.items()
-    }
+    gains = {}
+    for window, tokens in _YIELDS.items():
+        accepted, judged = (counts or {}).get((runs_of(NAME), window_bucket(window)), (0.0, 0.0))
+        past = 1.0 / (1.0 - accepted / judged) if judged >= _LEAST_JUDGED else 1.0
+        gains[window] = max(tokens, past) / costs.ratio(window.width)
     best = max(gains, key=gains.__getitem__)
     return best if gains[best] > 1.0 else None
-
-
-def _past_yield(window: Window, counts: Mapping[Key, tuple[float, float]]) -> float:
-    accepted, judged = counts.get((runs_of(NAME), window_bucket(window)), (0.0, 0.0))
-    return 1.0 / (1.0 - accepted / judged) if judged >= _LEAST_JUDGED else 1.0
 
 
 def window_bucket(window: Window) -> int:
@@ -120,13 +116,9 @@ class _Nodes:
         for depth, token in enumerate(tail):
             key = (node, token)
             if key not in self._children:
-                self._children[key] = self.add(token, node, guess_bucket(depth, num_seen))
+                bucket = 4 * min(depth, 3) + min(num_seen - 1, 3)  # by depth and the count of the n-gram
+                self._children[key] = self.add(token, node, bucket)
             node = self._children[key]
-
-
-def guess_bucket(depth: int, num_seen: int) -> int:
-    """The bucket of a guessed token, by its depth and the count of its n-gram."""
-    return 4 * min(depth, 3) + min(num_seen - 1, 3)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,9 @@ class MeasuredPolicy:
     def _propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         if self._ended_s is not None:
             self._observe_pause(self.clock() - self._ended_s)
-        request = self._request_of(min(self.max_draft, max_tokens))
+        if (num_tokens := min(self.max_draft, max_tokens)) != self._request.num_tokens:
+            self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
+        request = self._request
         self.costs.context_length = len(tokens)
         self.costs.beside = self.beside()
         if request.num_tokens < 1:
@@ -107,21 +109,18 @@ class MeasuredPolicy:
         chosen = self._choose(plain, options, tokens)
         started = self.clock()
         draft, guessed = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else NOTHING
+        no_draft = NO_GAIN if options else NO_GUESS if self.drafters else NO_DRAFTER
+        others = [option.offer for option in options if option.source is not chosen.source]
         return Proposal(
             tokens,
             draft,
-            "" if len(draft.tokens) else self._reason(options),
-            _offers(options, chosen, guessed),
+            "" if len(draft.tokens) else no_draft,
+            tuple(offer for offer in (*others, *guessed) if len(offer.tokens)),
             tuple(_expectation(option, plain) for option in (plain, *options)) if logs_rounds() else (),
             self.clock() - started,
             max([option.contention for option in options], default=1.0),
             chosen.is_ahead,
         )
-
-    def _request_of(self, num_tokens: int) -> DraftRequest:
-        if num_tokens != self._request.num_tokens:
-            self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
-        return self._request
 
     def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._ended_s = self.clock()
@@ -182,11 +181,6 @@ class MeasuredPolicy:
                 return trial
         return self._probes.choose(plain, best, options) or best
 
-    def _reason(self, options: Sequence[Promise]) -> str:
-        if options:
-            return NO_GAIN
-        return NO_GUESS if self.drafters else NO_DRAFTER
-
     def _judge(self, offer: Tree, emitted: TokenIds) -> None:
         """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
         if offer.parents is not None:
@@ -197,12 +191,6 @@ class MeasuredPolicy:
             self.rates.observe(offer.source, bucket, guess == token)
             if guess != token:
                 return
-
-
-def _offers(options: Sequence[Promise], chosen: Promise, guessed: Sequence[Tree]) -> tuple[Tree, ...]:
-    """The guesses of each source, verified or not."""
-    others = [option.offer for option in options if option.source is not chosen.source]
-    return tuple(offer for offer in (*others, *guessed) if len(offer.tokens))
 
 
 def _is_free(option: Promise) -> bool:

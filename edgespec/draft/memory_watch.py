@@ -6,6 +6,7 @@ Looks at it while no answer is made too. Knows tiers and bytes, and no drafters.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event, Thread
 from time import perf_counter
 from weakref import WeakMethod
@@ -151,7 +152,8 @@ class MemoryWatch:
             return
         while (free := self.free().get(self.place)) and needed_bytes > free.free_bytes:
             if not relieve():
-                num_fitting = self._num_fitting(num_held, num_tokens, free.free_bytes)
+                lengths, growth_of = range(num_tokens), partial(self.growth_bytes, num_held)
+                num_fitting = bisect_right(lengths, free.free_bytes, key=growth_of) - 1
                 raise MemoryExhausted(
                     f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and "
                     f"{_format_free(free)}: {num_fitting} tokens fit; use a shorter prompt or answer or a smaller "
@@ -160,11 +162,6 @@ class MemoryWatch:
                     free_bytes=free.free_bytes,
                 )
         self._num_held[cache] = max(num_held, num_tokens)
-
-    def _num_fitting(self, num_held: int, num_tokens: int, free_bytes: int) -> int:
-        """The longest text up to num_tokens that a cache of the target has space for, or can have."""
-        lengths = range(num_tokens)
-        return bisect_right(lengths, free_bytes, key=lambda num: self.growth_bytes(num_held, num)) - 1
 
 
 def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) -> Margin:

@@ -161,36 +161,19 @@ class ModelDrafter(Drafter):
             tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
         """
         run = [*tree.run, *(tip for tip in tips if tip >= 0)]
-        places = [run.index(tip) if tip >= 0 else -1 for tip in tips]
-        return self.tree_guesses(tokens, tree.select(run), places, request, sampler)
-
-    def tree_guesses(
-        self, tokens: TokenIds, tree: Tree, tips: Sequence[int], request: DraftRequest, sampler: Sampler
-    ) -> list[Guess]:
-        """The next token after each of tips, nodes of a tree after tokens, from one pass of a tree decoder.
-
-        Args:
-            tips: Indices of nodes; -1 for the text.
-        """
-        nodes = tree.tokens
-        if not self.decoder.begin(tokens, len(nodes) + 1):
+        places, tree = [run.index(tip) if tip >= 0 else -1 for tip in tips], tree.select(run)
+        if not self.decoder.begin(tokens, len(run) + 1):
             return []
         # Tips are mostly the newest nodes, so that a cache has run the others already.
-        first = min(tips)
-        num_last = len(nodes) - first if first >= 0 else None
-        rows = self.decoder.run(Pass(tokens, tree, num_last)).logits[:, : self.vocab_size]
-        texts = [append(tokens, nodes[tree.path(tip)]) for tip in tips]
+        first = min(places)
+        rows = self.decoder.run(Pass(tokens, tree, len(run) - first)).logits[:, : self.vocab_size]
         guesses = []
-        for tip, text in zip(tips, texts, strict=True):
-            row = rows[tip - max(first, -1)]
+        for place in places:
+            row, text = rows[place - first], append(tokens, tree.tokens[tree.path(place)])
             q = sampler.distribution(row, text) if request.with_distributions else None
             token = sampler(row, text) if q is None else sampler.pick(q, len(text))
             guesses.append(_guess(row, token, q, text, request, sampler))
         return guesses
-
-    def interrupt(self) -> None:
-        """End the running pass with an error, if the decoder can."""
-        self.decoder.interrupt()
 
 
 def _equality_with(distributions: list[Distribution]) -> Acceptance:

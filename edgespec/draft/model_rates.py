@@ -71,7 +71,7 @@ class ModelRates:
 
     @property
     def num_judged(self) -> float:
-        return self.rates.num_judged(self.drafter)
+        return self.rates.counts(self.drafter)[1]
 
     @property
     def prefetched(self) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
-from edgespec.decoding.tree import Tree, Worth
+from edgespec.decoding.tree import Worth
 from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.draft.ahead_schedule import AheadSchedule
 from edgespec.draft.costs import PassCosts
@@ -110,7 +110,9 @@ class ModelSource:
         Of a tree it drafts whatever does, as far ahead as the request goes.
         """
         if option.is_ahead:
-            draft = self.drafter.draft(tokens, self._ahead.request(request, option), sampler)
+            draft = self.drafter.draft(
+                tokens, self._ahead.request(request, option.num_tokens, option.timeout_s), sampler
+            )
             return Drafted(draft, (draft if len(draft.tokens) else option.offer,))
         row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
         # What a step drafts costs no more for being longer.
@@ -132,7 +134,9 @@ class ModelSource:
             return Drafted(whole, (whole,))
         best = whole.best(worth)
         draft = best._replace(buckets=tuple(position_bucket(depth - 1) for depth in best.depths))
-        self._observe_gain(option, draft)
+        drafting_s = self.stats.steps_of(draft) * self.stats.costs.step * self.costs.pass_s(1)
+        taken_s, gain = drafting_s + self.costs.pass_s(len(draft.tokens) + 1), self.stats.tree_gain
+        gain.observe(1 + sum(draft.chances), taken_s * option.rate / gain.ratio)
         # How often guesses come true by how sure the drafter was of them is judged of all, verified or not.
         return Drafted(draft, (draft.trunk(), whole._replace(source=nodes_key(self.drafter.name))))
 
@@ -144,12 +148,6 @@ class ModelSource:
             pass_times=[option.rate * each for each in self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)],
             chances=self._own.nodes(),
         )
-
-    def _observe_gain(self, option: Promise, draft: Tree) -> None:
-        """Learn what trees promise, over what the option would without them."""
-        drafting_s = self.stats.steps_of(draft) * self.stats.costs.step * self.costs.pass_s(1)
-        taken_s, gain = drafting_s + self.costs.pass_s(len(draft.tokens) + 1), self.stats.tree_gain
-        gain.observe(1 + sum(draft.chances), taken_s * option.rate / gain.ratio)
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1

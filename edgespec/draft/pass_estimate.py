@@ -107,7 +107,8 @@ class PassEstimate:
         surprise = log(max(taken_s, _LEAST_S)) - self._mean[i]
         variance = known + self._noise
         is_late = surprise > _DISTURBED * sqrt(variance)
-        if is_late and self._is_late_again(i > 0, surprise):
+        # The last pass of the kind was late too, by half as much at least.
+        if is_late and self._late[i > 0] > surprise / 2:
             change = min(surprise, _MOST_CHANGE) ** 2
             cov += change * _SPEED_CHANGE**2
             cov += _ALIKE * (change * _RATIO_CHANGE**2)
@@ -128,10 +129,6 @@ class PassEstimate:
         if self._num_seen % _REFRESH == 0:
             self._cov = (cov + cov.T) / 2
             self._drift = _drift(self._cov)
-
-    def _is_late_again(self, is_drafted: bool, surprise: float) -> bool:
-        """True if the last pass of the kind was late too, by half as much at least."""
-        return self._late[is_drafted] > surprise / 2
 
 
 def _drift(cov: _Floats) -> _Floats:

@@ -30,14 +30,11 @@ class ChangeLog:
 
     report: Report = lambda line: None
     _for_stats: list[str] = field(init=False, default_factory=list)
-    _for_user: list[str] = field(init=False, default_factory=list)
+    for_user: list[str] = field(init=False, default_factory=list)  # lines that were not reported yet
 
     def add(self, line: str) -> None:
         self._for_stats.append(line)
-        self._for_user.append(line)
-
-    def add_for_user(self, lines: list[str]) -> None:
-        self._for_user += lines
+        self.for_user.append(line)
 
     def take(self) -> tuple[str, ...]:
         """Lines that were in the figures of no answer yet."""
@@ -45,8 +42,7 @@ class ChangeLog:
         return lines
 
     def flush(self) -> None:
-        """Report the lines that were not reported yet."""
-        lines, self._for_user = self._for_user, []
+        lines, self.for_user = self.for_user, []
         for line in lines:
             self.report(line)
 
@@ -216,8 +212,9 @@ class DrafterPool:
     def report_refused_draft(self, num_draft: int) -> None:
         """Report that a pass over a draft was refused memory and ran without the draft."""
         with self._lock:
-            line = f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft"
-            self.changes.add(line)
+            self.changes.add(
+                f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft"
+            )
             self._is_refused.set()
 
     def interrupt(self) -> None:
@@ -350,7 +347,7 @@ class DrafterPool:
             self._quarantine_faults()
         else:
             if load.candidate not in self._slots:
-                self.changes.add_for_user(load.lines)
+                self.changes.for_user += load.lines
             self._fill_slot(load.candidate, model)
 
     def _fill_slot(self, candidate: Candidate, model: OpenModel) -> None:

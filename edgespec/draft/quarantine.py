@@ -46,7 +46,7 @@ class GuardedDrafter(Drafter):
         self._on_fault = on_fault
         self._on_exhausted = on_exhausted
         self._lock = Lock()
-        self._is_quarantined = False
+        self.is_quarantined = False
 
     @property
     def name(self) -> str:
@@ -55,10 +55,6 @@ class GuardedDrafter(Drafter):
     @property
     def can(self) -> DrafterCan:
         return self._drafter.can if self._drafter else DrafterCan(is_free=self._can.is_free)
-
-    @property
-    def is_quarantined(self) -> bool:
-        return self._is_quarantined
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         def draft(drafter: Drafter) -> Tree:
@@ -91,21 +87,22 @@ class GuardedDrafter(Drafter):
         """Put a drafter in the place of one that was taken away; a quarantined one stays away."""
         with self._lock:
             assert self._drafter is None
-            assert not self._is_quarantined
+            assert not self.is_quarantined
             self._drafter = drafter
 
     def _guarded(self, work: Callable[[Drafter], T]) -> T | None:
         """Let the drafter work; None where it is away, quarantined, out of memory, or at fault."""
         with self._lock:
-            if self._drafter is None or self._is_quarantined:
+            if self._drafter is None or self.is_quarantined:
                 return None
             try:
                 return work(self._drafter)
             except Exception as error:  # of any kind: the answer can do without this drafter
-                if _is_exhausted(error):
+                # The cause of an error in a lane tells it too.
+                if any(isinstance(each, (MemoryExhausted, MemoryError)) for each in (error, error.__cause__)):
                     self._on_exhausted()
                 else:
-                    self._is_quarantined = True
+                    self.is_quarantined = True
                     reason = str(error) if isinstance(error, _Nonsense) else describe_error(error)
                     self._on_fault(self._name, reason)
                 return None
@@ -118,11 +115,6 @@ class GuardedDrafter(Drafter):
 
 class _Nonsense(Exception):
     """A draft that cannot be verified."""
-
-
-def _is_exhausted(error: BaseException) -> bool:
-    """True if an error, or its cause in a lane, is a lack of memory."""
-    return any(isinstance(each, (MemoryExhausted, MemoryError)) for each in (error, error.__cause__))
 
 
 def describe_error(error: Exception) -> str:

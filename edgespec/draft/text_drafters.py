@@ -4,7 +4,7 @@ Where an answer has to match a grammar: the tokens that must follow, and drafts 
 """
 
 from collections.abc import Collection, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
 from edgespec.config.drafter_names import TEXT
 from edgespec.decoding.tree import NO_DRAFT, Tree
@@ -16,14 +16,8 @@ from edgespec.types import Logits, Sampler, TokenConstraint, TokenIds
 def make_text_drafters(names: Collection[str], window: Window | None) -> list[Drafter]:
     """New drafters for one answer, whose text they hold."""
     wanted = {*names, "suffix"} if "auto" in names else names
-    drafters = [_make(made_by) for name, made_by in TEXT.items() if name in wanted]
+    drafters: list[Drafter] = [resolve_name(made_by)() for name, made_by in TEXT.items() if name in wanted]
     return drafters if window is None else [*drafters, Lookahead(window)]
-
-
-def _make(made_by: str) -> Drafter:
-    module, _, name = made_by.partition(":")
-    drafter: Drafter = getattr(import_module(module), name)()
-    return drafter
 
 
 class ForcedDrafter(Drafter):

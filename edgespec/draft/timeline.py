@@ -91,17 +91,14 @@ def picture(intervals: Sequence[Interval], width: int = 72) -> str:
             low, high = (start - first) / cell_s, (end - first) / cell_s
             for cell in range(int(low), min(int(high) + 1, width)):
                 shares[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
-        lines.append(f"{lane:<{label}} " + "".join(_cell(share) for share in shares))
+        # Rounding errors are no pause.
+        cells = (_FULL if share > 0.999 else _PART if share > 0.001 else _IDLE for share in shares)
+        lines.append(f"{lane:<{label}} {''.join(cells)}")
     lines.append(
         f"{'':<{label}} {1e3 * cell_s * width:.0f} ms, {overlap(intervals):.0%} of it in both lanes at once"
     )
     lines.append(f"{'':<{label}} {_FULL} at work  {_PART} for a part of the time  {_IDLE} waiting")
     return "\n".join(lines)
-
-
-def _cell(share: float) -> str:
-    # Rounding errors are no pause.
-    return _FULL if share > 0.999 else _PART if share > 0.001 else _IDLE
 
 
 def _by_lane(intervals: Iterable[Interval]) -> dict[str, list[tuple[float, float]]]:

@@ -108,6 +108,5 @@ class _Accepted(NamedTuple):
 
 
 def _count(past: Mapping[Key, tuple[float, float]], drafter: str) -> _Accepted | None:
-    rates = AcceptanceRates(dict(past))
-    share = rates.accepted_share(drafter)
-    return None if share is None else _Accepted(share, rates.num_judged(drafter))
+    accepted, judged = AcceptanceRates(dict(past)).counts(drafter)
+    return _Accepted(accepted / judged, judged) if judged else None

@@ -170,7 +170,7 @@ def test_what_a_tree_drafts_is_what_a_chain_does(vocab_size: int) -> None:
     found: list[int] = []
     for i in range(6):
         tree = Tree(np.array(found, np.int32), parents=tuple(range(-1, i - 1)))
-        found.append(drafter.tree_guesses(PROMPT, tree, [i - 1], request, sampler)[0].token)
+        found.append(drafter.guesses_after(PROMPT, tree, [i - 1], request, sampler)[0].token)
     assert found == chain
 
 
