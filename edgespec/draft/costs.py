@@ -94,6 +94,7 @@ class PassCosts:
     _has_seen: bool = field(init=False, default=False)  # the list is the estimate's
 
     def __post_init__(self) -> None:
+        self.ratios = self.ratios or {1: 1.0}
         first = 2 if self.is_padded else 1  # the last width that is a step
         if self.is_padded:
             # Of two widths that are one pass the wider one counts, but 1 and not 2.
