@@ -79,7 +79,9 @@ def load_graphs(
         if sessions := _load_kept(kept, graphs, device, **options):
             return sessions
         shutil.rmtree(kept, ignore_errors=True)
-    for shares_weights in (True, False) if _can_share(device) and len(graphs) > 1 else (False,):
+    # QNN's emulator compiles graphs that share their weights, and then does not load them.
+    can_share = len(graphs) > 1 and not (device.provider == "QNNExecutionProvider" and device.is_software)
+    for shares_weights in (True, False) if can_share else (False,):
         wanted = replace(record, shares_weights=shares_weights)
         if made := _compile(folder, manifest, wanted, graphs, device, places, **options):
             if sessions := _load_kept(made, graphs, device, **options):
@@ -122,11 +124,6 @@ def find_damage(folder: Path) -> str | None:
 def _read_record(folder: Path) -> Record:
     """Raises OSError, ValueError: It cannot be read, or is none."""
     return read_as(Record, read_json(folder / RECORD, _LARGEST_BYTES))
-
-
-def _can_share(device: Device) -> bool:
-    """True if graphs can share their weights: QNN's emulator compiles such graphs, and then does not load them."""
-    return not (device.provider == "QNNExecutionProvider" and device.is_software)
 
 
 def _describe(manifest: Manifest, graphs: Sequence[str], device: Device) -> Record:

@@ -1,4 +1,4 @@
-"""The names that users give devices, and what a name alone says of a device, which need not be in this machine.
+"""Devices, the names that users give them, and what a name alone says of one, which need not be in this machine.
 
 A name is a provider (`cuda`), one of several devices of it (`cuda:1`), a kind of device of a provider that has
 several kinds (`openvino:npu`, `openvino:gpu:1`), or a kind alone (`gpu`, `npu`).
@@ -7,7 +7,7 @@ several kinds (`openvino:npu`, `openvino:gpu:1`), or a kind alone (`gpu`, `npu`)
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from edgespec.errors import DeviceUnavailable
 
@@ -59,14 +59,10 @@ def parse_device_name(name: str) -> DeviceName:
         )
     kinds = KINDS[provider]
     if match is None or (kind is not None and kind not in kinds):
-        raise DeviceUnavailable(f"unknown device '{name}'; wanted a name such as {_example(provider)}")
+        first = f"{provider}:{kinds[0]}" if len(kinds) > 1 else provider
+        example = first if provider == "cpu" else f"{first} or {first}:1"
+        raise DeviceUnavailable(f"unknown device '{name}'; wanted a name such as {example}")
     return DeviceName(provider, cast(Kind, kind or kinds[0]) if kind or len(kinds) == 1 else None, int(index or 0))
-
-
-def _example(provider: str) -> str:
-    kinds = KINDS[provider]
-    first = f"{provider}:{kinds[0]}" if len(kinds) > 1 else provider
-    return first if provider == "cpu" else f"{first} or {first}:1"
 
 
 def format_device_name(provider: str, kind: Kind, index: int) -> str:
@@ -101,3 +97,42 @@ def form_of(name: str) -> Kind:
 def form_for(provider: str | None, kind: Kind) -> Kind:
     """The form that suits a kind of device; OpenVINO's plugin 1.8 has no kernel for the gpu form's attention."""
     return "npu" if provider == "openvino" else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An execution provider on one piece of hardware, and the name that users give it.
+
+    name: as edgespec devices prints it: cpu, cuda, cuda:1, openvino:npu. memory: what ONNX Runtime calls the place
+    of its arrays; memory_index: which of several. handles: the OrtEpDevice of a plugin. options: for the provider;
+    entries: for the session. host_threads: enough where the host has next to nothing to do. kind: an emulator's is
+    that of what it emulates. index: among the devices of its provider and kind. hardware: its name or its maker,
+    where known.
+    """
+
+    name: str
+    provider: str
+    memory: str = "cpu"
+    handles: tuple[Any, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    entries: tuple[tuple[str, str], ...] = ()
+    host_threads: int | None = None
+    kind: Kind = "cpu"
+    index: int = 0
+    memory_index: int = 0
+    hardware: str | None = None
+
+    @property
+    def is_software(self) -> bool:
+        """True if it is an emulator or a software adapter, which is slower than the CPU."""
+        return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
+
+    @property
+    def form(self) -> Kind:
+        """The form of a model folder that suits it."""
+        return form_for(self.name.partition(":")[0], self.kind)
+
+    @property
+    def place(self) -> str:
+        """The memory that its arrays lie in, apart from that of other devices: cpu, cuda, cuda:1."""
+        return f"{self.memory}:{self.memory_index}" if self.memory_index else self.memory

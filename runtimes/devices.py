@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +20,12 @@ from edgespec.runtimes.device_names import (
     BY_KIND,
     KINDS,
     DeviceName,
-    Kind,
-    form_for,
     format_device_name,
     parse_device_name,
 )
+from edgespec.runtimes.device_names import Device as Device
 from edgespec.runtimes.hardware import graphics_drivers
-from edgespec.runtimes.plugins import PLUGINS, Missing, Plugin, list_devices, register_plugin
+from edgespec.runtimes.plugins import PLUGINS, Missing, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
 from edgespec.system.system_info import processor_name
 
@@ -65,45 +64,6 @@ PROVIDERS = {
 }
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An execution provider on one piece of hardware, and the name that users give it.
-
-    name: as edgespec devices prints it: cpu, cuda, cuda:1, openvino:npu. memory: what ONNX Runtime calls the place
-    of its arrays; memory_index: which of several. handles: the OrtEpDevice of a plugin. options: for the provider;
-    entries: for the session. host_threads: enough where the host has next to nothing to do. kind: an emulator's is
-    that of what it emulates. index: among the devices of its provider and kind. hardware: its name or its maker,
-    where known.
-    """
-
-    name: str
-    provider: str
-    memory: str = "cpu"
-    handles: tuple[Any, ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
-    entries: tuple[tuple[str, str], ...] = ()
-    host_threads: int | None = None
-    kind: Kind = "cpu"
-    index: int = 0
-    memory_index: int = 0
-    hardware: str | None = None
-
-    @property
-    def is_software(self) -> bool:
-        """True if it is an emulator or a software adapter, which is slower than the CPU."""
-        return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
-
-    @property
-    def form(self) -> Kind:
-        """The form of a model folder that suits it."""
-        return form_for(self.name.partition(":")[0], self.kind)
-
-    @property
-    def place(self) -> str:
-        """The memory that its arrays lie in, apart from that of other devices: cpu, cuda, cuda:1."""
-        return f"{self.memory}:{self.memory_index}" if self.memory_index else self.memory
 
 
 CUDA = Device(
@@ -249,7 +209,7 @@ def find_devices(provider: str) -> tuple[Device, ...] | Missing:
     for plugin in PLUGINS:
         if plugin.name == provider:
             handles = register_plugin(ort, plugin)
-            return handles if isinstance(handles, Missing) else _plugin_devices(plugin, handles)
+            return handles if isinstance(handles, Missing) else tuple(list_devices(plugin, handles))
     available = list(ort.get_available_providers())
     if provider == "cuda":
         driver = read_nvidia_driver()
@@ -258,23 +218,6 @@ def find_devices(provider: str) -> tuple[Device, ...] | Missing:
     built_in = _BUILT_IN[provider]
     return find_missing(provider, available, sys.platform) or (
         Device(provider, built_in.provider, built_in.memory, kind=KINDS[provider][0]),
-    )
-
-
-def _plugin_devices(plugin: Plugin, handles: Sequence[Any]) -> tuple[Device, ...]:
-    return tuple(
-        Device(
-            format_device_name(plugin.name, each.kind, each.index),
-            plugin.provider,
-            plugin.memory,
-            (each.handle,),
-            (*plugin.options, *each.options),
-            kind=each.kind,
-            index=each.index,
-            memory_index=each.index if plugin.memory == "cuda" else 0,
-            hardware=each.hardware,
-        )
-        for each in list_devices(plugin, handles)
     )
 
 

@@ -187,8 +187,8 @@ class Passes:
             self._bind_tokens(_pad(tokens, num_padded), num_past, layout)
             for name, array in (inputs or {}).items():
                 self._bind_input(name, _pad(array[0], num_padded)[None])
-            token_rows = self._bind_token_outputs(num_run)
-            row_numbers = {name: self._bind_vector(name, num_given) for name in self._row_outputs}
+            token_rows = {name: self._bind_new(name, num_run, width) for name, width in self._token_widths.items()}
+            row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
             fetched = self._bind_outputs(output or self._names.logits, num_given)
         with translate_errors("running a pass"):
             self._session.run_with_iobinding(self._binding, self._options)
@@ -269,20 +269,11 @@ class Passes:
         self._binding.bind_output(fetched, "cpu", 0, kind, shape, held[fetched].ctypes.data)
         return held[fetched]
 
-    def _bind_token_outputs(self, num_tokens: int) -> dict[str, Logits]:
-        """Returns a buffer for each token output, which the pass fills."""
-        buffers: dict[str, Logits] = {}
-        for name, width in self._token_widths.items():
-            buffers[name] = np.empty((num_tokens, width), np.float32)
-            shape = (1, num_tokens, width)
-            self._binding.bind_output(name, "cpu", 0, np.float32, shape, buffers[name].ctypes.data)
-        return buffers
-
-    def _bind_vector(self, name: str, size: int) -> Row:
-        """Returns a buffer for an output of a number for each row."""
-        buffer = np.empty(size, np.float32)
-        self._binding.bind_output(name, "cpu", 0, np.float32, (1, size), buffer.ctypes.data)
-        return buffer
+    def _bind_new(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
+        """Returns a new array for an output, [1, *shape], which the pass fills."""
+        array = np.empty(shape, np.float32)
+        self._binding.bind_output(name, "cpu", 0, np.float32, (1, *shape), array.ctypes.data)
+        return array
 
     @property
     def token_widths(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.device_names import KINDS, Kind
+from edgespec.runtimes.device_names import KINDS, Device, Kind, format_device_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,7 @@ class Plugin(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PluginDevice:
-    """One device of a plugin. index: among those of its kind. options: for the provider, beside the plugin's."""
-
-    kind: Kind
-    index: int
-    handle: Any  # an OrtEpDevice
-    options: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def hardware(self) -> str | None:
-        """The hardware's name, where the system tells ONNX Runtime; its maker otherwise."""
-        return _facts(self.handle).get("Description") or getattr(self.handle.device, "vendor", None) or None
+_Options = tuple[tuple[str, str], ...]
 
 
 def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
@@ -137,37 +125,53 @@ def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:
     return tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.provider)
 
 
-def list_devices(plugin: Plugin, handles: Sequence[Any]) -> list[PluginDevice]:
+def list_devices(plugin: Plugin, handles: Sequence[Any]) -> list[Device]:
     """The devices of a plugin by kind and in a fixed order, as far as it lets one be chosen.
 
     Hardware that is no device of the plugin's kind (the processor, for a software adapter) counts where there is
     no other.
     """
     if plugin.name == "webgpu":
-        return _by_power(handles)
+        return _by_power(plugin, handles)
     by_kind = {kind: [each for each in handles if _hardware_kind(each) == kind] for kind in _BY_SPEED}
     found = [kind for kind in _BY_SPEED if by_kind[kind]]
     kinds = KINDS[plugin.name]
     if len(kinds) == 1:  # all that the plugin lists are its own, real or emulated
         options = kind_options(plugin.name, kinds[0], is_emulated=found[0] == "cpu")
-        return [PluginDevice(kinds[0], i, each, options) for i, each in enumerate(_in_order(by_kind[found[0]]))]
+        return [_device(plugin, kinds[0], i, each, options) for i, each in enumerate(_in_order(by_kind[found[0]]))]
     real = [kind for kind in found if kind != "cpu"] or found
     return [
-        PluginDevice(kind, i, each, kind_options(plugin.name, kind, is_emulated=False))
+        _device(plugin, kind, i, each, kind_options(plugin.name, kind, is_emulated=False))
         for kind in real
         for i, each in enumerate(_in_order(by_kind[kind]))
     ]
 
 
-def _by_power(handles: Sequence[Any]) -> list[PluginDevice]:
+def _device(plugin: Plugin, kind: Kind, index: int, handle: Any, options: _Options = ()) -> Device:
+    """A device from an OrtEpDevice, one of several of its kind, with options beside those of the plugin."""
+    return Device(
+        format_device_name(plugin.name, kind, index),
+        plugin.provider,
+        plugin.memory,
+        (handle,),
+        (*plugin.options, *options),
+        kind=kind,
+        index=index,
+        memory_index=index if plugin.memory == "cuda" else 0,
+        # Its name, where the system tells ONNX Runtime; its maker otherwise.
+        hardware=_facts(handle).get("Description") or getattr(handle.device, "vendor", None) or None,
+    )
+
+
+def _by_power(plugin: Plugin, handles: Sequence[Any]) -> list[Device]:
     """One or two GPUs: WebGPU takes no handle, but a fast adapter or a frugal one, for the life of the process."""
     gpus = _in_order([each for each in handles if _hardware_kind(each) == "gpu"])
     discrete = [each for each in gpus if _facts(each).get("Discrete") == "1"]
     integrated = [each for each in gpus if each not in discrete]
     if not (discrete and integrated):
-        return [PluginDevice("gpu", 0, each) for each in (gpus or list(handles))[:1]]
+        return [_device(plugin, "gpu", 0, each) for each in (gpus or list(handles))[:1]]
     frugal = (("powerPreference", "low-power"),)
-    return [PluginDevice("gpu", 0, discrete[0]), PluginDevice("gpu", 1, integrated[0], frugal)]
+    return [_device(plugin, "gpu", 0, discrete[0]), _device(plugin, "gpu", 1, integrated[0], frugal)]
 
 
 def _in_order(handles: Sequence[Any]) -> list[Any]:
@@ -188,8 +192,6 @@ def _facts(handle: Any) -> dict[str, str]:
 def _hardware_kind(handle: Any) -> str:
     return str(handle.device.type).rpartition(".")[2].lower()
 
-
-_Options = tuple[tuple[str, str], ...]
 
 # A pass is followed by the next one at once: clocks stay up. Graphs are compiled once and kept, so that the
 # compiler may take its time. The latency of a call is in microseconds.

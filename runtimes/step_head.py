@@ -85,7 +85,10 @@ class StepHead(HeadDecoder, CorrectableHead):
         begun, drafted = self._begun, tokens[len(self._begun) :].tolist()
         is_draft = bool(self._states) and len(begun) <= len(tokens) < len(begun) + len(self._steps)
         if not is_draft or not np.array_equal(begun, tokens[: len(begun)]):
-            rows = self._run(0, int(tokens[-1]), self._first_state(tokens))[0]
+            place = len(tokens) - 2
+            known = self._features.read(tokens, place, 1) if place >= 0 else self._features.none
+            state = known[None] if len(known) else np.zeros((1, 1, self._head.state_size), np.float32)
+            rows = self._run(0, int(tokens[-1]), state)[0]
             return correct(self.correction, rows, contexts_in(tokens, 1))
         taken, before = [int(begun[-1]), *drafted], [int(begun[-1]), *self._drafted]
         same = sum(takewhile(bool, (one == other for one, other in zip(taken, before, strict=False))))
@@ -97,11 +100,6 @@ class StepHead(HeadDecoder, CorrectableHead):
             rows, state = self._run(place, taken[place], self._states[place])
             self._states.append(state)
         return rows if drafted else correct(self.correction, rows, contexts_in(tokens, 1))
-
-    def _first_state(self, tokens: TokenIds) -> States:
-        place = len(tokens) - 2
-        known = self._features.read(tokens, place, 1) if place >= 0 else self._features.none
-        return known[None] if len(known) else np.zeros((1, 1, self._head.state_size), np.float32)
 
     def _run(self, step: int, token: int, state: States) -> tuple[Logits, States]:
         found = self._steps[step](input_ids=np.array([[token]], np.int64), hidden=state)

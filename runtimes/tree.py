@@ -153,12 +153,14 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     def _check(self, device: Device, checks: DeviceChecks) -> None:
         """Find out too whether the device runs trees in one pass, or look up what an earlier check has found."""
         super()._check(device, checks)
-        if (known := checks.read()) and known.runs_trees is not None:
+        known = checks.read()
+        if known and known.runs_trees is not None:
             self._runs_trees = known.runs_trees
             return
         self._runs_trees = self._is_sound(device)
         self.num_fed = 0
-        checks.write_trees(self._runs_trees)
+        if known:
+            checks.write(replace(known, runs_trees=self._runs_trees))
 
     def _is_sound(self, device: Device) -> bool:
         """True if the device gives the rows of a tree's branches in one pass."""

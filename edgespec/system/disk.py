@@ -127,7 +127,8 @@ def hold_lock(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _require_file(path)
+        # Raises where the file cannot be made, for which filelock would wait too.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o644))
         on_wait(_holder(path))
         try:
             lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
@@ -152,11 +153,6 @@ def _require_lock(path: Path) -> None:
         is_small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
         if not is_small or found.st_size == 1 or not (_digits(path) or b"0").isdigit():
             raise OSError(errno.EEXIST, f"{path.name} is no lock; remove it")
-
-
-def _require_file(path: Path) -> None:
-    """Make the file, unless it is there; raises OSError: it cannot be made, for which filelock would wait too."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o644))
 
 
 def _write_holder(file: int) -> None:

@@ -26,15 +26,8 @@ def system_info() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "edgespec": __version__,
         "python": platform.python_version(),
-        **{name: version for name in _PACKAGES if (version := installed_version(name))},
+        **{name: metadata.version(name) for name in _PACKAGES if [*metadata.distributions(name=name)]},
     }
-
-
-def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution; None where it is absent."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(distribution)
-    return None
 
 
 def processor_name() -> str:

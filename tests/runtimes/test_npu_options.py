@@ -30,7 +30,7 @@ def test_a_real_qualcomm_npu_keeps_its_clocks_up_and_shares_memory() -> None:
 
 
 def test_the_emulator_is_asked_for_neither() -> None:
-    assert options("qnn", handle("CPU")) == {"npu": {}}
+    assert options("qnn", handle("CPU")) == {"npu": dict(plugin("qnn").options)}
 
 
 @pytest.mark.parametrize("kind", ["NPU", "GPU", "CPU"])

@@ -71,7 +71,7 @@ def test_devices_of_one_maker_are_told_apart_by_kind_and_index() -> None:
     gpus = handle("GPU", "GPU.1"), handle("GPU", "GPU.0")
     found = list_devices(OPENVINO, [handle("CPU", "CPU"), *gpus, handle("NPU", "NPU")])
     assert [(each.kind, each.index) for each in found] == [("npu", 0), ("gpu", 0), ("gpu", 1)]
-    assert [each.handle for each in found[1:]] == [gpus[1], gpus[0]]
+    assert [each.handles[0] for each in found[1:]] == [gpus[1], gpus[0]]
     assert named("openvino", handle("CPU")) == [("cpu", 0)]
     assert named("qnn", handle("CPU"), handle("NPU")) == [("npu", 0)]
     assert named("qnn", handle("CPU")) == [("npu", 0)], "its emulator"
@@ -81,7 +81,7 @@ def test_devices_of_one_maker_are_told_apart_by_kind_and_index() -> None:
 def test_webgpu_has_a_fast_and_a_frugal_gpu_at_most() -> None:
     fast, frugal = handle("GPU", Discrete="1", Description="RTX"), handle("GPU", Discrete="0")
     found = list_devices(WEBGPU, [handle("CPU"), frugal, fast])
-    assert [(each.index, each.handle, each.options) for each in found] == [
+    assert [(each.index, each.handles[0], each.options) for each in found] == [
         (0, fast, ()),
         (1, frugal, (("powerPreference", "low-power"),)),
     ]
