@@ -71,12 +71,12 @@ from edgespec.runtimes.tree import can_run_trees
 from edgespec.setup.head_target import layers_read
 from edgespec.setup.open_model import (
     ModelFolder,
+    load_translation,
     open_drafter,
     open_model,
     read_tokenizer,
 )
 from edgespec.setup.resolve import resolve
-from edgespec.setup.translation import load_translation
 from edgespec.setup.wish import Wish
 from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.virtual_lane import VirtualLane

@@ -19,7 +19,7 @@ from command_line import command_line
 
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import recurrent_head
-from edgespec.setup.head_check import open_pair
+from edgespec.setup.head_target import open_pair
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.types import TokenIds, append

@@ -114,8 +114,8 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.setup.device_choice import require_names_together as require_names_together
     from edgespec.setup.drafter_ranking import ranking_document as ranking_document
     from edgespec.setup.drafter_ranking import ranking_in_words as ranking_in_words
-    from edgespec.setup.forecast import file_bytes as file_bytes
-    from edgespec.setup.forecast import memory_bytes as memory_bytes
+    from edgespec.setup.foresee import file_bytes as file_bytes
+    from edgespec.setup.foresee import memory_bytes as memory_bytes
     from edgespec.setup.head_target import read_whole_model as read_whole_model
     from edgespec.setup.home import ModelHome as ModelHome
     from edgespec.setup.home import split_precision as split_precision
@@ -254,7 +254,7 @@ _WING_NAMES = _by_name(
         "setup.catalog": "CATALOG CatalogEntry HubRepository",
         "setup.device_choice": "require_names_together",
         "setup.drafter_ranking": "ranking_document ranking_in_words",
-        "setup.forecast": "file_bytes memory_bytes",
+        "setup.foresee": "file_bytes memory_bytes",
         "setup.head_target": "read_whole_model",
         "setup.home": "ModelHome split_precision",
         "setup.hub": "LocalSource can_fetch",

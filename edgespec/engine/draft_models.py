@@ -34,9 +34,8 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.setup.measure import measure_passes
 from edgespec.setup.memory_fit import MemoryReading
-from edgespec.setup.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
+from edgespec.setup.open_model import ModelFolder, load_translation, open_drafter, read_tokenizer, weights_size
 from edgespec.setup.setup import Chain, Setup
-from edgespec.setup.translation import load_translation
 from edgespec.system.cancel import Cancel
 from edgespec.types import Report
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.decoder import Decoder
 from edgespec.errors import EdgeSpecError
-from edgespec.setup.learned_stats import write_learned_stats
 from edgespec.setup.open_model import known_stats
+from edgespec.setup.profile import write_learned_stats
 from edgespec.setup.setup import Setup
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.types import TokenIds, append

@@ -23,7 +23,6 @@ from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.shared_target import SharedTarget
 from edgespec.memory.estimate import FORESEEN_TOKENS
-from edgespec.setup.learned_stats import write_learned_stats
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import (
     ModelFolder,
@@ -33,6 +32,7 @@ from edgespec.setup.open_model import (
     read_tokenizer,
 )
 from edgespec.setup.plan_option import branching_cost
+from edgespec.setup.profile import write_learned_stats
 from edgespec.setup.row_proof import settle_rows
 from edgespec.setup.setup import Setup
 from edgespec.setup.wish import AcceptanceName

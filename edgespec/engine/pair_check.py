@@ -20,7 +20,7 @@ from edgespec.engine.load import load
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import device_key, find_device
-from edgespec.setup.head_check import PROMPTS
+from edgespec.setup.head_target import PROMPTS
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
 from edgespec.setup.pair import (
     PairCheck,

@@ -20,7 +20,7 @@ from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.setup.device_choice import source_of
-from edgespec.setup.head_check import require_agreement
+from edgespec.setup.head_target import require_agreement
 from edgespec.setup.hub import LocalSource
 from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
 from edgespec.system.split_files import utf8_name, whole_name

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +19,18 @@ from edgespec.runtimes.devices import Device, find_device, machine_key, usable_d
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
 from edgespec.runtimes.probe import DeviceProbe, probe_device, read_probes, write_probe
-from edgespec.setup.decision import Decision, in_one_line, read_decision, where_of, write_decision
 from edgespec.setup.device_choice import Placement, require_together
 from edgespec.setup.device_options import DeviceOptions
-from edgespec.setup.device_search import Search, Where
-from edgespec.setup.forecast import foresee_model
-from edgespec.setup.foresee import ModelForms, ModelSize
+from edgespec.setup.device_search import (
+    Decision,
+    Search,
+    Where,
+    in_one_line,
+    read_decision,
+    where_of,
+    write_decision,
+)
+from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, read_pair
@@ -65,11 +71,9 @@ def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
         folder = models.resolve(name, device.form, lacks_half_floats=lambda: lacks(device))
         return ModelFolder(folder, read_any_manifest(folder, models.report))
 
-    def foresee(form: Kind) -> ModelSize:
-        manifest, num_bytes = foresee_model(models, name, form)
-        return ModelSize(manifest=manifest, file_bytes=num_bytes)
-
-    return ModelForms(name=name, find=_remember(find), prepare=prepare, foresee=foresee)
+    return ModelForms(
+        name=name, find=_remember(find), prepare=prepare, foresee=partial(foresee_model, models, name)
+    )
 
 
 def _fixed_forms(name: str, folder_for: Callable[[Device], Path | None]) -> ModelForms:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edgespec.draft.limits import MIN_GAIN_OF_PAIR
-from edgespec.setup.known_drafters import Kind
+from edgespec.setup.catalog import Kind
 from edgespec.system.command_line import quote
 from edgespec.system.printable import printable
 from edgespec.system.units import format_bytes

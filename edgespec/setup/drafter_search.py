@@ -11,13 +11,17 @@ from edgespec.draft.limits import MAX_PLANNED_TOKENS
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, texts_bytes
 from edgespec.memory.free_memory import HOST
-from edgespec.setup.catalog import CATALOG
-from edgespec.setup.drafter_evidence import evidence_of_report, evidence_of_text, no_evidence
+from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking, rank
-from edgespec.setup.drafting_target import DraftingTarget, published_name
-from edgespec.setup.forecast import file_bytes, foresee_model
+from edgespec.setup.drafting_target import (
+    DraftingTarget,
+    evidence_of_report,
+    evidence_of_text,
+    no_evidence,
+    published_name,
+)
+from edgespec.setup.foresee import file_bytes, foresee_model
 from edgespec.setup.home import ModelHome
-from edgespec.setup.known_drafters import KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.open_model import ModelFolder, self_drafter
 from edgespec.setup.prepared_drafters import (
     OwnPair,

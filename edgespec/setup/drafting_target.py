@@ -1,8 +1,9 @@
-"""A target for which drafters are looked for: its names, its source, its costs, and the memory beside it.
+"""A target for which drafters are looked for: its source, its costs, the memory, and what a drafter gains there.
 
 What a drafter is expected to gain follows from the chance of its tokens and those costs. Drafts are made between
 passes (Leviathan et al., 2023, section 3.3), and all tokens of a draft have one chance to be accepted: published
-figures are means over whole drafts and say no more.
+figures are means over whole drafts and say no more. What is known of a gain comes from use, from the check of a
+pair, or from such figures.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,21 +14,34 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec.draft.acceptance_rates import AcceptanceRates, Key
 from edgespec.draft.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
 from edgespec.draft.overlap import Ratio, best_length, expected_tokens
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace, ReadFreeMemory
+from edgespec.runtimes.devices import device_key
 from edgespec.setup import genai
-from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository, HubSource
+from edgespec.setup.catalog import (
+    CATALOG,
+    CatalogEntry,
+    CatalogFile,
+    HubRepository,
+    HubSource,
+    Reported,
+    plain_name,
+)
 from edgespec.setup.device_choice import Placement
-from edgespec.setup.forecast import foresee_model
-from edgespec.setup.foresee import ModelSize
+from edgespec.setup.drafter_ranking import Basis
+from edgespec.setup.foresee import ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
-from edgespec.setup.known_drafters import plain_name
+from edgespec.setup.measured_placements import known_layout
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
+from edgespec.setup.pair import Pair
+from edgespec.setup.plan_models import without_trees
 from edgespec.setup.plan_option import shortage
+from edgespec.setup.planner import plan_on
 from edgespec.setup.profile import Profile
 
 _HALVINGS = 40
@@ -260,5 +274,95 @@ def _size(home: ModelHome, model: str, folder: ModelFolder | None, form: str) ->
         return None
     if asked == "source" and name in CATALOG and isinstance(CATALOG[name].source, HubRepository):
         model = f"{name}:fp16"  # the usual precision of repositories
-    manifest, num_bytes = foresee_model(home, model, form)
-    return ModelSize(manifest=manifest, file_bytes=num_bytes)
+    return foresee_model(home, model, form)
+
+
+# With fewer drafted tokens that were judged, an acceptance rate is an estimate.
+_ENOUGH_JUDGED = 50
+
+
+class Evidence(NamedTuple):
+    """Fields of a PossibleDrafter that say what it gains."""
+
+    basis: Basis
+    gain: float | None
+    num_draft: int | None
+    evidence: str
+
+
+def evidence_of_use(target: ModelFolder, drafter: ModelFolder, placement: Placement) -> Evidence | None:
+    """By what its drafts cost here and how many were accepted in answers; None where one of them is not known."""
+    known = known_stats(target)
+    layout, accepted = (
+        known_layout(drafter.manifest, placement, known),
+        _count(known.chances, drafter.manifest.name),
+    )
+    if layout is None or accepted is None:
+        return None
+    runnable = without_trees(drafter.manifest, placement.drafter_device)
+    plan = plan_on([layout], target.manifest, runnable, known.chances)
+    drafting = (option for option in plan.options if option.drafter and option.can_be_chosen)
+    best = max(drafting, key=lambda option: option.tokens_per_second)
+    return Evidence(
+        "measured" if accepted.num_judged >= _ENOUGH_JUDGED else "estimated",
+        best.tokens_per_second / plan.plain_tokens_per_second,
+        best.draft_length,
+        f"by its costs and its drafts in answers here: {accepted}",
+    )
+
+
+def evidence_of_check(pair: Pair, parts: tuple[ModelFolder, ModelFolder], placement: Placement) -> Evidence | None:
+    """By the check of a pair of target and drafter on the devices; None where there is none of these models."""
+    devices = device_key(placement.device), device_key(placement.drafter_device)
+    check = pair.current_check(*devices, (parts[0].folder, parts[1].folder))
+    if check is None:
+        return None
+    why = f"by the check of the pair here: {check.reason}"
+    return Evidence("measured", check.expected_gain, check.num_draft, why)
+
+
+def evidence_of_report(reported: Reported | None, costs: DraftingCosts | None) -> Evidence | None:
+    """By acceptance as it was reported, and costs here; None where one of them is not known."""
+    if costs is None or reported is None or reported.tokens_per_pass is None or reported.num_draft is None:
+        return None
+    rate = rate_of(reported.tokens_per_pass, reported.num_draft)
+    gain, num_draft = expected_gain(rate, costs)
+    why = f"if {rate:.0%} of its tokens are accepted, which follows from the report, at what passes take here"
+    return Evidence("estimated", gain, num_draft, why)
+
+
+def no_evidence(target: DraftingTarget, costs: DraftingCosts | None) -> Evidence:
+    """Nothing but the acceptance rate from which on a drafter pays, where costs are known."""
+    return Evidence("unknown", None, None, "; ".join(["it was not measured here", *_break_even(target, costs)]))
+
+
+def evidence_of_text(target: DraftingTarget, drafter: str) -> str:
+    """The share of its tokens that was accepted here; how often a text gives a draft is not recorded."""
+    accepted = _count(known_stats(target.folder).chances, drafter) if target.folder else None
+    seen = [f"here {accepted}"] if accepted else []
+    least = _break_even(target, target.costs_of(0))
+    return "; ".join(["it depends on how much of an answer repeats earlier text", *seen, *least])
+
+
+def _break_even(target: DraftingTarget, costs: DraftingCosts | None) -> list[str]:
+    """From which acceptance on a drafter pays; nothing where it is not known what passes of the target take."""
+    if target.profile is None:
+        return []
+    if costs is None:
+        return ["what a pass of it takes is known once it is here"]
+    if (rate := break_even_rate(costs)) is None:
+        return [f"a pass of it takes {costs.draft:.0%} of a step of the target, at which no acceptance pays"]
+    return [f"it pays here if more than {rate:.0%} of its tokens are accepted"]
+
+
+class _Accepted(NamedTuple):
+    share: float
+    num_judged: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of the last {self.num_judged:.0f} drafted tokens accepted"
+
+
+def _count(past: Mapping[Key, tuple[float, float]], drafter: str) -> _Accepted | None:
+    accepted, judged = AcceptanceRates(dict(past)).counts(drafter)
+    return _Accepted(accepted / judged, judged) if judged else None

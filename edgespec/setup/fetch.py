@@ -9,8 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import IntegrityError, ModelError
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
-from edgespec.setup.download import download
-from edgespec.setup.hub import explain_folder_errors, file_url, is_reachable
+from edgespec.setup.hub import download, explain_folder_errors, file_url, is_reachable
 from edgespec.setup.repository import RemoteFile
 from edgespec.system.disk import explain_write_errors, require_disk_space
 from edgespec.system.file_hashes import file_record

@@ -1,4 +1,4 @@
-"""A model in forms that are not prepared, and its costs on a device, foreseen from its size and a probe.
+"""A model in forms that are not prepared: its shape, its memory, and its costs on a device by size and a probe.
 
 Attention to a long text and the way of logits to the host are left out: a plan that rests on this tells which
 placements are worth preparing and measuring, and no more.
@@ -6,12 +6,18 @@ placements are worth preparing and measuring, and no more.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 from edgespec.draft.costs import PassCosts
-from edgespec.manifest import Manifest
+from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH, estimate_memory
+from edgespec.memory.free_memory import RESERVE_BYTES
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.probe import DeviceProbe
+from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, Shape
+from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 
@@ -22,8 +28,7 @@ _WIDTHS = (1, 2, 4, 8, 16, 32)
 _TAKE_TURNS, _APART = (2.0, 2.0), (1.0, 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
+class ModelSize(NamedTuple):
     """A model as it would be on a device. manifest: of one of its forms, or made up from its source."""
 
     manifest: Manifest
@@ -115,15 +120,102 @@ def in_form(size: ModelSize, form: Kind) -> ModelSize:
     manifest = size.manifest
     if form == manifest.form:
         return size
-    dtype = "float32" if form == "cpu" else "float16"
-    other = replace(manifest, form=form, kv_cache=replace(manifest.kv_cache, dtype=dtype))
+    file_bytes = size.file_bytes
+    if form == "npu":
+        file_bytes = int(_NPU_BYTES * file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS))
+    return ModelSize(_manifest_in_form(manifest, form), file_bytes)
+
+
+def _manifest_in_form(manifest: Manifest, form: str) -> Manifest:
+    """The manifest of another form of a model, as far as the shapes go."""
+    kv_cache = replace(manifest.kv_cache, dtype="float32" if form == "cpu" else "float16")
     if form != "npu":
-        return ModelSize(manifest=other, file_bytes=size.file_bytes)
-    num_weights = size.file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS)
-    context_length = min(manifest.context_length, _NPU_CONTEXT)
-    return ModelSize(manifest=_static(other, context_length), file_bytes=int(_NPU_BYTES * num_weights))
+        return replace(manifest, form=form, kv_cache=kv_cache)
+    return replace(
+        manifest,
+        form=form,
+        kv_cache=replace(kv_cache, form="static"),
+        context_length=min(manifest.context_length, _NPU_CONTEXT),
+        tree_graph=None,
+    )
 
 
-def _static(manifest: Manifest, context_length: int) -> Manifest:
-    kv_cache = replace(manifest.kv_cache, form="static")
-    return replace(manifest, context_length=context_length, tree_graph=None, kv_cache=kv_cache)
+def file_bytes(entry: CatalogEntry) -> int:
+    """The most that the weights file takes in the precision of the entry."""
+    if isinstance(entry.source, CatalogFile):
+        return int(SOURCE_GROWTH * entry.source.bytes)
+    return bytes_of_shape(entry.shape, entry.precision)
+
+
+def bytes_of_shape(shape: Shape, precision: str) -> int:
+    """The most that weights of a shape take in a precision; embedding and head are never in 4 bits."""
+    per_weight = BYTES_PER_WEIGHT[precision]
+    vocabulary = max(per_weight, BYTES_PER_WEIGHT["int8"]) * shape.num_vocabulary_weights
+    rotary_tables = 4 * shape.context_length * shape.head_dim
+    return int(per_weight * shape.num_matrix_weights + vocabulary) + rotary_tables
+
+
+def memory_bytes(entry: CatalogEntry) -> int:
+    """The memory that plain decoding of a catalogue model takes on the CPU with 2048 tokens, and the reserve."""
+    return needed_bytes(*_from_catalog(entry.title, entry, entry.precision, "cpu"))
+
+
+def needed_bytes(manifest: Manifest, file_bytes: int) -> int:
+    """The memory that plain decoding of a prepared model takes on the CPU with 2048 tokens, and the reserve."""
+    estimate = estimate_memory(manifest, file_bytes)
+    needed = estimate.weights_bytes + estimate.kv_cache_bytes + estimate.states_bytes + estimate.workspace_bytes
+    return needed + RESERVE_BYTES
+
+
+def foresee_model(home: ModelHome, model: str, form: str) -> ModelSize:
+    """A made-up manifest, which only states shapes, and the bytes of the weights file.
+
+    A model that the catalogue does not list is read from its source, which is fetched if need be.
+
+    Raises ModelError: The source is missing, damaged or unsupported.
+    """
+    name, asked = split_precision(model)
+    entry = CATALOG.get(name)
+    precision = asked or ("fp16" if form == "npu" else entry.precision if entry else "source")
+    return _from_catalog(name, entry, precision, form) if entry else _from_source(home, name, precision, form)
+
+
+def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> ModelSize:
+    shape = entry.shape
+    num_bytes = file_bytes(entry) if precision == "source" else bytes_of_shape(shape, precision)
+    kv_cache = KVCache(num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    return _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
+
+
+def _from_source(home: ModelHome, name: str, precision: str, form: str) -> ModelSize:
+    from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
+    from edgespec.export.plan import plan_model
+
+    path = Path(name).expanduser()
+    source = path if path.exists() else home.locate(name).path
+    planned = plan_model(source, ExportOptions(precision=precision, form=form))
+    config, cost = planned.loaded.config, planned.cost
+    kv_cache = KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    sizes = config.vocab_size, config.context_length, cost.write_bytes
+    return _make_up(path.name, cost.precision, kv_cache, *sizes, form)
+
+
+def _make_up(
+    name: str, precision: str, kv_cache: KVCache, vocab_size: int, context_length: int, num_bytes: int, form: str
+) -> ModelSize:
+    """A model in a form, of which only the shapes are known."""
+    manifest = Manifest(
+        name=name,
+        architecture="",
+        precision=precision,
+        context_length=context_length,
+        kv_cache=kv_cache,
+        vocab_size=vocab_size,
+        vocab_sha256="",
+        bos_token_id=None,
+        eos_token_ids=(),
+        add_bos=False,
+        source=Source(name=name, format="", sha256=""),
+        tree_graph="model_tree.onnx",
+    )
+    return ModelSize(_manifest_in_form(manifest, form), num_bytes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import COMPILED, FILE_NAME, Check, Manifest, read_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
-from edgespec.setup.forecast import needed_bytes
+from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.system.file_hashes import verify_files

@@ -13,12 +13,11 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.head_target import layers_read
-from edgespec.setup.learned_stats import LearnedStats, write_learned_stats
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_drafter, open_model
 from edgespec.setup.plan_option import Layout, Schedule
 from edgespec.setup.planner import is_counted, plan_on, schedule_of
-from edgespec.setup.profile import MeasuringTime, Profile
+from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile, write_learned_stats
 from edgespec.types import Report
 
 

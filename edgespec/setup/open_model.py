@@ -13,6 +13,7 @@ import numpy as np
 from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.head_rows import UNKNOWN
 from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.draft.cross_vocabulary import Translation, find_translation
 from edgespec.errors import ManifestError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
@@ -25,7 +26,7 @@ from edgespec.runtimes.parallel import ParallelDecoder
 from edgespec.runtimes.static import StaticDecoder, observe_ranges
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import genai
-from edgespec.setup.learned_stats import LearnedStats, read_learned_stats
+from edgespec.setup.profile import LearnedStats, read_learned_stats
 from edgespec.system.cancel import Cancel
 from edgespec.system.file_hashes import verify_files
 from edgespec.system.progress import ReportProgress
@@ -345,3 +346,26 @@ def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool =
     if has_trees:
         return OnnxBranchDecoder if deterministic else OnnxTreeDecoder
     return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder
+
+
+def load_translation(target: ModelFolder, draft: ModelFolder, report: Report) -> Translation | None:
+    """The translation that a drafter needs; None where its vocabulary is the target's.
+
+    Raises VocabularyMismatch: The drafter has too few of the target's tokens.
+    """
+    if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
+        return None
+    found = find_translation(
+        (read_tokenizer(*target), read_tokenizer(*draft)),
+        target.manifest.vocab_size,
+        (target.manifest.eos_token_ids, draft.manifest.eos_token_ids),
+        (target.manifest.name, draft.manifest.name),
+    )
+    if found is None:
+        return None
+    translate, share = found
+    report(
+        f"{draft.manifest.name} has another vocabulary than {target.manifest.name}: it has {share:.0%} of the "
+        "tokens of ordinary text, and drafts only these"
+    )
+    return translate

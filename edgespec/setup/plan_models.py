@@ -21,15 +21,13 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.head_target import require_own_target
-from edgespec.setup.learned_stats import LearnedStats
 from edgespec.setup.measure import LONGEST
 from edgespec.setup.measured_placements import MeasuredPlacements
 from edgespec.setup.memory_fit import MemoryReading, fit_memory, read_memory
-from edgespec.setup.open_model import ModelFolder, known_stats, weights_size
+from edgespec.setup.open_model import ModelFolder, known_stats, load_translation, weights_size
 from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, shortage
 from edgespec.setup.planner import Weighed, decide, weigh
-from edgespec.setup.profile import MeasuringTime
-from edgespec.setup.translation import load_translation
+from edgespec.setup.profile import LearnedStats, MeasuringTime
 from edgespec.types import Report
 
 

@@ -11,16 +11,18 @@ from pathlib import Path
 from edgespec.draft.limits import MAX_PLANNED_TOKENS
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.setup.drafter_evidence import (
+from edgespec.setup.catalog import KnownDrafter, plain_name
+from edgespec.setup.drafter_ranking import PossibleDrafter
+from edgespec.setup.drafting_target import (
+    DraftingCosts,
+    DraftingTarget,
     Evidence,
+    ExportSource,
     evidence_of_check,
     evidence_of_use,
     no_evidence,
 )
-from edgespec.setup.drafter_ranking import PossibleDrafter
-from edgespec.setup.drafting_target import DraftingCosts, DraftingTarget, ExportSource
 from edgespec.setup.foresee import ModelSize
-from edgespec.setup.known_drafters import KnownDrafter, plain_name
 from edgespec.setup.measured_placements import known_layout
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes, weights_size
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, read_pair

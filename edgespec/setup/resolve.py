@@ -17,7 +17,6 @@ from edgespec.runtimes.devices import Device, device_key, find_device
 from edgespec.runtimes.driver_check import lacks_half_floats
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
-from edgespec.setup.decision import describe
 from edgespec.setup.device_choice import (
     DeviceChoice,
     Placement,
@@ -26,6 +25,7 @@ from edgespec.setup.device_choice import (
     require_together,
     usable_form,
 )
+from edgespec.setup.device_search import describe
 from edgespec.setup.head_target import require_own_target, require_whole_model
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter

@@ -13,7 +13,7 @@ from edgespec.chat.first_model import CANDIDATES, Offer, ask, disk_bytes, find_o
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.errors import ModelError
 from edgespec.setup.catalog import CATALOG, HubRepository
-from edgespec.setup.forecast import memory_bytes
+from edgespec.setup.foresee import memory_bytes
 from edgespec.setup.home import ModelHome
 
 LARGE, SMALL = CANDIDATES

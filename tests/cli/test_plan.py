@@ -18,9 +18,9 @@ from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.home import ModelHome
-from edgespec.setup.learned_stats import FILE_NAME
 from edgespec.setup.pair import Pair, PairCheck, record_check
 from edgespec.setup.plan_option import SCHEDULES
+from edgespec.setup.profile import FILE_NAME
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from edgespec.engine.shared_target import SharedTarget
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
 from edgespec.runtimes.devices import find_device, machine_key
-from edgespec.setup.learned_stats import LearnedStats, write_learned_stats
+from edgespec.setup.profile import LearnedStats, write_learned_stats
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer

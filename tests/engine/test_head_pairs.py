@@ -18,7 +18,7 @@ from edgespec.engine.pair_export import PairHalf, add_forms, export_pair
 from edgespec.errors import SourceError, UsageError, require_context
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
-from edgespec.setup.head_check import HeadAgreement, _compare, measure_agreement
+from edgespec.setup.head_target import HeadAgreement, _compare, measure_agreement
 from edgespec.setup.hub import LocalSource
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.pair import DRAFTER, TARGET

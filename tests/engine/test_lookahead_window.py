@@ -8,7 +8,7 @@ from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.runtimes.devices import Device
 from edgespec.setup import setup
 from edgespec.setup.device_choice import Placement
-from edgespec.setup.learned_stats import LearnedStats
+from edgespec.setup.profile import LearnedStats
 from edgespec.setup.setup import lookahead_window
 
 GPU = Device("a-gpu", "AGpuExecutionProvider")

@@ -13,9 +13,15 @@ from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.setup.device_choice import Placement
-from edgespec.setup.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.setup.measured_placements import choose_schedule, choose_threads
-from edgespec.setup.profile import DrafterProfile, Profile
+from edgespec.setup.profile import (
+    FILE_NAME,
+    DrafterProfile,
+    LearnedStats,
+    Profile,
+    read_learned_stats,
+    write_learned_stats,
+)
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 

@@ -22,7 +22,7 @@ from edgespec.evaluation.results import build_document, speed_of
 from edgespec.evaluation.table import table
 from edgespec.evaluation.timed_answer import TimedAnswer, time_answer
 from edgespec.export.convert import export_model
-from edgespec.setup.learned_stats import read_learned_stats
+from edgespec.setup.profile import read_learned_stats
 from edgespec.system.system_info import peak_rss_bytes
 from edgespec.text.chat_template import Message
 

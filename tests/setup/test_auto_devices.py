@@ -15,8 +15,8 @@ from edgespec.export.plan import plan_model
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
 from edgespec.setup import auto_devices
 from edgespec.setup.auto_devices import find_candidates
-from edgespec.setup.decision import FOLDER
 from edgespec.setup.device_options import DeviceOptions
+from edgespec.setup.device_search import FOLDER
 from edgespec.setup.plan_option import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.wish import Wish

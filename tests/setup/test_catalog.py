@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository
-from edgespec.setup.forecast import file_bytes, memory_bytes, weights_bytes
+from edgespec.setup.foresee import bytes_of_shape, file_bytes, memory_bytes
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import parse_hub_id
 from edgespec.setup.resolve import resolve
@@ -62,7 +62,7 @@ def test_forecast_of_a_known_export_is_an_upper_bound() -> None:
     """Weights of Qwen2.5-Coder-1.5B in int4, as export wrote them: 1,201,264,000 bytes."""
     assert 1_201_264_000 <= file_bytes(CATALOG["qwen2.5-coder-1.5b"]) < 1.06 * 1_201_264_000
     shape = CATALOG["qwen2.5-coder-1.5b"].shape
-    assert weights_bytes(shape, "int4") < weights_bytes(shape, "int8") < weights_bytes(shape, "fp16")
+    assert bytes_of_shape(shape, "int4") < bytes_of_shape(shape, "int8") < bytes_of_shape(shape, "fp16")
 
 
 def test_memory_grows_with_the_model() -> None:

@@ -7,8 +7,15 @@ import pytest
 from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.runtimes.devices import Device
-from edgespec.setup.decision import FOLDER, Decision, in_one_line, read_decision, where_of, write_decision
-from edgespec.setup.device_search import Where
+from edgespec.setup.device_search import (
+    FOLDER,
+    Decision,
+    Where,
+    in_one_line,
+    read_decision,
+    where_of,
+    write_decision,
+)
 from edgespec.setup.plan_option import Layout, Plan
 from edgespec.setup.planner import make_plan
 from edgespec.setup.profile import Place

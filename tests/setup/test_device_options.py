@@ -18,9 +18,8 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import Refusal, Where
 from edgespec.setup.foresee import ModelForms, ModelSize
-from edgespec.setup.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.profile import Profile
+from edgespec.setup.profile import FILE_NAME, LearnedStats, Profile, write_learned_stats
 
 CPU = find_device("cpu")
 GPU = Device("cuda", "CUDAExecutionProvider", "cuda", kind="gpu")

@@ -22,8 +22,8 @@ def test_pass_takes_what_its_weights_take_to_read() -> None:
 
 def test_small_model_takes_what_starting_its_nodes_takes() -> None:
     probe = replace(GPU, node_s=1e-4, start_s=1e-3)
-    num_nodes = replace(SIZE, file_bytes=1).num_nodes
-    assert foresee_target(replace(SIZE, file_bytes=1), probe, "gpu").pass_s(1, 128) == pytest.approx(
+    num_nodes = SIZE._replace(file_bytes=1).num_nodes
+    assert foresee_target(SIZE._replace(file_bytes=1), probe, "gpu").pass_s(1, 128) == pytest.approx(
         1e-3 + num_nodes * 1e-4, rel=1e-3
     )
 

@@ -7,7 +7,7 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.export.convert import export_model
 from edgespec.setup.catalog import CATALOG
-from edgespec.setup.forecast import file_bytes, foresee_model
+from edgespec.setup.foresee import file_bytes, foresee_model
 from edgespec.setup.home import ModelHome
 
 

@@ -15,7 +15,6 @@ import tiny
 from fake_hub import FakeHub
 
 import edgespec.engine.pair_export
-import edgespec.setup.download
 import edgespec.setup.hub
 from edgespec.cli.main import main
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
@@ -39,7 +38,7 @@ LARGE = bytes(range(256)) * 100
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     hub = FakeHub()
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(edgespec.setup.download, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(edgespec.setup.hub, "_PAUSE_S", 0.0)
     yield hub
     hub.close()
 
@@ -371,7 +370,7 @@ def test_range_that_is_past_the_end_starts_anew(hub: FakeHub, one_file: HubId, t
 def test_stalled_download_goes_on(
     hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edgespec.setup.download, "_STALL_S", 0.3)
+    monkeypatch.setattr(edgespec.setup.hub, "_STALL_S", 0.3)
     hub.faults["m.gguf"] = ["stall"]
     assert get(tmp_path, one_file).path.read_bytes() == LARGE
     assert hub.requests[-1][1] == f"bytes={len(LARGE) // 2}-"

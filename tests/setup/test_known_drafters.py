@@ -7,10 +7,9 @@ import pytest
 
 from edgespec.export.families import FAMILIES
 from edgespec.export.heads.dialects import DIALECTS
-from edgespec.setup.catalog import CATALOG
+from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.drafting_target import ExportSource, find_export_source
 from edgespec.setup.home import ModelHome
-from edgespec.setup.known_drafters import KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.repository import parse_hub_id
 
 IMPORTED = [each for each in KNOWN_DRAFTERS if each.way == "import"]

@@ -11,9 +11,15 @@ from table_decoder import TableDecoder
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.draft.costs import pass_costs
-from edgespec.setup.learned_stats import FILE_NAME, LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.setup.measure import measure_passes
-from edgespec.setup.profile import DrafterProfile, Profile
+from edgespec.setup.profile import (
+    FILE_NAME,
+    DrafterProfile,
+    LearnedStats,
+    Profile,
+    read_learned_stats,
+    write_learned_stats,
+)
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -170,7 +176,7 @@ def test_folder_that_cannot_be_written_is_reported_once(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("edgespec.setup.learned_stats.replace_file", forbidden)
+    monkeypatch.setattr("edgespec.setup.profile.replace_file", forbidden)
     folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
     lines = [line for line in used(folder, command, capsys) if "cannot be written (Permission denied)" in line]
     assert len(lines) == 1

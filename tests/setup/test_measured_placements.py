@@ -12,10 +12,9 @@ from edgespec.errors import IntegrityError
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device, import_onnxruntime
 from edgespec.setup.device_choice import Placement
-from edgespec.setup.learned_stats import FILE_NAME, read_learned_stats, write_learned_stats
 from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.profile import MeasuringTime
+from edgespec.setup.profile import FILE_NAME, MeasuringTime, read_learned_stats, write_learned_stats
 from edgespec.system.file_hashes import FileRecord
 
 pytestmark = pytest.mark.usefixtures("one_template_process")

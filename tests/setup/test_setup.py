@@ -14,10 +14,9 @@ from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.setup.device_choice import DeviceChoice, Placement
 from edgespec.setup.home import ModelHome
-from edgespec.setup.learned_stats import LearnedStats
 from edgespec.setup.memory_fit import MemoryReading
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.profile import DrafterProfile, Profile
+from edgespec.setup.profile import DrafterProfile, LearnedStats, Profile
 from edgespec.setup.resolve import NamedDrafter, Resolved
 from edgespec.setup.setup import Setup, Tables, decide
 from edgespec.setup.wish import Wish

@@ -26,7 +26,7 @@ from edgespec.export.gguf import read_gguf
 from edgespec.export.safetensors import read_safetensors
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.runtimes import foreign
-from edgespec.setup.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
+from edgespec.setup.profile import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.simulation.recording import read_recording
 from edgespec.text.chat_template import Message
 from edgespec.text.template_sandbox import render
