@@ -58,7 +58,7 @@ def open_joined(model: str, max_parallel: int, options: dict[str, Any]) -> Engin
     """An engine whose passes can run as one from the first on."""
     engine = load(model, max_parallel=max_parallel, **options)
     if max_parallel > 1:
-        caches = engine._shared.caches
+        caches = engine._caches
         caches.give(1, engine.encode("", None)[:1])
         if not queue_of(engine)._joiner.wait():
             print("passes of several answers cannot run as one here", file=sys.stderr)

@@ -46,7 +46,7 @@ from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError
 from edgespec.system.console import print_stderr
 from edgespec.system.threads import hand_over_soon
@@ -216,7 +216,7 @@ class Bench:
         target = TimedTarget(self._target, case.pace_ms)
         engine = Engine(
             LoadedModel(manifest=self._manifest, encoder=self._engine._encoder),
-            SharedTarget.make(target),
+            TargetCaches(target),
             OpenDrafters(
                 speculation=Speculation(lambda: [SuffixDrafter()], ratios=RATIOS),
                 pool=DrafterPool(vocab_size=self._options.vocab),

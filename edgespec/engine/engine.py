@@ -36,8 +36,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.request_reader import RequestReader
-from edgespec.engine.shared_target import SharedTarget, interrupt
-from edgespec.engine.target_caches import answer_decoder
+from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
@@ -87,21 +86,16 @@ class Engine:
     beside it.
     """
 
-    def __init__(self, model: LoadedModel, shared: SharedTarget, drafting: OpenDrafters | None = None) -> None:
-        """Serve answers with a target and its drafters.
-
-        Args:
-            shared: The caches of the target and their queue, which several engines may have.
-            drafting: What drafts; nothing by default.
-        """
+    def __init__(self, model: LoadedModel, caches: TargetCaches, drafting: OpenDrafters | None = None) -> None:
+        """Serve answers with a target, whose caches several engines may have; without drafting nothing drafts."""
         self.manifest = model.manifest
         self.tokenizer = model.encoder.tokenizer
         self.device_names = model.device_names  # of target and drafter
         self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
         drafting = drafting or OpenDrafters()
-        self._model, self._shared = model, shared
+        self._model, self._caches = model, caches
         self._encoder = model.encoder
-        self._decoders = list(shared.caches.decoders[:1])
+        self._decoders = list(caches.decoders[:1])
         self._speculation, self._pool = drafting.speculation, drafting.pool
         self._answers, self._learner = drafting.answers, drafting.learner
         self._owner = Owner()
@@ -129,7 +123,7 @@ class Engine:
         tokenize, still work.
         """
         self._decoders.clear()
-        self._shared.caches.close()
+        self._caches.close()
         if not self._owner.is_here:  # the rest belongs to the process that loaded it
             return
         with self._streams_lock:
@@ -150,11 +144,11 @@ class Engine:
     def plain(self) -> "Engine":
         """An engine that decodes plainly on this one's decoders and cache."""
         self._require_open()
-        return Engine(self._model, self._shared)
+        return Engine(self._model, self._caches)
 
     def forget_prompts(self) -> None:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
-        self._shared.caches.forget(self._shared.queue.is_held)
+        self._caches.forget()
 
     @property
     def prefix_key(self) -> str | None:
@@ -164,8 +158,7 @@ class Engine:
     def held_texts(self) -> dict[int, TokenIds]:
         """The tokens in each cache that no answer has, by the cache's number; the longest unused comes first."""
         self._require_open()
-        texts = self._shared.caches.texts()
-        return {number: tokens for number, tokens in texts.items() if not self._queue.is_held(number)}
+        return self._caches.texts()
 
     def save_prefix(self, path: str | Path, cache: int = 0) -> int:
         """Write what the model has read of the last text to a file, for load_prefix; returns how many tokens.
@@ -198,7 +191,7 @@ class Engine:
                 such cache.
         """
         tokens = read_prefix(path, self._idle_target(cache), self.manifest.kv_cache)
-        self._shared.caches.hold(cache, tokens)
+        self._caches.hold(cache, tokens)
         return len(tokens)
 
     def _idle_target(self, cache: int) -> Decoder:
@@ -207,16 +200,16 @@ class Engine:
             raise UsageError(f"the cache is {cache!r}; wanted 0 to {self.max_parallel - 1}")
         if self._queue.is_held(cache):
             raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
-        return self._shared.caches.open(cache)
+        return self._caches.open(cache)
 
     @property
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""
-        return self._shared.caches.num_caches
+        return self._caches.num_caches
 
     @property
     def _queue(self) -> RequestQueue:
-        return self._shared.queue
+        return self._caches.queue
 
     @property
     def context_length(self) -> int:
@@ -464,7 +457,7 @@ class Engine:
             self._learner.report_problem()
         deadline_s = monotonic() + (options.timeout_s or inf)
         ticket = Ticket(deadline_s=deadline_s, caller=Caller(options.priority))
-        caches = self._shared.caches
+        caches = self._caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
         fed, running = target.num_fed, ref(target)  # an answer that was read keeps no model alive

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import make_learner
 from edgespec.engine.near_ties import find_near_tie
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import (
@@ -44,16 +43,6 @@ _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejecti
 _LOG = logging.getLogger(__name__)
 
 
-class OpenModels(NamedTuple):
-    """Models that are open and measured for an engine; the engine that gets it closes it."""
-
-    decoder: Decoder  # of the target
-    shared: SharedTarget
-    encoder: PromptEncoder
-    drafters: OpenDrafters
-    near_tie: float | None
-
-
 def open_engine(setup: Setup) -> Engine:
     """Open the models of a setup; the engine closes them.
 
@@ -65,14 +54,14 @@ def open_engine(setup: Setup) -> Engine:
     for note in setup.notes:
         setup.wish.report(note)
     with ExitStack() as undone:
-        opened = _open_models(setup, undone)
-        engine = _put_together(setup, opened)
-        opened.drafters.pool.watch_while_idle()
+        model, caches, drafters = _open_models(setup, undone)
+        engine = Engine(model, caches, drafters)
+        drafters.pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
 
 
-def _open_models(setup: Setup, undone: ExitStack) -> OpenModels:
+def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCaches, OpenDrafters]:
     """Open the target and its drafters, and measure what is not known of them; undone closes what is open."""
     wish, target, placement = setup.wish, setup.memory.target, setup.placement
     renderer = _start_renderer(target)
@@ -97,14 +86,14 @@ def _open_models(setup: Setup, undone: ExitStack) -> OpenModels:
     cached = [AnswerDrafter(answers)] if answers else []
     sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
     watch = make_watch(setup, sets)
-    shared = SharedTarget.make(decoder, setup.num_parallel, setup.memory.has_memory_to_join, watch.exchange)
+    caches = TargetCaches(decoder, setup.num_parallel, setup.memory.has_memory_to_join, watch.exchange)
     pool = DrafterPool(
         sets,
         target.manifest.vocab_size,
         partial(text_drafters, setup, cached),
         watch,
         ChangeLog(wish.report),
-        free_caches=shared.empty,
+        free_caches=caches.empty,
     )
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
@@ -118,21 +107,16 @@ def _open_models(setup: Setup, undone: ExitStack) -> OpenModels:
     speculation = replace(
         speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
     )
-    drafters = OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
-    return OpenModels(decoder, shared, encoder, drafters, near_tie)
-
-
-def _put_together(setup: Setup, opened: OpenModels) -> Engine:
-    placement = setup.placement
+    pooling = setup.target.manifest.pooling
     model = LoadedModel(
         manifest=setup.target.manifest,
-        encoder=opened.encoder,
+        encoder=encoder,
         device_names=(placement.device.name, placement.drafter_device.name),
         is_deterministic=placement.deterministic,
-        near_tie=opened.near_tie,
-        embedder=_embedder(setup, opened.decoder, opened.encoder),
+        near_tie=near_tie,
+        embedder=Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length) if pooling else None,
     )
-    return Engine(model, opened.shared, opened.drafters)
+    return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
 
 
 def _start_renderer(target: ModelFolder) -> TemplateProcess:
@@ -153,13 +137,6 @@ def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
         renderer,
         target.manifest.context_length,
     )
-
-
-def _embedder(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> Embedder | None:
-    pooling = setup.target.manifest.pooling
-    if pooling is None:
-        return None
-    return Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length)
 
 
 def _answer_cache(setup: Setup) -> AnswerCache:

@@ -1,17 +1,22 @@
-"""The caches of a target, each of which serves one answer at a time, and the target as an answer sees it."""
+"""The caches of a target, each of which serves one answer at a time, and the target as an answer sees it.
+
+Several engines may share them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Lock
+from weakref import ref
 
 import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
 from edgespec.decoding.tree import NO_DRAFT
-from edgespec.engine.request_queue import Ticket
+from edgespec.draft.pool import DrafterPool
+from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.types import TokenIds
 
@@ -28,7 +33,7 @@ class _HeldText:
 
 
 class TargetCaches:
-    """A target and its forks, which are made when answers need them.
+    """A target and its forks, which are made when answers need them, and the queue of answers that wait for one.
 
     A text stays in its cache until another one takes that cache, so that a text which goes on is not read again,
     and several texts may go on by turns. Drafter models draft for the first cache: an answer has that one wherever
@@ -39,7 +44,7 @@ class TargetCaches:
         self,
         target: Decoder,
         num_caches: int = 1,
-        may_join: Callable[[], bool] = lambda: False,
+        may_join: Callable[[], bool] = lambda: True,
         report_exchange: Callable[[int, int], None] = lambda number, other: None,
     ) -> None:
         """Make no fork yet.
@@ -47,15 +52,17 @@ class TargetCaches:
         Args:
             num_caches: How many answers may be made at once; 1 where the target has no forks.
             may_join: Whether there is memory for what passes of several answers take.
+            report_exchange: Takes the numbers of caches that exchange what they hold, once that is decided.
         """
         self.num_caches = num_caches if target.forks else 1
+        self.queue = RequestQueue(num_caches=self.num_caches)
         self._can_exchange = target.forks is not None and target.forks.can_exchange
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
         self._slots = [_HeldText()]  # at least as many
         self._num_uses = [0]  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
-        self._report_exchange = report_exchange  # once it is decided
+        self._report_exchange = report_exchange
         self._clock = count()
         self._lock = Lock()
 
@@ -154,12 +161,12 @@ class TargetCaches:
             self._slots[number] = _HeldText(text, next(self._clock))
 
     def texts(self) -> dict[int, TokenIds]:
-        """The tokens that each cache holds by its number, those of the longest unused cache first."""
+        """The tokens in each cache that no answer has, by its number, those of the longest unused cache first."""
         with self._lock:
             self._exchange()
             numbers = sorted(range(len(self._decoders)), key=lambda number: self._slots[number].used_at)
             held = {number: _held_tokens(self._decoders[number]) for number in numbers}
-        return {number: tokens for number, tokens in held.items() if len(tokens)}
+        return {number: text for number, text in held.items() if len(text) and not self.queue.is_held(number)}
 
     def num_read(self, number: int | None, prompt: TokenIds, num_run: int) -> int:
         """How many tokens of a prompt a cache holds by now; 0 for no cache.
@@ -181,20 +188,20 @@ class TargetCaches:
         """The decoder of a cache; None once all were let go."""
         return self._decoders[number] if number < len(self._decoders) else None
 
-    def empty(self, is_held: Callable[[int], bool]) -> list[int]:
+    def empty(self) -> list[int]:
         """Free the memory of forks that no answer has; returns which."""
         emptied = []
         for number, decoder in list(enumerate(self._decoders))[1:]:
-            if len(self._slots[number].text) and not is_held(number) and decoder.cache:
+            if len(self._slots[number].text) and not self.queue.is_held(number) and decoder.cache:
                 self._slots[number].text = self._slots[number].text[:0]
                 decoder.cache.forget()
                 emptied.append(number)
         return emptied
 
-    def forget(self, is_held: Callable[[int], bool]) -> None:
+    def forget(self) -> None:
         """Reuse nothing of the texts that no answer makes; the first cache keeps its memory."""
-        self.empty(is_held)
-        if not is_held(0):
+        self.empty()
+        if not self.queue.is_held(0):
             self._slots[0].text = self._slots[0].text[:0]
 
     def close(self) -> None:
@@ -282,3 +289,19 @@ def answer_decoder(caches: TargetCaches, target: Decoder, ticket: Ticket, prompt
         return target
     ticket.choose = partial(caches.choose, prompt)
     return AnswerDecoder(caches, target, ticket, prompt)
+
+
+def interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
+    """End the pass and the drafts that are being made for an answer, from another thread.
+
+    Args:
+        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
+        weak: The answer, which has this call.
+    """
+    ticket = weak()
+    if ticket is None or ticket.cache is None:
+        return
+    if ticket.cache < len(decoders):
+        decoders[ticket.cache].interrupt()
+    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
+        pool.interrupt()

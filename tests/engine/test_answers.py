@@ -31,7 +31,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.engine import LoadedModel, OpenDrafters
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
@@ -97,7 +97,7 @@ def engine_of(tiny_model: Path) -> EngineOf:
     manifest = read_manifest(tiny_model)
     return lambda decoder, speculation=drafting, pool=None: Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
-        SharedTarget.make(decoder),
+        TargetCaches(decoder),
         OpenDrafters(speculation=speculation, pool=pool or DrafterPool()),
     )
 

@@ -29,7 +29,7 @@ from edgespec import (
     load,
 )
 from edgespec.engine.engine import LoadedModel
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
 from edgespec.runtimes.devices import find_device, machine_key
@@ -166,7 +166,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
     ending = replace(engine.manifest, eos_token_ids=(first[3],))
     short = Engine(
         LoadedModel(manifest=ending, encoder=PromptEncoder(ending, engine.tokenizer, tiny.TEMPLATE)),
-        SharedTarget.make(engine.target),
+        TargetCaches(engine.target),
     )
     answer = short.generate("the", max_tokens=50)
     assert (answer.token_ids, answer.finish_reason) == (first[: first.index(first[3])], "stop")
@@ -325,7 +325,7 @@ def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     engine = Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
-        SharedTarget.make(TableDecoder(tiny.VOCAB, seed=3, context_length=200)),
+        TargetCaches(TableDecoder(tiny.VOCAB, seed=3, context_length=200)),
     )
     assert len(engine.generate("the", max_tokens=30, sampling=SAMPLED).token_ids) > 0
 

@@ -41,7 +41,7 @@ def ask(engine: Engine, i: int, **options: Any) -> Completion:
 def open_joined(model: Path, **options: Any) -> Engine:
     """An engine whose passes can run as one from the first on."""
     engine = load(model, **{"deterministic": True} | options)
-    caches = engine._shared.caches
+    caches = engine._caches
     caches.give(1, np.zeros(1, np.int32))
     queue = engine.target._passes.queue  # type: ignore[attr-defined]
     if queue._joiner is not None:
@@ -203,7 +203,7 @@ def test_one_thread_may_read_more_answers_alternately_than_there_are_caches(
 def test_a_conversation_finds_its_text_again_after_answers_at_once(tiny_model: Path) -> None:
     with load(tiny_model, drafter="none", deterministic=True) as engine:
         all_at_once(engine, [0, 1, 2, 3])
-        caches = engine._shared.caches
+        caches = engine._caches
         first = engine.generate("an other one " * 9, max_tokens=8)
         held = [len(slot.text) for slot in caches._slots]
         fed = sum(decoder.num_fed for decoder in caches._decoders)
@@ -217,9 +217,9 @@ def test_a_prefix_that_another_answer_has_read_is_not_read_again(tiny_model: Pat
     with open_joined(tiny_model, drafter="none") as engine:
         long = engine.stream(SHARED + "one", sampling=HOT, max_tokens=300)
         next(long)
-        fed = engine._shared.caches._decoders[1].num_fed
+        fed = engine._caches._decoders[1].num_fed
         answer = engine.generate(SHARED + "two", max_tokens=1)
-        assert engine._shared.caches._decoders[1].num_fed - fed < answer.prompt_tokens / 3
+        assert engine._caches._decoders[1].num_fed - fed < answer.prompt_tokens / 3
         long.close()
 
 
@@ -240,7 +240,7 @@ def test_nothing_grows_with_the_number_of_requests(tiny_model: Path, num_request
                 pass
         gc.collect()
         assert [count() for count in counts] == [0, 0, 0, 0]
-        assert len(engine._shared.caches._decoders) <= 4
+        assert len(engine._caches._decoders) <= 4
     wait_for_threads_since(before)
 
 
@@ -248,15 +248,15 @@ def test_closing_frees_all_caches(tiny_model: Path) -> None:
     engine = open_joined(tiny_model, drafter="none")
     all_at_once(engine, [0, 1])
     engine.close()
-    assert engine._shared.caches._decoders == []
+    assert engine._caches._decoders == []
 
 
 def test_caches_that_no_answer_has_are_emptied_where_memory_is_short(tiny_model: Path) -> None:
     with open_joined(tiny_model, drafter="none") as engine:
         all_at_once(engine, [1, 3])
-        held = [number for number, slot in enumerate(engine._shared.caches._slots) if len(slot.text) and number]
+        held = [number for number, slot in enumerate(engine._caches._slots) if len(slot.text) and number]
         assert engine._pool.relieve() == bool(held)
-        assert not any(len(slot.text) for slot in engine._shared.caches._slots[1:])
+        assert not any(len(slot.text) for slot in engine._caches._slots[1:])
         assert not engine._pool.relieve()
 
 

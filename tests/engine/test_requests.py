@@ -22,7 +22,7 @@ from edgespec import (
 )
 from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
 from edgespec.engine.engine import LoadedModel
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import SuggestedSampling
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -284,7 +284,7 @@ def test_whole_rows_are_read_where_the_likeliest_token_is_not_enough(
     engine: Engine, options: dict[str, Any]
 ) -> None:
     decoder = Choosing(tiny.VOCAB, seed=3)
-    choosing = Engine(LoadedModel(manifest=engine.manifest, encoder=engine._encoder), SharedTarget.make(decoder))
+    choosing = Engine(LoadedModel(manifest=engine.manifest, encoder=engine._encoder), TargetCaches(decoder))
     usual = choosing.generate(PROMPT, max_tokens=12)
     num_asked = decoder.num_asked
     assert num_asked > 0

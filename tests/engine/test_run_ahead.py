@@ -20,7 +20,7 @@ from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
 from edgespec.text.prompt_encoder import PromptEncoder
@@ -298,7 +298,7 @@ def engine(tiny_model: Path, tmp_path: Path) -> Engine:
     manifest = read_manifest(tiny_model)
     return Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
-        SharedTarget.make(CountingDecoder()),
+        TargetCaches(CountingDecoder()),
         OpenDrafters(answers=AnswerCache(tmp_path, "tiny", "0" * 64, tiny.VOCAB)),
     )
 

@@ -28,7 +28,7 @@ def open_engine(model: Path, **options: Any) -> Engine:
 
 def num_fed(engine: Engine) -> int:
     """How many tokens the target has read, in all of its caches."""
-    return sum(decoder.num_fed for decoder in engine._shared.caches.decoders)
+    return sum(decoder.num_fed for decoder in engine._caches.decoders)
 
 
 def begin(engine: Engine, topic: str) -> Conversation:
@@ -114,7 +114,7 @@ def test_one_conversation_takes_one_cache(tiny_model: Path) -> None:
         for turn in TURNS:
             conversation.say(turn)
         conversation.retry().completion()
-        assert len(engine._shared.caches.decoders) == 1
+        assert len(engine._caches.decoders) == 1
 
 
 def test_conversations_in_threads_have_the_texts_of_each_alone(tiny_model: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_measured_answer_reads_its_whole_prompt(tiny_model: Path) -> None:
             before = num_fed(engine)
             answer = engine.generate(topic, max_tokens=1)
             assert num_fed(engine) - before == answer.prompt_tokens
-        assert len(engine._shared.caches.decoders) == 1
+        assert len(engine._caches.decoders) == 1
 
 
 class Forking(Double, Cache, Forks):

@@ -299,7 +299,7 @@ def test_conversations_that_go_on_by_turns_are_not_read_again(folder_of: Callabl
         conversations = [engine.chat(topic * 30, max_tokens=4) for topic in ("the in ", "an on ")]
         num_read = []
         for conversation in [*conversations, *conversations]:
-            decoders = engine._shared.caches.decoders
+            decoders = engine._caches.decoders
             before = sum(decoder.num_fed for decoder in decoders)
             told = conversation.say("the")
             num_read.append(sum(decoder.num_fed for decoder in decoders) - before)

@@ -157,7 +157,7 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
         title = pool.submit(ask, TITLE, 40)
         assert decoder.has_begun.wait(120)
         person = pool.submit(ask, PERSON, 15)
-        served.wait_until(lambda: bool(engines[0]._shared.queue._waiting))
+        served.wait_until(lambda: bool(engines[0]._caches.queue._waiting))
         decoder.may_go_on.set()
         usages = person.result(30), title.result(30)
     assert [each["completion_tokens"] for each in usages] == [15, 40]

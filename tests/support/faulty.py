@@ -20,7 +20,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.engine import LoadedModel, OpenDrafters
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import Manifest, read_manifest, write_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.system.file_hashes import file_record
@@ -32,9 +32,7 @@ SCHEDULES = ["serial", "pipelined", "hedged"]
 
 def plain_engine(manifest: Manifest, tokenizer: Tokenizer, target: Decoder) -> Engine:
     """Without a template, so that a prompt is its own text."""
-    return Engine(
-        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer)), SharedTarget.make(target)
-    )
+    return Engine(LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer)), TargetCaches(target))
 
 
 def drafted_engine(
@@ -65,7 +63,7 @@ def drafted_engine(
         speculation = replace(speculation, accept=accept)
     return Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer)),
-        SharedTarget.make(target),
+        TargetCaches(target),
         OpenDrafters(speculation=speculation, pool=pool),
     )
 

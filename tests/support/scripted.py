@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 
 from edgespec import Engine
 from edgespec.engine.engine import LoadedModel
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import read_manifest
 from edgespec.simulation.synthetic import HeldTokens
 from edgespec.text.prompt_encoder import PromptEncoder
@@ -90,5 +90,5 @@ def scripted_engine(
     manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)
     return Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer, template)),
-        SharedTarget.make(decoder),
+        TargetCaches(decoder),
     )

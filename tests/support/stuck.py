@@ -10,7 +10,7 @@ from double import Double
 from edgespec import Engine
 from edgespec.decoding.decoder import Decoder
 from edgespec.engine.engine import LoadedModel
-from edgespec.engine.shared_target import SharedTarget
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import read_manifest
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import Tokenizer
@@ -43,5 +43,5 @@ def engine_of(folder: Path, decoder: Decoder, template: str | None = None) -> En
         LoadedModel(
             manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template)
         ),
-        SharedTarget.make(decoder),
+        TargetCaches(decoder),
     )
