@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from edgespec.draft.costs import Gain
     from edgespec.draft.timeline import Interval
     from edgespec.engine.answer_stream import AnswerStream, Reply
-    from edgespec.engine.answers import Chunk, Completion
+    from edgespec.engine.answers import Chunk, Completion, Stats
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
     from edgespec.engine.request import AnswerOptions, Drafting
-    from edgespec.engine.stats import Stats
     from edgespec.engine.transcript import Round
     from edgespec.errors import (
         ContextOverflow,
@@ -83,7 +82,6 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.draft.timeline import picture as picture
     from edgespec.engine.answers import join_chunks as join_chunks
     from edgespec.engine.drafter_choice import rank_for_model as rank_for_model
-    from edgespec.engine.model_reasoning import has_spent as has_spent
     from edgespec.engine.pair_check import check_pair as check_pair
     from edgespec.engine.pair_export import PairHalf as PairHalf
     from edgespec.engine.pair_export import add_forms as add_forms
@@ -92,6 +90,7 @@ if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
     from edgespec.engine.pair_export import usual_added_precision as usual_added_precision
     from edgespec.engine.plan import plan_document as plan_document
     from edgespec.engine.reasoning import ReasoningStream as ReasoningStream
+    from edgespec.engine.reasoning import has_spent as has_spent
     from edgespec.engine.reasoning import split_reasoning as split_reasoning
     from edgespec.engine.request import require_embedding_model as require_embedding_model
     from edgespec.engine.request import require_writer as require_writer
@@ -202,12 +201,11 @@ _HOMES = _by_name(
         "draft.costs": "Gain",
         "draft.timeline": "Interval",
         "engine.answer_stream": "AnswerStream Reply",
-        "engine.answers": "Chunk Completion",
+        "engine.answers": "Chunk Completion Stats",
         "engine.conversation": "Conversation",
         "engine.engine": "Engine",
         "engine.load": "load",
         "engine.request": "AnswerOptions Drafting",
-        "engine.stats": "Stats",
         "engine.transcript": "Round",
         "system.progress": "LoadProgress",
         "text.call_events": "CallArguments CallEnd CallStart",
@@ -235,11 +233,10 @@ _WING_NAMES = _by_name(
         "draft.timeline": "chrome_trace latest picture",
         "engine.answers": "join_chunks",
         "engine.drafter_choice": "rank_for_model",
-        "engine.model_reasoning": "has_spent",
         "engine.pair_check": "check_pair",
         "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",
         "engine.plan": "plan_document",
-        "engine.reasoning": "ReasoningStream split_reasoning",
+        "engine.reasoning": "ReasoningStream has_spent split_reasoning",
         "engine.request": "require_embedding_model require_writer",
         "engine.transcript": "Transcript",
         "errors": "FormatError ToolError",

@@ -1,15 +1,68 @@
-"""An answer as values: its chunks, and the whole of it. Knows nothing of threads."""
+"""An answer as values: its chunks, the whole of it, and its figures, a fold over its blocks.
+
+Knows nothing of threads.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgespec.decoding.logprobs import TokenLogprob
+from edgespec.decoding.scheduler import Block
+from edgespec.decoding.tree import Tree
+from edgespec.draft.acceptance_rates import AcceptanceChange
+from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
-from edgespec.engine.stats import Stats
 from edgespec.text.call_events import CallEvent, join_calls
 from edgespec.text.tool import ToolCall
+from edgespec.types import TokenIds
+
+# Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
+_MAX_PAUSE = 0.5
+_MOST_WAITED = 0.01  # of the seconds of an answer: what the interval of a gain allows anyway
+_COUNTS = ("rounds", "drafted", "verified", "accepted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Figures of one answer. Rates are None where nothing was measured."""
+
+    decode_tokens_per_second: float | None
+    prefill_tokens_per_second: float | None
+    time_to_first_token_s: float | None
+    tokens_per_pass: float
+    acceptance_rate: float | None
+    acceptance_by_position: tuple[float, ...]  # of a tree by depth
+    passes: int
+    num_drafted: int
+    num_verified: int  # drafted tokens whose predecessors were all accepted
+    num_accepted: int
+    num_corrections: int  # passes whose last token replaced a drafted one
+    num_bonuses: int  # passes that accepted a whole branch and gave one token more
+    num_emitted: int  # tokens that the user got
+    num_decoded: int  # tokens after the first pass, which reads the prompt
+    sources: dict[str, dict[str, int]]  # rounds, drafted, verified and accepted of each; none is plain decoding
+    counts_by_position: tuple[tuple[int, int], ...]  # drafts that reached it, and drafts accepted up to it
+    widths: dict[int, tuple[int, float]]  # passes and their seconds, by tokens run; the first pass left out
+    drafter: str
+    draft_length: str
+    target_device: str
+    drafter_device: str | None
+    schedule: str = "serial"
+    overlap: float = 0.0  # share of the time in which target and drafter worked at once
+    gain: Gain | None = None  # over plain decoding, measured against passes without a draft; None where it was not
+    acceptance: dict[str, AcceptanceChange] = field(default_factory=dict)  # of each source, now and before
+    undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
+    num_read: int = 0  # tokens of the prompt that the first pass ran, as no cache held them
+    waited_passes: int = 0  # that ended from when one of its own was asked for to when that had ended
+    num_redecided: int = 0  # near-ties that were decided as in plain decoding, with --exact
+    num_reruns: int = 0  # passes of one token that this took, which passes does not count
+    downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back
+
+    def as_dict(self) -> dict[str, Any]:
+        """Figures as JSON values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +145,112 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
         tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
     )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over the blocks of an answer. The first pass reads the prompt and does not count as decoding."""
+
+    passes: int = 0
+    corrections: int = 0
+    tokens: int = 0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    pause_s: float = 0.0  # between passes, beside drafts
+    ended_s: float = 0.0  # when the last pass did, by its clock
+    num_read: int = 0  # by the first pass, as no cache held them
+    first_s: float | None = None  # that it took
+    drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it, a tree counts once
+    accepted: list[int] = field(default_factory=list)
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
+    widths: dict[int, tuple[int, float]] = field(default_factory=dict)
+    undrafted: dict[str, int] = field(default_factory=dict)
+
+    def add(self, block: Block, num_kept: int) -> None:
+        """Count a block of which the user gets num_kept tokens."""
+        if self.passes:
+            self.decode_tokens += num_kept
+            self.decode_s += block.draft_s + block.verify_s
+            passes, seconds = self.widths.get(block.num_draft + 1, (0, 0.0))
+            self.widths[block.num_draft + 1] = passes + 1, seconds + block.verify_s
+            pause_s = block.started_s - self.ended_s - block.draft_s
+            self.pause_s += min(max(0.0, pause_s), _MAX_PAUSE * block.verify_s)
+        self.ended_s = block.started_s + block.verify_s
+        self.passes += 1
+        self.tokens += num_kept
+        if block.reason:
+            self.undrafted[block.reason] = self.undrafted.get(block.reason, 0) + 1
+        verified, is_correction = verdicts(block.draft, block.tokens)
+        self.corrections += is_correction
+        source = self.sources.setdefault(block.draft.source, dict.fromkeys(_COUNTS, 0))
+        for name, count in zip(_COUNTS, (1, block.num_draft, verified, block.num_accepted), strict=True):
+            source[name] += count
+        depth = block.draft.depth
+        missing = depth - len(self.drafted)
+        self.drafted += [0] * missing
+        self.accepted += [0] * missing
+        for i in range(depth):
+            self.drafted[i] += 1
+            self.accepted[i] += i < block.num_accepted
+
+    def stats(self, **setup: Any) -> Stats:
+        """The figures.
+
+        Args:
+            setup: Fields of Stats that say what ran: drafter, draft_length, devices, and those that have defaults.
+        """
+        drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
+        by_position = tuple(zip(self.drafted, self.accepted, strict=True))
+        return Stats(
+            decode_tokens_per_second=self.decode_tokens / self.decode_s if self.decode_tokens else None,
+            prefill_tokens_per_second=self.num_read / self.first_s if self.first_s else None,
+            time_to_first_token_s=self.first_s,
+            tokens_per_pass=self.tokens / self.passes if self.passes else 0.0,
+            acceptance_rate=accepted / drafted if drafted else None,
+            acceptance_by_position=tuple(accepted / reached for reached, accepted in by_position),
+            passes=self.passes,
+            num_drafted=drafted,
+            num_verified=verified,
+            num_accepted=accepted,
+            num_corrections=self.corrections,
+            num_bonuses=self.passes - self.corrections,
+            num_emitted=self.tokens,
+            num_decoded=self.decode_tokens,
+            sources=self.sources,
+            counts_by_position=by_position,
+            widths=self.widths,
+            undrafted=self.undrafted,
+            num_read=self.num_read,
+            **setup,
+        )
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds of the answer, those included in which its passes waited."""
+        return (self.first_s or 0.0) + self.decode_s + self.pause_s
+
+    def gain(self, costs: PassCosts) -> Gain | None:
+        """The gain of drafting, by what passes take; None where nothing was drafted or too little is known."""
+        if not sum(self.drafted):
+            return None
+        pause_s = self.pause_s / max(1, self.passes - 1)
+        widths = {width: (passes, taken_s + passes * pause_s) for width, (passes, taken_s) in self.widths.items()}
+        return measured_gain(costs, widths, self.decode_tokens, self.decode_s + self.pause_s)
+
+
+def was_alone(num_joined: int, waited_s: float, taken_s: float) -> bool:
+    """True if the passes of an answer ran alone: none as one with others, and no wait that a gain would show.
+
+    To enter an empty queue of passes takes some microseconds, too.
+    """
+    return not num_joined and waited_s <= _MOST_WAITED * taken_s
+
+
+def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:
+    """How many drafted tokens a pass has judged, and whether its last token replaced one.
+
+    Every token is judged whose predecessors were all accepted: of a chain, the accepted ones and the first that
+    was not.
+    """
+    above, judged, accepted = draft.above, draft.judged(emitted), [-1, *draft.matching(emitted[:-1])]
+    return len(judged), any(above[node] == accepted[-1] for node, _ in judged)

@@ -15,8 +15,6 @@ from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.request import (
     ReplyOptions,
     Settings,
-    Switches,
-    ToolOptions,
     check_count,
     check_flag,
     check_path,
@@ -142,7 +140,7 @@ class Conversation:
     @property
     def num_tokens(self) -> int:
         """Tokens of the messages that the model would be sent now."""
-        return self.engine.count(sent, **self._switches()) if (sent := self.sent) else 0
+        return self._count(sent) if (sent := self.sent) else 0
 
     @property
     def sent(self) -> tuple[Turn, ...]:
@@ -155,7 +153,9 @@ class Conversation:
         With drop-oldest all other messages could make room.
         """
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
-        return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
+        return self.engine.context_length - self._count(
+            self._sent([*self._rounds, Round(text, None)][num_dropped:])
+        )
 
     def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
@@ -390,7 +390,7 @@ class Conversation:
         num_dropped = self._choose_num_dropped(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
-        num_prompt = self.engine.count(sent, **self._switches())
+        num_prompt = self._count(sent)
         stream = self.engine.stream(
             sent,
             sampling=sampling,
@@ -400,8 +400,11 @@ class Conversation:
             prefill=begun or None,
             thinking_budget=self.thinking_budget,
             ends_loops=self.ends_loops,
-            **self._tool_options(rounds[-1]),
-            **self._switches(),
+            tools=self.tools or None,
+            tool_choice="auto" if self.tools and rounds[-1].steps else self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            whole_tool_calls=True,
+            thinking=self.thinking,
             **options,
         )
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
@@ -416,36 +419,23 @@ class Conversation:
     def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
         context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
-        num_tokens = self._count(rounds, num_dropped)
+        num_tokens = self._count(self._sent(rounds[num_dropped:]))
         if self._overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
             wanted = min(self.max_tokens or share, share)
             if num_tokens + wanted // 2 > context:
                 num_dropped += bisect_left(
-                    range(num_dropped, most), True, key=lambda num: self._count(rounds, num) + wanted <= context
+                    range(num_dropped, most),
+                    True,
+                    key=lambda num: self._count(self._sent(rounds[num:])) + wanted <= context,
                 )
-                num_tokens = self._count(rounds, num_dropped)
+                num_tokens = self._count(self._sent(rounds[num_dropped:]))
         if num_tokens > context:
             raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         return num_dropped
 
-    def _count(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
-
-    def _switches(self) -> Switches:
-        switches: Switches = {} if self.thinking is None else {"thinking": self.thinking}
-        if self.tools:
-            switches["tools"] = self.tools
-        return switches
-
-    def _tool_options(self, unanswered: Round) -> ToolOptions:
-        if not self.tools:
-            return {"tool_choice": self.tool_choice}
-        return {
-            "tool_choice": "auto" if unanswered.steps else self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
-            "whole_tool_calls": True,
-        }
+    def _count(self, sent: Sequence[Turn]) -> int:
+        return self.engine.count(sent, thinking=self.thinking, tools=self.tools or None)
 
     def _take_answer(self, reply: Reply, finish_reason: str) -> None:
         """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""

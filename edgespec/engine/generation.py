@@ -4,16 +4,18 @@ Passes run in a thread of their own, with what must be known before the next pas
 the count. Their text, and all that is made of it, is made where it is read.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
 
 from edgespec.decoding.acceptance import Acceptance
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.greedy import PlainChoices, Reruns, decoder_for
-from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -24,17 +26,88 @@ from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import Chunk
+from edgespec.engine.answers import Chunk, Stats, Tally, was_alone
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
-from edgespec.engine.stats import Stats, was_alone
-from edgespec.engine.writing import AnswerPass, TextStop, TokenStop, Writing, text_after
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.call_events import Part, TextPart, in_order, split_parts
+from edgespec.text.call_parser import CallReader
+from edgespec.text.tokenizer import TextStream, Tokenizer
+from edgespec.types import TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
+
+
+@dataclass(slots=True)
+class TokenStop:
+    """Cuts a stream of blocks at an end token, which is not part of the answer, or after max_tokens."""
+
+    eos_token_ids: Collection[int]
+    max_tokens: int
+    num_tokens: int = 0
+
+    def cut(self, tokens: TokenIds) -> tuple[TokenIds, str | None]:
+        """The tokens that belong to the answer, and the finish reason if it ends here."""
+        room = self.max_tokens - self.num_tokens
+        kept = tokens[:room]
+        for i, token in enumerate(kept.tolist()):
+            if token in self.eos_token_ids:
+                self.num_tokens += i
+                return tokens[:i], "stop"
+        self.num_tokens += len(kept)
+        return kept, "length" if self.num_tokens >= self.max_tokens else None
+
+
+class TextStop:
+    """Cuts a stream of text at the first of several strings.
+
+    Text that may be the start of one is held back until it is clear.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = [string for string in strings if string]
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that can be shown, and whether the answer ends there."""
+        self._held += text
+        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if found:
+            shown, self._held = self._held[: min(found)], ""
+            return shown, True
+        keep = self._num_undecided()
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, False
+
+    def flush(self) -> str:
+        """The text that was held back, when no more comes."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _num_undecided(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self._strings), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(string.startswith(self._held[-size:]) for string in self._strings):
+                return size
+        return 0
+
+
+class AnswerPass(NamedTuple):
+    """A pass of an answer, the part of it that belongs to the answer, and the target's counts at that time."""
+
+    block: Block  # without logits: many passes may wait, and a row has half a megabyte
+    kept: TokenIds  # the block up to an end token or the count
+    finish_reason: str | None  # if the answer ends with it
+    num_fed: int  # tokens that the target has run for the answer
+    made_s: float  # seconds since the first pass began
+    reruns: Reruns  # of the answer so far
+    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
 
 
 class _Announcing(ForwardingDecoder):
@@ -121,7 +194,11 @@ class Generation:
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
-        clock = partial(_working_s, caller)
+
+        def clock() -> float:
+            """The time less that in which the answer's passes waited for others, which is no cost of drafting."""
+            return perf_counter() - caller.waited_s
+
         policy = PoolPolicy(
             self.pool,
             self.speculation,
@@ -149,7 +226,11 @@ class Generation:
             waited_s = caller.waited_s
             try:
                 for block in blocks:
-                    block, waited_s = _with_waits(block, waited_s, caller.waited_s), caller.waited_s
+                    before_s, waited_s = waited_s, caller.waited_s
+                    if waited_s:  # the block in ordinary time
+                        block = block._replace(
+                            started_s=block.started_s + before_s, verify_s=block.verify_s + waited_s - before_s
+                        )
                     kept, reason = token_stop.cut(block.tokens)
                     reruns = plain.reruns if plain else none_rerun
                     seconds = perf_counter() - started
@@ -176,7 +257,7 @@ class Generation:
 
 
 class AnswerWriter:
-    """Makes chunks of the passes of an answer, and its figures.
+    """The state of an answer while it is written: makes chunks of its passes, and its figures.
 
     drafting: Takes at the end when drafter models have worked for the answer.
     acceptance: Takes at the end how much of what each source guessed was accepted.
@@ -184,45 +265,123 @@ class AnswerWriter:
 
     def __init__(self, generation: Generation, request: Request, ticket: Ticket) -> None:
         self._generation, self._request, self._caller = generation, request, ticket.caller
-        calls, tokenizer = request.calls, generation.tokenizer
-        shown = tokenizer.special_within(calls.format.marks()) if calls else frozenset()
-        stop = TextStop(request.stop)
-        self._writing = Writing(
-            text_after(request.prefill, tokenizer, shown),
-            stop,
-            calls.reader(stop) if calls else None,
-            calls.reasoning() if calls and not len(request.prefill) else None,
-        )
         self.drafting: list[Interval] = []
         self.acceptance: dict[str, AcceptanceChange] = {}
+        self._text_stop = TextStop(request.stop)
+        self._calls: CallReader | None = None  # searches text beside calls by the stop strings
+        self._reasoning: ReasoningGate | None = None  # in which nothing is a call
+        calls, tokenizer, shown = request.calls, generation.tokenizer, frozenset[int]()
+        if calls:
+            shown = tokenizer.special_within(calls.format.marks())
+            self._calls = CallReader(
+                calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop
+            )
+            # All of an answer may be a call where one is demanded, from its beginning.
+            if calls.use.choice == "auto" and not len(request.prefill):
+                self._reasoning = ReasoningGate(is_open=calls.opens_reasoning)
+        self._text_stream = TextStream(tokenizer, shown)
+        for token in request.prefill.tolist():  # which may end within a character
+            self._text_stream.push([token])
+        self._tokens: TokenIds = np.zeros(0, np.int32)  # with those after a stop string
+        self._tally = Tally()
+        self._timeline: list[Interval] = []
+        self._reruns = Reruns()
+        self._is_cut = False  # by a stop string, or after the one call that it may have
 
     def add(self, new: AnswerPass) -> Chunk:
-        chunk = self._writing.add(new)
+        block, tally = new.block, self._tally
+        if not tally.passes:
+            tally.num_read, tally.first_s = max(0, new.num_fed - block.num_draft), new.made_s
+        self._tokens = append(self._tokens, new.kept)
+        parts, num_shown = self._parts_of(new.kept)
+        text, events, places = split_parts(parts)
+        tally.add(block, num_shown)
+        ended_s = block.started_s + block.verify_s
+        self._timeline.append(Interval("target", "verify", block.started_s, ended_s, len(block.tokens)))
+        self._reruns = new.reruns
         new.learn()
-        return chunk
+        return Chunk(
+            text=text,
+            token_ids=tuple(new.kept[:num_shown].tolist()),
+            origins=(*[block.draft.source] * block.num_accepted, "target")[:num_shown],
+            logprobs=new.logprobs[:num_shown],
+            tool_calls=events,
+            call_places=places,
+            finish_reason="stop" if self._is_cut else new.finish_reason,
+        )
 
     def finish(self, last: Chunk) -> Chunk:
-        writing = self._writing
-        chunk = writing.finish(last)
-        ended = writing.timeline[-1].end_s if writing.timeline else 0.0
-        timeline = [*writing.timeline, *(each for each in self.drafting if each.start_s <= ended)]
-        return replace(chunk, stats=self._stats(timeline), timeline=tuple(timeline))
+        """The last chunk with the text that was held back, and the figures."""
+        reason = last.finish_reason
+        parts = [*in_order(last.text, last.tool_calls, last.call_places)]
+        if not self._is_cut:
+            parts += self._parts_of_text(self._text_stream.flush())
+            parts += self._read_calls(*self._reasoning.end()) if self._reasoning and not self._is_cut else []
+        if self._calls:
+            parts += self._calls.flush()
+            self._is_cut = self._is_cut or self._calls.is_stopped
+        elif not self._is_cut:
+            parts.append(TextPart(self._text_stop.flush()))
+        reason = "stop" if self._is_cut else reason
+        reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
+        text, events, places = split_parts(parts)
+        ended_s = self._timeline[-1].end_s if self._timeline else 0.0
+        timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
+        return replace(
+            last,
+            text=text,
+            tool_calls=events,
+            call_places=places,
+            finish_reason=reason,
+            stats=self._stats(timeline),
+            timeline=timeline,
+        )
 
     def close(self) -> None:
         if self._generation.answers:
-            self._generation.answers.add(self._request.tokens, self._writing.tokens)
+            self._generation.answers.add(self._request.tokens, self._tokens)
+
+    def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
+        """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
+
+        Token by token, so that where the answer ends does not depend on how tokens came in blocks.
+        """
+        parts: list[Part] = []
+        for i, token in enumerate(tokens):
+            parts += self._parts_of_text(self._text_stream.push([token]))
+            if self._is_cut:
+                return parts, i + 1
+        return parts, len(tokens)
+
+    def _parts_of_text(self, text: str) -> list[Part]:
+        """The calls in a piece of text, and what is text of it up to a stop string: all of the reasoning is."""
+        if self._calls is None:
+            return self._text_to_stop(text)
+        return self._read_calls(*(self._reasoning.push(text) if self._reasoning else ("", text)))
+
+    def _read_calls(self, reasoning: str, text: str) -> list[Part]:
+        assert self._calls is not None
+        parts = self._text_to_stop(reasoning) if reasoning else []
+        if text and not self._is_cut:
+            parts += self._calls.push(text)
+            self._is_cut = self._calls.is_over
+        return parts
+
+    def _text_to_stop(self, text: str) -> list[Part]:
+        shown, self._is_cut = self._text_stop.push(text)
+        return [TextPart(shown)] if shown else []
 
     def _stats(self, timeline: Sequence[Interval]) -> Stats:
         """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
-        generation, choice, tally = self._generation, self._request.drafters, self._writing.tally
+        generation, choice, tally = self._generation, self._request.drafters, self._tally
         length = choice.draft_length or generation.speculation.draft_length
         drafters = choice.select(generation.speculation.drafters())
         is_alone = was_alone(self._caller.num_joined, self._caller.waited_s, tally.taken_s)
         costs = generation.speculation.costs()
-        costs.context_length = len(self._writing.tokens)
+        costs.context_length = len(self._tokens)
         return tally.stats(
-            num_redecided=self._writing.reruns.num_tokens,
-            num_reruns=self._writing.reruns.num_passes,
+            num_redecided=self._reruns.num_tokens,
+            num_reruns=self._reruns.num_passes,
             drafter="+".join(drafter.name for drafter in drafters) or "none",
             draft_length="auto" if length is None else str(length),
             target_device=generation.device_names[0],
@@ -234,15 +393,3 @@ class AnswerWriter:
             acceptance=self.acceptance,
             waited_passes=self._caller.waited_passes,
         )
-
-
-def _working_s(caller: Caller) -> float:
-    """The clock less the time in which an answer's passes waited for others, which is no cost of drafting."""
-    return perf_counter() - caller.waited_s
-
-
-def _with_waits(block: Block, before_s: float, after_s: float) -> Block:
-    """A block in ordinary time, from seconds that the answer had waited before its pass and after it."""
-    if not after_s:
-        return block
-    return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + after_s - before_s)

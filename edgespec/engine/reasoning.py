@@ -1,11 +1,31 @@
-"""Tells what a thinking model reasons, between <think> and </think>, from what it answers.
+"""The reasoning of thinking models, which stands between <think> and </think> at the beginning of an answer.
 
-Reasoning stands at the beginning of an answer; the same marks later on are text. Knows nothing of models.
+Tells it from the answer (the same marks later on are text), and bounds it. The bound is a pure function of the
+answer so far, as a grammar is, so that drafts and schedules change nothing.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.engine.request import Request, under_constraint
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tool import ToolUse
+from edgespec.types import TokenConstraint, TokenIds, append
+
 OPEN, CLOSE = "<think>", "</think>"
+_NONE: TokenIds = np.zeros(0, np.int32)
+# Tokens in which an answer opens its reasoning: the mark, which few tokenizers cut into more, and white space.
+_MOST_OPENING = 16
+# What stands between the last thought and the answer, as models write it by themselves.
+CLOSING = f"\n{CLOSE}\n\n"
+_TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning
 
 
 class AnswerPart(NamedTuple):
@@ -22,43 +42,41 @@ class ReasoningStream:
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
-        self.is_reasoning = is_open
-        self._is_begun = is_open  # the answer or the reasoning has begun
+        self._gate = ReasoningGate(is_open=is_open)
+        self._mark = "" if is_open else OPEN  # that is yet to come
         self._skips_space = True
-        self._held = ""
+        self._space = ""  # at the end of the reasoning so far, which may stand before its closing mark
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._gate.is_inside
 
     def push(self, text: str) -> list[AnswerPart]:
         """Return what is known by now; a mark that is not complete waits."""
-        self._held += text
-        if not self._is_begun:
-            stripped = self._held.lstrip()
-            if OPEN.startswith(stripped) and stripped != OPEN:  # also nothing at all
-                return []
-            self._is_begun = True
-            if stripped.startswith(OPEN):
-                self.is_reasoning, self._held = True, stripped.removeprefix(OPEN)
-            else:
-                self._skips_space = False
-        if not self.is_reasoning:
-            return self._take(self._held, is_reasoning=False)
-        reasoning, mark, rest = self._held.partition(CLOSE)
-        if mark:
-            parts = self._take(reasoning.rstrip(), is_reasoning=True)
-            self.is_reasoning, self._skips_space = False, True
-            return parts + self._take(rest, is_reasoning=False)
-        ready = self._held[: len(self._held) - _num_undecided(self._held)]
-        return self._take(ready, is_reasoning=True)
+        return self._parts(*self._gate.push(text), is_last=False)
 
     def end(self) -> list[AnswerPart]:
         """Return what was held back."""
-        return self._take(self._held, is_reasoning=self.is_reasoning)
+        return self._parts(*self._gate.end(), is_last=True)
 
-    def _take(self, text: str, *, is_reasoning: bool) -> list[AnswerPart]:
-        self._held = self._held[len(text) :] if self._held.startswith(text) and is_reasoning else ""
+    def _parts(self, reasoning: str, text: str, *, is_last: bool) -> list[AnswerPart]:
+        if reasoning and self._mark:
+            reasoning, self._mark = reasoning.lstrip().removeprefix(self._mark), ""
+        reasoning = self._space + reasoning
+        is_closed = self._gate.is_over and reasoning.endswith(CLOSE)
+        shown = reasoning.removesuffix(CLOSE) if is_closed else reasoning
+        shown = shown if is_last else shown.rstrip()
+        self._space = "" if is_closed else reasoning[len(shown) :]
+        if self._gate.is_over and self._mark:  # there is no reasoning
+            self._skips_space = False
+        parts = self._part(shown, is_reasoning=True)
+        self._skips_space = self._skips_space or is_closed
+        return parts + self._part(text, is_reasoning=False)
+
+    def _part(self, text: str, *, is_reasoning: bool) -> list[AnswerPart]:
         if self._skips_space:
             text = text.lstrip()
-        if text:
-            self._skips_space = False
+        self._skips_space = self._skips_space and not text
         return [AnswerPart(text, is_reasoning)] if text else []
 
 
@@ -69,25 +87,30 @@ class ReasoningGate:
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
-        self._is_inside = is_open
-        self._is_over = False
+        self._is_begun = is_open
+        self.is_over = False  # nothing that follows is reasoning
         self._held = ""
+
+    @property
+    def is_inside(self) -> bool:
+        """The reasoning has begun, and not ended."""
+        return self._is_begun and not self.is_over
 
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning that is known by now, and what comes after it; a mark that is not complete waits."""
-        if self._is_over:
+        if self.is_over:
             return "", text
         self._held += text
-        if not self._is_inside:
+        if not self._is_begun:
             begun = self._held.lstrip()
             if OPEN.startswith(begun) and begun != OPEN:
                 return "", ""
-            self._is_inside, self._is_over = begun.startswith(OPEN), not begun.startswith(OPEN)
-        if self._is_over:
+            self._is_begun, self.is_over = begun.startswith(OPEN), not begun.startswith(OPEN)
+        if self.is_over:
             return "", self._take(len(self._held))
         before, mark, _ = self._held.partition(CLOSE)
         if mark:
-            self._is_over = True
+            self.is_over = True
             return self._take(len(before + mark)), self._take(len(self._held))
         num_begun = next(n for n in range(len(CLOSE) - 1, -1, -1) if self._held.endswith(CLOSE[:n]))
         return self._take(len(self._held) - num_begun), ""
@@ -95,7 +118,7 @@ class ReasoningGate:
     def end(self) -> tuple[str, str]:
         """The text that was held back, as push gives it."""
         held = self._take(len(self._held))
-        return (held, "") if self._is_inside and not self._is_over else ("", held)
+        return (held, "") if self.is_inside else ("", held)
 
     def _take(self, num: int) -> str:
         taken, self._held = self._held[:num], self._held[num:]
@@ -112,9 +135,162 @@ def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
     )
 
 
-def _num_undecided(text: str) -> int:
-    """Characters at the end that the closing mark, or the space before it, may take."""
-    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
-        if text.endswith(CLOSE[:length]):
-            return length + len(text[:-length]) - len(text[:-length].rstrip())
-    return len(text) - len(text.rstrip())
+@dataclass(frozen=True, slots=True)
+class ModelReasoning:
+    """The reasoning of a model: if it may, where it begins, and what bounds it."""
+
+    encoder: PromptEncoder
+    manifest: Manifest
+
+    @property
+    def is_possible(self) -> bool:
+        """The chat template or the tokenizer knows the marks."""
+        marks = (OPEN, CLOSE)
+        return (
+            self.encoder.can_switch_thinking
+            or any(map(self.encoder.spells_in_template, marks))
+            or any(mark in self.encoder.tokenizer.added_tokens for mark in marks)
+        )
+
+    @property
+    def is_opened_by_template(self) -> bool:
+        """Prompts may end with the mark that begins the reasoning."""
+        return self.encoder.spells_in_template(OPEN)
+
+    def is_open(self, prompt: TokenIds) -> bool:
+        """True if a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
+        if not self.is_opened_by_template:
+            return False
+        # At its very end: the mark may also stand in a message, of which nothing begins.
+        tokenizer = self.encoder.tokenizer
+        return tokenizer.decode(prompt[-_TAIL:], tokenizer.special_tokens.values()).rstrip().endswith(OPEN)
+
+    def bounded(self, request: Request, num_tokens: int) -> Request:
+        """The request, with an end to the reasoning of its answer after num_tokens."""
+        tokenizer = self.encoder.tokenizer
+        constraint = ThinkingBudget(
+            num_tokens,
+            self.manifest.vocab_size,
+            tokenizer.encode(CLOSING, special=True),
+            partial(tokenizer.decode, shown=tokenizer.special_within((OPEN, CLOSE))),
+            is_open=self.is_open(request.prompt),
+            inner=request.constraint,
+        )
+        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
+        return request._replace(constraint=constraint, drafters=drafters)
+
+    def require_budget_possible(self, use: ToolUse | None, response_format: object, banned: Sequence[str]) -> None:
+        """Raises UsageError: The model never reasons, an answer has no place for it, or must not hold its end."""
+        if not self.is_possible:
+            raise UsageError(
+                f"thinking_budget is given, but {self.manifest.name} does not reason before it answers: neither "
+                f"its chat template nor its tokenizer has {OPEN}; leave it out or choose a thinking model"
+            )
+        if response_format is not None or (use is not None and use.choice not in ("auto", "none")):
+            other = "response_format" if response_format is not None else "a tool that must be called"
+            raise UsageError(
+                f"thinking_budget is given with {other}, which an answer has to begin with, so that it has no "
+                "reasoning; leave one of them out"
+            )
+        if kept_out := next((text for text in banned if text and text in CLOSING), None):
+            raise UsageError(
+                f"{kept_out!r} is banned, and reasoning ends with {CLOSING!r} where thinking_budget is spent; "
+                "leave one of them out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget(TokenConstraint):
+    """Lets an answer reason for num_tokens, not counting the mark that opens the reasoning, and closes it then.
+
+    What an answer was given to begin with counts too.
+
+    closing: Tokens that close the reasoning, [num_closing].
+    decode: The text of tokens, with the marks of reasoning.
+    is_open: The prompt has opened the reasoning; otherwise the answer does, or there is none.
+    inner: What else the answer has to match.
+    """
+
+    num_tokens: int
+    vocab_size: int
+    closing: TokenIds
+    decode: Callable[[Sequence[int]], str]
+    is_open: bool = False
+    inner: TokenConstraint | None = None
+
+    def next_closing(self, answer: TokenIds) -> TokenIds:
+        """The tokens that close the reasoning and are not written yet; none where it is not to be closed."""
+        if not self._may_close(len(answer), len(answer)):
+            return _NONE
+        begin = find_reasoning(answer, self.decode, is_open=self.is_open)
+        if begin is None or not 0 <= (num_written := len(answer) - begin - self.num_tokens) < len(self.closing):
+            return _NONE
+        reasoning = self.decode(answer[begin : begin + self.num_tokens].tolist())
+        return _NONE if CLOSE in reasoning else self.closing[num_written:]
+
+    def _may_close(self, first: int, last: int) -> bool:
+        """True if answers of first to last tokens may be where the reasoning is closed, whatever they are."""
+        return last >= self.num_tokens and first < self.num_tokens + _MOST_OPENING + len(self.closing)
+
+    def bias(self, answer: TokenIds) -> npt.NDArray[np.float32] | None:
+        if len(closing := self.next_closing(answer)):
+            bias = np.full(self.vocab_size, -np.inf, np.float32)
+            bias[closing[0]] = 0
+            return bias
+        return None if self.inner is None else self.inner.bias(answer)
+
+    def forced(self, answer: TokenIds, max_tokens: int) -> TokenIds:
+        if len(closing := self.next_closing(answer)):
+            return closing[:max_tokens]
+        return _NONE if self.inner is None else self.inner.forced(answer, max_tokens)
+
+    def num_allowed(self, answer: TokenIds, tokens: TokenIds) -> int:
+        num = len(tokens) if self.inner is None else self.inner.num_allowed(answer, tokens)
+        if not self._may_close(len(answer), len(answer) + num):
+            return num
+        for i in range(num):
+            closing = self.next_closing(append(answer, tokens[:i]))
+            if len(closing) and closing[0] != tokens[i]:
+                return i
+        return num
+
+    def has_ample_room(self, answer: TokenIds) -> bool:
+        if len(self.next_closing(answer)):
+            return False
+        return self.inner is None or self.inner.has_ample_room(answer)
+
+    def leaves_room(self, answer: TokenIds, token: int) -> bool:
+        if len(closing := self.next_closing(answer)):
+            return token == int(closing[0])
+        return self.inner is None or self.inner.leaves_room(answer, token)
+
+    def way_out(self, answer: TokenIds) -> int:
+        if len(closing := self.next_closing(answer)):
+            return int(closing[0])
+        assert self.inner is not None
+        return self.inner.way_out(answer)
+
+
+def find_reasoning(answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> int | None:
+    """Where the reasoning begins in an answer, behind its mark; None where there is none, or not yet.
+
+    Args:
+        is_open: The prompt has opened it.
+    """
+    if is_open:
+        return 0
+    for num in range(1, min(len(answer), _MOST_OPENING) + 1):
+        text = decode(answer[:num].tolist()).lstrip()
+        if text.startswith(OPEN):
+            return num
+        if not OPEN.startswith(text):
+            return None
+    return None
+
+
+def has_spent(answer: TokenIds, num_tokens: int, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> bool:
+    """True if the reasoning of an answer was closed as it had num_tokens; arguments as in find_reasoning."""
+    begin = find_reasoning(answer, decode, is_open=is_open)
+    if begin is None or len(answer) <= begin + num_tokens:
+        return False
+    return CLOSE not in decode(answer[begin : begin + num_tokens].tolist())

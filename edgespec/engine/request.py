@@ -15,11 +15,8 @@ from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.draft.text_drafters import constrained
-from edgespec.engine.reasoning import ReasoningGate
-from edgespec.engine.writing import TextStop
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
-from edgespec.text.call_parser import CallReader
 from edgespec.text.formats import CallFormat
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool import ToolUse
@@ -136,21 +133,6 @@ class ReplyOptions(TypedDict, total=False):
     priority: int
 
 
-class Switches(TypedDict, total=False):
-    """Options of the chat template."""
-
-    thinking: bool
-    tools: Sequence[Any]
-
-
-class ToolOptions(TypedDict, total=False):
-    """How tools are to be called."""
-
-    tool_choice: Any
-    parallel_tool_calls: bool
-    whole_tool_calls: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
     """AnswerOptions with their defaults, checked; what an answer is made by.
@@ -210,13 +192,6 @@ class CallReading(NamedTuple):
     format: CallFormat
     holds_arguments: bool = False
     opens_reasoning: bool = False
-
-    def reader(self, stop: TextStop) -> CallReader:
-        return CallReader(self.use, self.format, holds_arguments=self.holds_arguments, stop=stop)
-
-    def reasoning(self) -> ReasoningGate | None:
-        """Tells which text may have calls; None where all of it may, as a call is demanded from its beginning."""
-        return ReasoningGate(is_open=self.opens_reasoning) if self.use.choice == "auto" else None
 
 
 class Request(NamedTuple):

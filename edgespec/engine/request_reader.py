@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from edgespec.draft.speculation import ALL_DRAFTERS
-from edgespec.engine.model_reasoning import ModelReasoning
+from edgespec.engine.reasoning import ModelReasoning
 from edgespec.engine.request import (
     AnswerSettings,
     CallReading,

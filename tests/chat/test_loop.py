@@ -26,9 +26,8 @@ from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
 from edgespec.draft.costs import Gain
-from edgespec.engine.answers import Chunk
+from edgespec.engine.answers import Chunk, Stats, Tally
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import MemoryExhausted
 from edgespec.system.clock import VirtualClock

@@ -30,7 +30,7 @@ class WordEngine:
         self.asked: list[tuple[Message, ...]] = []
         self.begun: str | None = None
 
-    def count(self, messages: Sequence[Message]) -> int:
+    def count(self, messages: Sequence[Message], thinking: bool | None = None, tools: Any = None) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:

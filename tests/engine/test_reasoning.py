@@ -8,9 +8,8 @@ from stuck import engine_of
 from table_decoder import TableDecoder
 
 from edgespec import Chunk, Completion, UsageError
-from edgespec.engine.answers import join_chunks
+from edgespec.engine.answers import Tally, join_chunks
 from edgespec.engine.reasoning import ReasoningGate, ReasoningStream, split_reasoning
-from edgespec.engine.stats import Tally
 
 CASES = [
     ("<think>\nLet me see.\n\nYes.\n</think>\n\nThe sky.", False, "Let me see.\n\nYes.", "The sky."),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.writing import TextStop, TokenStop
+from edgespec.engine.generation import TextStop, TokenStop
 
 
 def ids(*tokens: int) -> np.ndarray:

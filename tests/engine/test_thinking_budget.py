@@ -18,8 +18,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.engine.model_reasoning import CLOSING, ThinkingBudget, has_spent
-from edgespec.engine.reasoning import CLOSE
+from edgespec.engine.reasoning import CLOSE, CLOSING, ThinkingBudget, has_spent
 from edgespec.export.convert import export_model
 from edgespec.types import Sampler, TokenIds
 

@@ -11,7 +11,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.draft.measured import FixedLength
 from edgespec.draft.model_drafter import ModelDrafter
-from edgespec.engine.stats import Tally
+from edgespec.engine.answers import Tally
 from edgespec.simulation.synthetic import VOCAB_SIZE, SyntheticDecoder, synthetic_drafter, synthetic_target
 from edgespec.types import TokenIds, append
 

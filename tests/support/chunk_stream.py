@@ -4,10 +4,9 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import Chunk
+from edgespec.engine.answers import Chunk, Stats
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
-from edgespec.engine.stats import Stats
 
 
 class _Given:

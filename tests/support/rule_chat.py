@@ -25,10 +25,9 @@ from edgespec.chat.printer import print_line
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import ask_at_terminal, open_tools
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import Chunk
+from edgespec.engine.answers import Chunk, Tally
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import Ticket
-from edgespec.engine.stats import Tally
 from edgespec.setup.home import default_home
 from edgespec.text.call_events import CallArguments, CallEnd, CallStart
 

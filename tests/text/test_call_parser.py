@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.writing import TextStop
+from edgespec.engine.generation import TextStop
 from edgespec.text.call_events import CallEnd, CallStart, Part, TextPart, join_calls
 from edgespec.text.call_parser import CallParser
 from edgespec.text.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
