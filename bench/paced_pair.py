@@ -109,7 +109,8 @@ class DraftPace:
     def __call__(self, num_fed: int, num_rows: int) -> float:
         if not num_fed:  # a block of tokens that an earlier pass has drafted
             return 0.0
-        taken_s = self.machine.draft_rows_s(num_fed) * (2 if self.is_shared and self.is_beside else 1)
+        alone_s = self.machine.draft_s * self.machine.draft_ratio(num_fed)
+        taken_s = alone_s * (2 if self.is_shared and self.is_beside else 1)
         begun_s = self.own.now
         if self._spans and self._spans[-1][1] > begun_s:  # its pass was given up
             self._spans[-1] = (self._spans[-1][0], begun_s)

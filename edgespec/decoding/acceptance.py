@@ -84,15 +84,8 @@ def rejection(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -
     Where a drafter is certain, that is to sample from p and compare, so a draft without distributions, tree or
     chain, is judged by equality. Greedy distributions have one token each, so nothing is left to chance.
 
-    Args:
-        tokens: The committed tokens, [num_tokens].
-        draft: The guess, sampled with noise independent of sampler's own and of the two domains here.
-        logits: Target logits after the last committed token and after each drafted one,
-            [num_draft + 1, vocab_size].
-        sampler: The target's rule, given the prefix of each position.
-
-    Returns:
-        Between 1 and num_draft + 1 token ids.
+    Arguments and result are those of equality, but for the noise of the draft: it is independent of sampler's own
+    and of the two domains here.
     """
     if draft.distributions is None:
         return equality(tokens, draft, logits, sampler)

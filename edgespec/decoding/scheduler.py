@@ -3,7 +3,7 @@
 Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -16,14 +16,6 @@ from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds, append
 
 
-class Expectation(NamedTuple):
-    """The promise of drafting num_tokens from a source, made before the pass."""
-
-    source: str
-    num_tokens: int
-    speed_over_plain: float  # 1 is the speed of plain decoding
-
-
 class Proposal(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
@@ -31,7 +23,7 @@ class Proposal(NamedTuple):
     draft: Tree = NO_DRAFT  # what the target verifies after them; empty for plain decoding
     reason: str = ""  # why nothing was drafted; empty where something was
     offers: tuple[Tree, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
-    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of all sources, if rounds are logged
+    expected: Mapping[str, Mapping[str, float]] = {}  # of plain decoding and each source, if rounds are logged
     draft_s: float = 0.0  # seconds that the draft took
     contention: float = 1.0  # how much longer the pass is expected to take because a drafter works beside it
     is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies

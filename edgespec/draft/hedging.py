@@ -43,7 +43,7 @@ def choose(
     """
     outcomes = [*_next_best(tree, worth, num_verified), *_ends(tree, worth)]
     outcomes = [each for each in outcomes if each.position + 1 < longest]
-    outcomes = sorted(outcomes, key=_by_chance)[:max_rows]
+    outcomes = sorted(outcomes, key=lambda outcome: -outcome.chance)[:max_rows]
     outcomes = outcomes[: worth.num_branches([each.chance for each in outcomes])]
     new = [each for each in outcomes if each.node is None]
     numbers = iter(range(len(tree.tokens), len(tree.tokens) + len(new)))
@@ -54,10 +54,6 @@ def choose(
         guesses = [Guess(each.token, distribution=q) for each in new]
         tree = tree.grown(step_of(guesses, [each.parent for each in new], [each.chance for each in new]))
     return tree, nodes
-
-
-def _by_chance(outcome: _Outcome) -> float:
-    return -outcome.chance
 
 
 def behind(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Worth) -> Tree:

@@ -37,7 +37,7 @@ class StepTime(NamedTuple):
 
 
 class Lane(Protocol):
-    """A worker that runs one job at a time, step by step.
+    """A worker that runs one job at a time, step by step. Where a step failed, wait and steps raise DrafterFault.
 
     intervals: When the lane worked, and on what; a caller may remove them.
     """
@@ -48,16 +48,10 @@ class Lane(Protocol):
         """Cancel the running job and run another one."""
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
-        """The number of finished steps, once there are num_steps of them, the job is over, or the time is up.
-
-        Raises DrafterFault: A step failed.
-        """
+        """The number of finished steps, once there are num_steps of them, the job is over, or the time is up."""
 
     def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
-        """The finished steps from a number on, and when each was done.
-
-        Raises DrafterFault: A step failed.
-        """
+        """The finished steps from a number on, and when each was done."""
 
     def now(self) -> float:
         """The time by the clock of all lanes."""

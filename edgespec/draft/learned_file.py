@@ -21,7 +21,7 @@ import numpy.typing as npt
 from msgspec import Meta, Struct, ValidationError, convert
 
 from edgespec.decoding.head_rows import Correction
-from edgespec.draft.learned_head import MOST_ROWS, LearnedHead, ShadowCount, ShadowTrial
+from edgespec.draft.learned_head import MOST_ROWS, Count, LearnedHead, ShadowCount, ShadowTrial
 from edgespec.draft.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
@@ -34,6 +34,7 @@ _LARGEST_BYTES = 1 << 28
 _VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CORRECTIONS = ("active", "previous", "candidate")
+_COPIED = ("trial", "back", "plain", "tally", "num_new", "num_swaps", "changed")  # as they are, into the document
 # What numpy and zipfile raise for files that are no such archives.
 _DAMAGE = (
     *(
@@ -110,13 +111,7 @@ class LearnedFile:
             num_columns={
                 name: found.num_columns for name in _CORRECTIONS if (found := getattr(learned, name)) is not None
             },
-            trial=_astuple(learned.trial),
-            back=_astuple(learned.back),
-            plain=_astuple(learned.plain),
-            tally=_astuple(learned.tally),
-            num_new=learned.num_new,
-            num_swaps=learned.num_swaps,
-            changed=learned.changed,
+            **{name: getattr(learned, name) for name in _COPIED},
         )
         document = {name: getattr(stated, name) for name in stated.__struct_fields__}
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -150,7 +145,7 @@ class LearnedFile:
             raise ValidationError("it is of another head, or of this one before it was exported again")
         rows = VerifiedRows(**_fields_of("rows", VerifiedRows, arrays))
         _require_rows(rows)
-        corrections = {
+        corrections: dict[str, Any] = {
             name: Correction(**_fields_of(name, Correction, arrays), num_columns=size)
             for name, size in stated.num_columns.items()
         }
@@ -159,13 +154,7 @@ class LearnedFile:
         return LearnedHead(
             rows=rows,
             **corrections,
-            trial=ShadowTrial(*stated.trial),
-            back=ShadowTrial(*stated.back),
-            plain=ShadowTrial(*stated.plain),
-            tally=ShadowCount(*stated.tally),
-            num_new=stated.num_new,
-            num_swaps=stated.num_swaps,
-            changed=stated.changed,
+            **{name: getattr(stated, name) for name in _COPIED},
         )
 
 
@@ -185,32 +174,23 @@ def require_domain(domain: str) -> None:
         )
 
 
-_Count = Annotated[int, Meta(ge=0, le=1 << 40)]
-_Counts = tuple[_Count, _Count, _Count]
-
-
 class _Document(Struct):
     """The file without its arrays; num_columns by the name of each correction."""
 
     version: int
     head: str
     num_columns: dict[str, Annotated[int, Meta(ge=1, le=1 << 30)]]
-    trial: _Counts
-    back: _Counts
-    plain: _Counts
-    tally: _Counts
-    num_new: _Count
-    num_swaps: _Count
+    trial: ShadowTrial
+    back: ShadowTrial
+    plain: ShadowTrial
+    tally: ShadowCount
+    num_new: Count
+    num_swaps: Count
     changed: Annotated[str, Meta(max_length=40)] | None
 
     def __post_init__(self) -> None:
         if not self.num_columns.keys() <= set(_CORRECTIONS):
             raise ValueError("an unknown correction")
-
-
-def _astuple(counts: ShadowTrial | ShadowCount) -> _Counts:
-    first, second, third = (int(getattr(counts, each.name)) for each in fields(counts))
-    return first, second, third
 
 
 def _arrays_of(prefix: str, holder: object) -> dict[str, npt.NDArray[Any]]:

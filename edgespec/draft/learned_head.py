@@ -8,10 +8,11 @@ in use before is kept and counted too, and is used again where it turns out bett
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import sqrt
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from edgespec.decoding.head_rows import Contexts, Correction, correct
 from edgespec.draft.verified_rows import VerifiedRows, no_rows
@@ -24,20 +25,20 @@ _FEWEST = 20  # rows at which just one of both is right
 _PROMISING, _HALF_WAY_ROWS, _LONGEST_ROWS = 0.5, 512, 4096
 
 Verdict = Literal["better", "worse", "open"]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
-@dataclass(frozen=True)
-class ShadowTrial:
+class ShadowTrial(NamedTuple):
     """Counts of rows at which just the new way, or just the old one, would have drafted the target's token.
 
     At other rows they are equal, so that of two equal ways each is right in half of these (McNemar's test).
     """
 
-    num_rows: int = 0
-    num_new: int = 0
-    num_old: int = 0
+    num_rows: Count = 0
+    num_new: Count = 0
+    num_old: Count = 0
 
-    def count(self, is_new_right: npt.NDArray[np.bool_], is_old_right: npt.NDArray[np.bool_]) -> "ShadowTrial":
+    def after(self, is_new_right: npt.NDArray[np.bool_], is_old_right: npt.NDArray[np.bool_]) -> "ShadowTrial":
         """The trial after more rows."""
         return ShadowTrial(
             self.num_rows + len(is_new_right),
@@ -63,17 +64,16 @@ MOST_ROWS = 4096  # kept to train on, in 2 MB
 _WINDOW_ROWS = 1024  # what was better before these says little of now
 
 
-@dataclass(frozen=True)
-class ShadowCount:
+class ShadowCount(NamedTuple):
     """Rows at which it was counted what the head would have drafted, before it was trained on them.
 
     num_plain: Where the head as it is would have drafted the target's token.
     num_used: Where what was in use at the time would have.
     """
 
-    num_rows: int = 0
-    num_plain: int = 0
-    num_used: int = 0
+    num_rows: Count = 0
+    num_plain: Count = 0
+    num_used: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,10 @@ class LearnedHead:
             self.tally.num_plain + int(plain.sum()),
             self.tally.num_used + int(used.sum()),
         )
-        trial = self.trial.count(is_right(self.candidate), used) if self.candidate else self.trial
+        trial = self.trial.after(is_right(self.candidate), used) if self.candidate else self.trial
         if self.active is None:
             return replace(self, tally=tally, trial=trial)
-        back, against_plain = self.back.count(is_right(self.previous), used), self.plain.count(plain, used)
+        back, against_plain = self.back.after(is_right(self.previous), used), self.plain.after(plain, used)
         return replace(self, tally=tally, trial=trial, back=back, plain=against_plain)
 
     def with_rows(self, rows: VerifiedRows) -> "LearnedHead":

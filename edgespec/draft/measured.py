@@ -4,15 +4,15 @@ Or a fixed number of tokens, for reproducible runs and comparisons.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
-from edgespec.decoding.pass_queue import ALONE, Beside
-from edgespec.decoding.scheduler import Expectation, Proposal
+from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.acceptance_rates import AcceptanceChange, AcceptanceRates
 from edgespec.draft.costs import PassCosts
@@ -21,7 +21,16 @@ from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.model_source import ModelSource
 from edgespec.draft.option import NOTHING, DraftSource, Promise
 from edgespec.draft.probes import Probes, TrialBudget, probe_budget
-from edgespec.draft.round_log import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS, NO_LENGTH, log_round, logs_rounds
+from edgespec.draft.round_log import (
+    ENDING,
+    NO_DRAFTER,
+    NO_GAIN,
+    NO_GUESS,
+    NO_LENGTH,
+    log_round,
+    logs_rounds,
+    rounded,
+)
 from edgespec.draft.text_source import TextSource
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds
@@ -61,7 +70,7 @@ class MeasuredPolicy:
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
     max_unlearned: int = 0
     has_trees: bool = False  # the target verifies trees in one pass
-    beside: Callable[[], Beside] = lambda: ALONE
+    caller: Caller = field(default_factory=Caller)  # the answer, as the queue of passes sees it
     _unlearned: deque[_Unlearned] = field(init=False, default_factory=deque)
     _lock: Lock = field(init=False, default_factory=Lock)  # of rates and costs
     _sources: list[DraftSource] = field(init=False)
@@ -97,7 +106,7 @@ class MeasuredPolicy:
             self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
         request = self._request
         self.costs.context_length = len(tokens)
-        self.costs.beside = self.beside()
+        self.costs.beside = self.caller.beside
         if request.num_tokens < 1:
             return Proposal(tokens, reason=ENDING)
         if self.with_distributions:
@@ -116,7 +125,7 @@ class MeasuredPolicy:
             draft,
             "" if len(draft.tokens) else no_draft,
             tuple(offer for offer in (*others, *guessed) if len(offer.tokens)),
-            tuple(_expectation(option, plain) for option in (plain, *options)) if logs_rounds() else (),
+            _expected(plain, options) if logs_rounds() else {},
             self.clock() - started,
             max([option.contention for option in options], default=1.0),
             chosen.is_ahead,
@@ -130,7 +139,7 @@ class MeasuredPolicy:
             has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
             is_new = self._num_rounds > 1 and not any(has_learned)  # the prompt is read in the first pass
             pass_s = verify_s / round.contention + self._pause_s if is_new else None
-            self._unlearned.append(_Unlearned(round, emitted, pass_s, self.beside().num_rows))
+            self._unlearned.append(_Unlearned(round, emitted, pass_s, self.caller.beside.num_rows))
             if len(self._unlearned) > self.max_unlearned:
                 self._learn()
         for drafter in self.drafters:
@@ -197,9 +206,15 @@ def _is_free(option: Promise) -> bool:
     return option.source is not None and option.source.drafter.can.is_free
 
 
-def _expectation(option: Promise, plain: Promise) -> Expectation:
-    source = option.source.drafter.name if option.source else "none"
-    return Expectation(source, option.num_tokens, option.rate / plain.rate)
+def _expected(plain: Promise, options: Sequence[Promise]) -> dict[str, dict[str, float]]:
+    """What each source promises for the pass, as the log has it; 1 is the speed of plain decoding."""
+    return {
+        option.source.drafter.name if option.source else "none": {
+            "num_draft": option.num_tokens,
+            "speed_over_plain": rounded(option.rate / plain.rate),
+        }
+        for option in (plain, *options)
+    }
 
 
 class FixedLength:

@@ -139,11 +139,7 @@ class MemoryWatch:
     def require_growth(self, num_tokens: int, relieve: Callable[[], bool], cache: int = 0) -> None:
         """Make sure that the next pass can grow a cache of the target, which no system might refuse in time.
 
-        Args:
-            relieve: Frees memory; whether it freed any.
-            cache: Its number.
-
-        Raises MemoryExhausted: There is no space, although all drafters were closed.
+        Raises MemoryExhausted: There is no space, although relieve has freed what it can.
         """
         num_tokens += _PASS_TOKENS
         num_held = self._num_held.get(cache, 0)
@@ -184,11 +180,7 @@ class IdleWatch:
     """A thread that calls a method every few seconds, until that returns False, its object is gone, or close."""
 
     def __init__(self, look: Callable[[], bool], interval_s: float = IDLE_LOOK_S) -> None:
-        """Start the thread.
-
-        Args:
-            look: A bound method; its object is not kept alive by the thread.
-        """
+        """Start the thread, which does not keep the object of look alive."""
         self._closed = Event()
         # A daemon, so that a program that forgets to close its engine can end.
         self._thread = Thread(

@@ -39,19 +39,10 @@ def typical_probability(confidence: int) -> float:
 _BELIEVED = 6.0
 
 
-def alternatives_key(drafter: str) -> str:
-    """The source under which prefetched alternatives are counted; part of the file format of learned stats."""
-    return f"{drafter}, prepared"
-
-
-def others_key(drafter: str) -> str:
-    """The source under which a drafter's next best choices are counted, by rank; part of the file format too."""
-    return f"{drafter}, others"
-
-
-def nodes_key(drafter: str) -> str:
-    """The source under which nodes of its trees are counted, by confidence; part of the file format too."""
-    return f"{drafter}, nodes"
+# By the name of a drafter, sources that are counted beside its drafts; part of the file format of learned stats.
+alternatives_key = "{}, prepared".format  # whether an alternative was prefetched where a guess was wrong
+others_key = "{}, others".format  # its next best choices, by rank
+nodes_key = "{}, nodes".format  # the nodes of its trees, by confidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,9 @@ def expected_tokens(rates: Iterable[float]) -> list[float]:
     """Tokens that a pass yields by the number that is drafted: 1, 1 + a₁, 1 + a₁ + a₁a₂, …
 
     Args:
-        rates: The chance aᵢ that drafted token i is accepted if all before it were (Leviathan et al., 2023,
-            section 3.3).
+        rates: The chance aᵢ that drafted token i is accepted if all before it were.
     """
-    totals, reached = [1.0], 1.0
-    for rate in rates:
-        reached *= rate
-        totals.append(totals[-1] + reached)
-    return totals
+    return list(accumulate(accumulate(rates, mul), initial=1.0))
 
 
 def expected_of_tree(parents: Sequence[int], chances: Sequence[float]) -> float:
@@ -130,33 +125,19 @@ def max_ahead(length: Count) -> Count:
 
 
 def pass_beside(alone: float, contention: float, busy: float) -> float:
-    """Time of a pass beside a drafter that works for a while from its start on.
-
-    Args:
-        alone: Time of the pass by itself.
-        contention: How many times as long it takes while the drafter works.
-        busy: Time for which the drafter works.
-    """
+    """Time of a pass: alone by itself, contention times as long while the drafter works, busy from its start."""
     return alone + min(busy, contention * alone) * (1 - 1 / contention)
 
 
 def time_beside(alone: float, contention: float, share: float) -> float:
-    """Time of work during a share of which the other lane works too.
-
-    Args:
-        alone: Time of the work by itself.
-        contention: How many times as long it takes while the other lane works.
-        share: The share of the resulting time.
-    """
+    """Time of work: alone by itself, contention times as long for the share of it in which both lanes work."""
     return alone / (1 - share + share / contention)
 
 
 def wait_for_step_s(step_s: float, running_s: float | None) -> float | None:
     """How long to wait for a step that is nearly done, so that a pass does not just miss its token; None for not.
 
-    Args:
-        step_s: Seconds that a step is expected to take.
-        running_s: Seconds that this one has taken; None if none is being done.
+    running_s: Seconds of the step_s expected that it has taken; None if none is being done.
     """
     if running_s is None:
         return None

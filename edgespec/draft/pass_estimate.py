@@ -7,6 +7,7 @@ Gaussian process of the width.)
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from math import exp, log, sqrt
 from typing import TypeAlias
 
@@ -67,11 +68,9 @@ class PassEstimate:
 
     def copy(self) -> "PassEstimate":
         """This estimate for another answer: the ratios are known, and the speed about."""
-        twin = PassEstimate.__new__(PassEstimate)
-        twin._mean, twin._cov = self._mean.copy(), self._cov + _SINCE_ANSWER**2
-        twin._buffer = np.empty_like(self._cov)
-        twin._drift, twin._noise = self._drift, self._noise
-        twin._late, twin._num_seen, twin.is_started = [0.0, 0.0], self._num_seen, self.is_started
+        twin = deepcopy(self)
+        twin._cov += _SINCE_ANSWER**2
+        twin._late = [0.0, 0.0]
         return twin
 
     @property

@@ -14,6 +14,7 @@ from typing import TypeVar
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, Load, OpenModel
+from edgespec.draft.lanes import Lane
 from edgespec.draft.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
 from edgespec.draft.quarantine import GuardedDrafter, describe_error
 from edgespec.draft.timeline import Interval
@@ -98,10 +99,7 @@ class DrafterPool:
         return {each.name: slot.model.decoder for each, slot in self._slots.items() if slot.model}
 
     def start(self, free: FreeByPlace, target: Bytes, downgrades: Sequence[str] = ()) -> None:
-        """Open what fits beside the target, for whose bytes space is kept.
-
-        Args:
-            downgrades: What was given up for lack of memory before.
+        """Open what fits beside the target, for whose bytes space is kept, and tell of earlier downgrades.
 
         Raises EdgeSpecError: A drafter cannot be opened, for another reason than lack of memory.
         """
@@ -125,10 +123,7 @@ class DrafterPool:
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
 
     def look(self, num_tokens: int, cache: int = 0) -> int:
-        """Handle faults and check free memory for a text of num_tokens. Returns the version of the drafters.
-
-        Args:
-            cache: The cache of the target that holds the text.
+        """Handle faults and check memory for a text in a cache of the target. Returns the version of the drafters.
 
         Raises MemoryExhausted: The target's cache cannot grow, although all drafters were closed.
         """
@@ -219,14 +214,13 @@ class DrafterPool:
 
     def interrupt(self) -> None:
         """End the drafts that the models are making, from another thread; waits for nothing."""
-        for slot in list(self._slots.values()):
-            if model := slot.model:
-                model.lane.cancel()
+        for lane in self._lanes():
+            lane.cancel()
 
     def take_intervals(self) -> list[Interval]:
         """When the lanes of the models have worked since this was last called."""
         with self._lock:
-            lanes = [slot.model.lane for slot in self._slots.values() if slot.model]
+            lanes = self._lanes()
         return [lane.intervals.popleft() for lane in lanes for _ in range(len(lane.intervals))]
 
     def take_changes(self) -> tuple[str, ...]:
@@ -244,12 +238,15 @@ class DrafterPool:
         """End the work of the models; an answer that is still being made goes on, and opens none again."""
         with self._lock:
             self._is_closed = True
-            for slot in self._slots.values():
-                if slot.model:
-                    slot.model.lane.stop()
+            for lane in self._lanes():
+                lane.stop()
             self.loader.close()
         if self._idle_watch:  # which may be waiting for the lock
             self._idle_watch.close()
+
+    def _lanes(self) -> list[Lane]:
+        """The lanes of the models that are open."""
+        return [model.lane for slot in list(self._slots.values()) if (model := slot.model)]
 
     def _guard(self, drafter: Drafter) -> GuardedDrafter:
         faults = self._faults  # not the pool itself: the cycle would hold its models until garbage is collected

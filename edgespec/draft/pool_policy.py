@@ -87,12 +87,11 @@ class PoolPolicy:
             self.pool.answered_version = version
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
                 stats.read = np.zeros(0, np.int32)
-        caller = self.caller  # not self, which would make a cycle that holds drafters until garbage is collected
         self._inner = self.speculation.policy(
             self.max_unlearned,
             self.choice,
             has_models=self.has_models,
-            beside=lambda: caller.beside,
+            caller=self.caller,
             clock=self.clock,
         )
 

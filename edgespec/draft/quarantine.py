@@ -33,12 +33,10 @@ class GuardedDrafter(Drafter):
         on_fault: Callable[[str, str], None],
         on_exhausted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Guard a drafter.
+        """Guard a drafter for a target of so many tokens.
 
-        Args:
-            vocab_size: The target's; no token of a draft may lie beyond it.
-            on_fault: Takes the drafter's name and the reason, once.
-            on_exhausted: Is called when the drafter was refused memory.
+        on_fault: Takes the drafter's name and the reason, once.
+        on_exhausted: Is called when the drafter was refused memory.
         """
         self._name, self._can = drafter.name, drafter.can
         self._drafter: Drafter | None = drafter

@@ -37,16 +37,14 @@ def log_round(number: int, round: Proposal, num_accepted: int, verify_s: float) 
         "source": round.draft.source,
         "num_draft": len(round.draft.tokens),
         "num_accepted": num_accepted,
-        "draft_ms": _rounded(1e3 * round.draft_s),
-        "verify_ms": _rounded(1e3 * verify_s),
+        "draft_ms": rounded(1e3 * round.draft_s),
+        "verify_ms": rounded(1e3 * verify_s),
         "ahead": round.is_ahead,
-        "expected": {
-            each.source: {"num_draft": each.num_tokens, "speed_over_plain": _rounded(each.speed_over_plain)}
-            for each in round.expectations
-        },
+        "expected": round.expected,
     }
     _LOG.debug("%s", json.dumps(document))
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """A number as it stands in the log."""
     return round(value, 3)

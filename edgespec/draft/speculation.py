@@ -7,7 +7,7 @@ from threading import Lock
 from time import perf_counter
 
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
-from edgespec.decoding.pass_queue import ALONE, Beside
+from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.draft.acceptance_rates import AcceptanceRates, Key
 from edgespec.draft.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
@@ -83,10 +83,10 @@ class Speculation:
         choice: DraftChoice = ALL_DRAFTERS,
         *,
         has_models: bool = True,
-        beside: Callable[[], Beside] = lambda: ALONE,
+        caller: Caller | None = None,
         clock: Clock = perf_counter,
     ) -> FixedLength | MeasuredPolicy:
-        """The policy of one answer; max_unlearned, beside and clock as MeasuredPolicy has them.
+        """The policy of one answer; max_unlearned, caller and clock as MeasuredPolicy has them.
 
         Args:
             choice: Which drafters draft for it.
@@ -109,7 +109,7 @@ class Speculation:
             clock=clock,
             max_unlearned=max_unlearned,
             has_trees=self.has_trees,
-            beside=beside,
+            caller=caller or Caller(),
         )
 
     def costs(self) -> PassCosts:

@@ -91,20 +91,17 @@ class TextSource:
         return Drafted(option.offer.cut(option.num_tokens), (option.offer,))
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
-        for offer in round.offers:
-            if offer.parents is not None and offer.source == self.drafter.name:
-                self._observe_tree(round, emitted, verify_s)
-        return False
-
-    def _observe_tree(self, round: Proposal, emitted: TokenIds, verify_s: float) -> None:
-        """Learn from a round for which the source had a tree."""
-        if round.draft.source != self.drafter.name:
+        name = self.drafter.name
+        if not any(offer.parents is not None and offer.source == name for offer in round.offers):
+            return False
+        if round.draft.source != name:
             self._budget.save(verify_s)
-            return
+            return False
         self._num_run += 1
         if self._num_run > _WARM_UP:
             for is_more in [True] * (len(emitted) - 1) + [False]:
-                self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
+                self.rates.observe(runs_of(name), max(round.draft.buckets), is_more)
+        return False
 
     def _recent_yield(self, tree: Tree) -> float:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""

@@ -57,23 +57,18 @@ class AnswerLog:
     num_read: int = 0
 
     def noting(self, accept: Acceptance) -> Acceptance:
-        """An acceptance that notes what it is given."""
+        """An acceptance that notes the rows after tokens that the answer has, not after rejected ones."""
 
         def accept_and_note(tokens: TokenIds, draft: Tree, logits: Logits, sampler: Sampler) -> TokenIds:
             emitted = accept(tokens, draft, logits, sampler)
-            self.note(tokens, draft, logits, emitted)
+            if not self.rows:
+                self.first = len(tokens) - 1
+            if len(self.rows) < _MOST_ROWS:
+                self.rows += [likely_tokens(logits[row]) for row in rows_of(draft, emitted)]
+                self.text = append(tokens, emitted)
             return emitted
 
         return accept_and_note
-
-    def note(self, tokens: TokenIds, draft: Tree, logits: Logits, emitted: TokenIds) -> None:
-        """Note a pass; the rows are those after the tokens that the answer has, not after rejected ones."""
-        if not self.rows:
-            self.first = len(tokens) - 1
-        if len(self.rows) >= _MOST_ROWS:
-            return
-        self.rows += [likely_tokens(logits[row]) for row in rows_of(draft, emitted)]
-        self.text = append(tokens, emitted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -74,13 +74,9 @@ def observe(scenario: Scenario, schedule: str) -> ObservedRun:
     assert isinstance(devices.lane, VirtualLane)
     devices.lane.steps()  # a virtual lane works when it is asked
     devices.lane.stop()
-    spans = [(each.start_s - begin_s, each.end_s - begin_s) for each in devices.lane.intervals]
-    return ObservedRun(schedule, length_s, tuple(passes), tuple(_within(spans, length_s)))
-
-
-def _within(spans: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
-    cut = [(max(0.0, start), min(end, length_s)) for start, end in sorted(spans)]
-    return [(start, end) for start, end in cut if start < end]
+    spans = sorted((each.start_s - begin_s, each.end_s - begin_s) for each in devices.lane.intervals)
+    cut = ((max(0.0, start_s), min(end_s, length_s)) for start_s, end_s in spans)
+    return ObservedRun(schedule, length_s, tuple(passes), tuple(each for each in cut if each[0] < each[1]))
 
 
 _WIDTH, _LEFT, _ROW, _GAP, _PANEL, _HEAD, _LEGEND = 1040, 84, 26, 6, 96, 22, 56
@@ -180,17 +176,14 @@ def _legend(svg: Element, x: float, y: float) -> None:
 
 
 def _axis(svg: Element, length_s: float, top: float) -> None:
-    step_ms = _tick(1e3 * length_s)
-    for i in range(int(1e3 * length_s / step_ms) + 1):
-        x = _LEFT + _PLOT * i * step_ms / (1e3 * length_s)
+    length_ms = 1e3 * length_s
+    unit = 10.0 ** floor(log10(length_ms / 4))
+    # A round distance of which four to nine fit.
+    step_ms = next(unit * factor for factor in (5, 2, 1) if length_ms / (unit * factor) >= 4)
+    for i in range(int(length_ms / step_ms) + 1):
+        x = _LEFT + _PLOT * i * step_ms / length_ms
         SubElement(svg, "line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=f"{top}", y2=f"{top + 6}", stroke="#888")
         _text(svg, f"{i * step_ms:g} ms", x, top + 20, "fill: #555", anchor="middle")
-
-
-def _tick(length_ms: float) -> float:
-    """A round distance of which four to nine fit into a length."""
-    unit = 10.0 ** floor(log10(length_ms / 4))
-    return next(unit * factor for factor in (5, 2, 1) if length_ms / (unit * factor) >= 4)
 
 
 def _span(svg: Element, start_s: float, end_s: float, y: float, length_s: float, kind: Kind, said: str) -> None:

@@ -44,9 +44,6 @@ class Machine:
         """Time of a step of the drafter over num_rows branches relative to a step over one."""
         return _extended(self.draft_ratios, num_rows - 1)
 
-    def draft_rows_s(self, num_rows: int) -> float:
-        return self.draft_s * self.draft_ratio(num_rows)
-
     def verify_s(self, num_fed: int) -> float:
         return self.target_s * self.ratio(max(0, num_fed - 1))
 

@@ -156,7 +156,7 @@ def _drafter(scenario: Scenario, schedule: str, devices: Devices) -> Drafter:
     outcomes = [None, *recording.outcomes] if recording else []
     decoder = PacedDecoder(
         synthetic_drafter(scenario.acceptance, scenario.seed, outcomes),
-        lambda num_fed, rows: machine.draft_rows_s(rows),
+        lambda num_fed, rows: machine.draft_s * machine.draft_ratio(rows),
         devices.lane_sleep,
         devices.lane_clock,
     )

@@ -7,7 +7,7 @@ from edgespec.draft.learned_head import ShadowTrial
 def counted(num_new: int, num_old: int, num_both: int = 0) -> ShadowTrial:
     new = np.array([True] * num_new + [False] * num_old + [True] * num_both)
     old = np.array([False] * num_new + [True] * num_old + [True] * num_both)
-    return ShadowTrial().count(new, old)
+    return ShadowTrial().after(new, old)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,6 @@ def test_equal_ways_seldom_pass_at_any_look() -> None:
     for _ in range(200):
         trial = ShadowTrial()
         while trial.verdict == "open":
-            trial = trial.count(rng.random(100) < 0.3, rng.random(100) < 0.3)
+            trial = trial.after(rng.random(100) < 0.3, rng.random(100) < 0.3)
         num_passed += trial.verdict == "better"
     assert num_passed <= 16

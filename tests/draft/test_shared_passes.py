@@ -8,7 +8,7 @@ import table_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.pass_queue import ALONE, Beside
+from edgespec.decoding.pass_queue import ALONE, Beside, Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
@@ -85,16 +85,16 @@ def test_widths_that_are_not_told_apart_teach_nothing_of_shared_passes() -> None
 
 def test_a_policy_drafts_alone_and_not_beside_many() -> None:
     """Passes whose rows cost half a step each beyond eight, and nothing up to there."""
-    shared = [ALONE]
+    caller = Caller()
     ratios = {width: 1 + 0.5 * max(0, width - 8) for width in range(1, 26)}
     policy = MeasuredPolicy(
-        [SuffixDrafter()], PassCosts(ratios, 1.0), AcceptanceRates(), max_draft=4, beside=lambda: shared[0]
+        [SuffixDrafter()], PassCosts(ratios, 1.0), AcceptanceRates(), max_draft=4, caller=caller
     )
     text = np.array([1, 2, 3, 4] * 8, np.int32)
     drafts: dict[int, list[Tree]] = {}
     sampler = table_runs.GumbelSampler(table_runs.SamplingParams(), 0)
     for beside in (ALONE, Beside(8, 8.0)):
-        shared[0] = beside
+        caller.beside = beside
         for _ in range(20):
             round: Proposal = policy.propose(text, 20, sampler)
             num_draft = len(round.draft.tokens)
