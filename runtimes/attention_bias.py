@@ -1,12 +1,9 @@
 """Which tokens each token of a pass sees, and the addends of attention scores that say so."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from edgespec.manifest import Manifest
 
 HIDDEN = -30000.0  # which half floats hold
 
@@ -45,11 +42,3 @@ def attention_bias(
 def is_hidden(behind: npt.NDArray[np.integer[Any]], window: int | None) -> npt.NDArray[np.bool_]:
     """True if a token is not seen, by how many positions behind it lies: a later one, or one before the window."""
     return behind < 0 if window is None else (behind < 0) | (behind >= window)
-
-
-def bias_windows(session: Any, manifest: Manifest) -> Mapping[str, int | None]:
-    """How many tokens back a token sees, None for all, by the attention biases that the session's graph takes."""
-    taken = {value.name for value in session.get_inputs()}
-    names = manifest.signature
-    reach = ((names.attention_bias, None), (names.local_attention_bias, manifest.sliding_window))
-    return {name: window for name, window in reach if name is not None and name in taken}

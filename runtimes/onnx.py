@@ -37,7 +37,7 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import proof_key
-from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
+from edgespec.runtimes.row_rule import next_pass
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
@@ -67,10 +67,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
         """
         self.vocab_size, self.context_length = manifest.vocab_size, manifest.context_length
         self._deterministic = options.get("deterministic", False)
-        self._rule = NO_RULE
-        if self._deterministic and device.memory == "cpu":
-            self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
-            options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
@@ -242,7 +238,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             stop = min(start + min(chunk_tokens, self._passes.max_tokens or chunk_tokens), num_tokens)
             first, num_padded = start, 0
             if self._deterministic:
-                first, stop, num_padded = next_pass(start, stop, self._rule.borders, self.context_length)
+                first, stop, num_padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:

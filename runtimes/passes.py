@@ -15,10 +15,11 @@ from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
 from edgespec.errors import Cancelled
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
-from edgespec.runtimes.attention_bias import TreeLayout, attention_bias, bias_windows
+from edgespec.runtimes.attention_bias import TreeLayout, attention_bias
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
+from edgespec.runtimes.row_rule import NO_RULE, read_l2_bytes, row_rule
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -54,8 +55,15 @@ class Passes:
         """
         self._manifest, self._device = manifest, device
         self._names = manifest.signature
+        self.rule = NO_RULE
+        if options.get("deterministic") and device.memory == "cpu":
+            self.rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
+            options = {**options, "has_flash_attention": self.rule.has_flash_attention}
         self._session = open_session(graph, manifest, device, **options)
-        self._windows = bias_windows(self._session, manifest)
+        taken = {value.name for value in self._session.get_inputs()}
+        biases = ((self._names.attention_bias, None), (self._names.local_attention_bias, manifest.sliding_window))
+        # How many tokens back a token sees, None for all, by the attention biases that the graph takes.
+        self._windows = {name: window for name, window in biases if name and name in taken}
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
             self._outputs[self._names.best] = 2

@@ -21,7 +21,7 @@ from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, require_run
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
-from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
+from edgespec.runtimes.row_rule import next_pass
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.runtimes.tree import tree_manifest
 from edgespec.types import Logits, TokenIds, append
@@ -56,10 +56,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
             manifest = tree_manifest(manifest, device)
         self._device, self._has_trees = device, has_trees
         confidence = ["confidence"] if folder.head.has_confidence else []
-        self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
-        if self._is_deterministic and device.memory == "cpu":
-            self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
-            options = {**options, "has_flash_attention": self._rule.has_flash_attention}
+        self._is_deterministic = options.get("deterministic", False)
         own = replace(manifest, vocab_size=self._whole.num_columns)
         self._passes = Passes(folder.path / own.graph, own, device, ["state"], confidence, **options)
         self._state_size = folder.head.state_size
@@ -208,7 +205,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
         """The part of a pass that keeps rows equal to the bit, by row_rule.py, once it is padded to even width."""
-        first, stop, _ = next_pass(start, start + len(states), self._rule.borders, self.context_length)
+        first, stop, _ = next_pass(start, start + len(states), self._passes.rule.borders, self.context_length)
         if first < start:
             known = self._features.num_known(tokens)
             if first >= known and not self._own.has(first - 1):

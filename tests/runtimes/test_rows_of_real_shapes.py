@@ -10,7 +10,6 @@ from calls import decoder
 from families import FAMILIES, MIXTURES
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
-from edgespec.runtimes import onnx
 from edgespec.runtimes.row_rule import RowRule
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +81,7 @@ def test_rows_of_long_texts_are_equal_in_every_cut(head_dim: int, block_size: in
 def test_rows_differ_without_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without flash attention, whose tiles are as short as sums want them where the L2 cache has 512 KiB.
     no_rule = RowRule(has_flash_attention=False, borders=())
-    monkeypatch.setattr(onnx, "row_rule", lambda head_dim, l2_bytes: no_rule)
+    monkeypatch.setattr("edgespec.runtimes.passes.row_rule", lambda head_dim, l2_bytes: no_rule)
     tokens = random_tokens(500)
     for precision in ("fp32", "int8", "int4"):
         loaded = decoder(write_model(tmp_path, "gemma3", SHAPES[-1], precision))
