@@ -16,6 +16,7 @@ TEXT = {
     "ngram": "edgespec.draft.ngram:NgramDrafter",
     "suffix": "edgespec.draft.suffix:SuffixDrafter",
 }
+FRUGAL = frozenset({"ngram"})  # those of TEXT that remember nothing of it
 # The most tokens that a measured policy drafts at a time: longer drafts are hardly ever accepted to their end.
 MAX_DRAFT_TOKENS = 24
 TARGET = ("auto", "lookahead")  # what depends on the target

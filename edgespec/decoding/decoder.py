@@ -119,8 +119,7 @@ class Cache(Protocol):
     def pretend(self, tokens: TokenIds) -> None:
         """Fill the cache with tokens that were not run: later logits take realistic time and mean nothing.
 
-        The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text
-        can be timed without reading one.
+        So passes after a long text can be timed without reading one.
 
         Raises:
             ContextOverflow: tokens are more than context_length.
@@ -155,12 +154,7 @@ class Forks(Protocol):
     """The caches that a decoder can have over its weights, each of which serves one text at a time."""
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        """Let passes of this decoder and its forks take turns, or run as one.
-
-        Args:
-            max_callers: How many texts are served at once.
-            may_join: True while there is memory for what running them as one takes.
-        """
+        """Let passes for max_callers texts take turns, or run as one while there is memory for that: may_join."""
 
     def fork(self) -> "Decoder":
         """A decoder over the same weights with an empty cache of its own."""

@@ -95,10 +95,6 @@ class HiddenStates:
             places = [self.layers.index(layer) * size for layer in layers]
             return np.concatenate([rows[:, place : place + size] for place in places], axis=1)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._rows.nbytes
-
     def _reserve(self, num_slots: int) -> None:
         if num_slots <= len(self._rows):
             return

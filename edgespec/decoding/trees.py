@@ -27,7 +27,7 @@ def num_held(held: TokenIds, behind: Tree, given: Pass) -> int:
     """How many nodes of a pass over a tree, counted from the first, a cache holds in their places and none wants.
 
     Args:
-        held: The tokens in the cache's first places; whatever of them lies after the text of the pass is a chain.
+        held: The tokens in the cache's first places; those after the text of the pass are a chain.
         behind: The tree in the places after held.
     """
     tokens, nodes = given.text, given.tree.tokens

@@ -129,12 +129,6 @@ class AnswerCache:
                 self._builder.start()
         return self._index
 
-    def wait(self) -> None:
-        """Wait until the index is built."""
-        self.index()
-        assert self._builder is not None
-        self._builder.join()
-
     def _report_once(self, line: str) -> None:
         if not self._has_reported:  # save reads the file again
             self._has_reported = True

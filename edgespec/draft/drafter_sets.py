@@ -5,11 +5,12 @@ neither how much memory is free nor who drafts.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from edgespec.config.drafter_names import FRUGAL
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.lanes import Lane
@@ -77,7 +78,7 @@ def drafter_sets(
     if chains or texts:
         without_models = texts | fallback if chains else texts
         smaller = without_models - {"lookahead"}
-        sets += [((), each) for each in (without_models, smaller, frozenset({"ngram"})) if each]
+        sets += [((), each) for each in (without_models, smaller, FRUGAL) if each]
     sets.append(((), frozenset()))
     return [DrafterSet(*each, texts_bytes(each[1])) for each in dict.fromkeys(sets)]
 
@@ -121,11 +122,6 @@ class BackgroundLoader:
             return None
         done, self._load = self._load, None
         return done
-
-    def wait(self) -> None:
-        """Wait until the candidate is loaded."""
-        if self._load:
-            wait([self._load.future])
 
     def give_up(self) -> None:
         """Cancel the load without waiting; the next can begin once take has noticed its end."""

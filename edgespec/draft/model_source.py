@@ -85,9 +85,17 @@ class ModelSource:
         return Promise(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
 
     def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> Promise | None:
-        is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can.run_ahead
-        if not is_wanted or not self._can_afford_trial(best.rate, tokens):
+        """A draft of one token, and of one more as long as all are accepted, though best has a better rate."""
+        if option is best or self.costs.step_s is None or self.drafter.can.run_ahead:
             return None
+        if self._trial:
+            return Promise(best.rate, self._trial, self) if self._could_pay(best.rate, self._trial) else None
+        taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
+        lost = taken - (1 + self._own.chain(1)[0]) / best.rate / self.costs.step_s
+        can_pay = self._could_pay(best.rate, self.max_tokens)
+        if not can_pay or not self.stats.budget.spend(max(lost, MIN_LOSS_OF_TRIAL)):
+            return None
+        self._trial = 1
         return Promise(best.rate, self._trial, self)
 
     def hopeful(self, option: Promise) -> Promise | None:
@@ -165,18 +173,6 @@ class ModelSource:
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
         return self._ahead.observe(round, num_accepted, emitted, verify_s, is_run=is_run)
-
-    def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
-        """True if to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
-        if self._trial:
-            return self._could_pay(rate, self._trial)
-        assert self.costs.step_s is not None
-        taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
-        lost = taken - (1 + self._own.chain(1)[0]) / rate / self.costs.step_s
-        if not self._could_pay(rate, self.max_tokens) or not self.stats.budget.spend(max(lost, MIN_LOSS_OF_TRIAL)):
-            return False
-        self._trial = 1
-        return True
 
     def _could_pay(self, rate: float, num_tokens: int) -> bool:
         """True if a draft of up to num_tokens would beat a rate if every token were accepted."""

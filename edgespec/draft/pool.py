@@ -27,7 +27,7 @@ from edgespec.types import Report
 
 @dataclass(slots=True)
 class ChangeLog:
-    """Collects lines while answers are made, and reports them between answers."""
+    """Lines that are collected while answers are made, and reported between answers."""
 
     report: Report = lambda line: None
     _for_stats: list[str] = field(init=False, default_factory=list)

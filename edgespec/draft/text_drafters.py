@@ -58,9 +58,6 @@ class ConstrainedDrafter(Drafter):
     def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         self._drafter.learn(tokens, draft, logits)
 
-    def pause(self) -> None:
-        self._drafter.pause()
-
 
 def constrained(drafters: Sequence[Drafter], constraint: TokenConstraint, num_prompt: int) -> list[Drafter]:
     """The drafters of one answer under a constraint; none of none, where decoding is to be plain."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.config.drafter_names import FRUGAL, MAX_DRAFT_TOKENS
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
@@ -243,7 +243,7 @@ def texts_bytes(manifest: Manifest, names: frozenset[str], max_draft_tokens: int
     """The bytes that drafting from the text takes: wide passes, and what is remembered of it."""
     if not names:
         return 0
-    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - {"ngram"})
+    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - FRUGAL)
     return draft_bytes(manifest, max_draft_tokens) + _REMEMBERED_BYTES * num_remembered
 
 

@@ -43,6 +43,12 @@ def save(folder: Path, *answers: TokenIds, cap_bytes: int = 1 << 20) -> Path:
     return held.path
 
 
+def wait_for_index(answers: AnswerCache) -> None:
+    answers.index()
+    assert answers._builder is not None
+    answers._builder.join()
+
+
 def longest(tokens: list[int], text: list[int]) -> tuple[int, list[int]]:
     """The longest suffix of tokens, up to 32, in text, and where it ends there, by a plain search."""
     for length in range(min(len(tokens), 32), 0, -1):
@@ -75,7 +81,7 @@ def test_first_guess_is_what_most_often_followed(text: list[int], tokens: list[i
 def test_a_later_session_drafts_from_an_earlier_answer(tmp_path: Path) -> None:
     save(tmp_path, ids(1, 2, 3, 4, 5))
     later = cache(tmp_path)
-    later.wait()
+    wait_for_index(later)
     draft = AnswerDrafter(later).draft(ids(9, 2, 3), DraftRequest(8), GREEDY)
     assert (draft.tokens.tolist(), draft.source) == ([4, 5], "answers")
     assert len(draft.buckets) == 2
@@ -84,7 +90,7 @@ def test_a_later_session_drafts_from_an_earlier_answer(tmp_path: Path) -> None:
 def test_guesses_never_run_from_one_answer_into_the_next(tmp_path: Path) -> None:
     save(tmp_path, ids(1, 2), ids(3, 4))
     later = cache(tmp_path)
-    later.wait()
+    wait_for_index(later)
     assert AnswerDrafter(later).draft(ids(1), DraftRequest(8), GREEDY).tokens.tolist() == [2]
     assert not len(AnswerDrafter(later).draft(ids(2), DraftRequest(8), GREEDY).tokens)
 
@@ -92,7 +98,7 @@ def test_guesses_never_run_from_one_answer_into_the_next(tmp_path: Path) -> None
 def test_without_a_file_there_is_no_guess_and_no_line(tmp_path: Path) -> None:
     lines: list[str] = []
     empty = cache(tmp_path / "none", lines)
-    empty.wait()
+    wait_for_index(empty)
     assert not len(AnswerDrafter(empty).draft(ids(1, 2), DraftRequest(8), GREEDY).tokens)
     assert (lines, (tmp_path / "none").exists()) == ([], False)
 
@@ -152,7 +158,7 @@ def test_a_damaged_file_is_reported_once_and_replaced(tmp_path: Path, damage: st
     )
     lines: list[str] = []
     damaged = cache(tmp_path, lines)
-    damaged.wait()
+    wait_for_index(damaged)
     assert len(lines) == 1
     assert not len(AnswerDrafter(damaged).draft(ids(1), DraftRequest(8), GREEDY).tokens)
     damaged.add(ids(), ids(4, 5))

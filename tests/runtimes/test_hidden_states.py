@@ -110,10 +110,10 @@ def test_what_is_forgotten_or_pretended_has_no_states_of_its_own(tiny_with_state
     found = decoder(tiny_with_states, kind)
     store, text = found.hidden_states, np.arange(30, dtype=np.int32)
     found.logits(text, 1)
-    assert store.num_bytes >= 30 * store.width * 4
+    assert store._rows.nbytes >= 30 * store.width * 4
     found.forget()
     assert store.known(text) == 0
-    assert store.num_bytes == 0
+    assert store._rows.nbytes == 0
     found.pretend(text)
     assert store.known(text) == 30
     assert not store.read(text, 0).any()
