@@ -85,18 +85,18 @@ class Signature:
     @property
     def is_plain(self) -> bool:
         """True if all names are the ones that edgespec's own exports have."""
-        own = {role: name or role for role, name in asdict(Signature()).items()}
-        return all(name in (None, own[role]) for role, name in asdict(self).items())
+        own = asdict(Signature())
+        return all(name in (None, own[role] or role) for role, name in asdict(self).items())
 
     def roles(self, num_layers: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         """Role and name of each input, and of each output; past and present have a name for each layer."""
         inputs: list[tuple[str, str]] = []
         outputs: list[tuple[str, str]] = []
         for role, name in asdict(self).items():
-            layers = range(num_layers if role.startswith(("past", "present")) else 1)
-            if name is not None:
-                is_output = role in ("logits", "best", "present_key", "present_value")
-                (outputs if is_output else inputs).extend((role, name.replace("%d", str(at))) for at in layers)
+            found = outputs if role in ("logits", "best", "present_key", "present_value") else inputs
+            for layer in range(num_layers if role.startswith(("past", "present")) else 1):
+                if name is not None:
+                    found.append((role, name.replace("%d", str(layer))))
         return inputs, outputs
 
     def caches(self, num_layers: int) -> list[tuple[str, str]]:
@@ -384,7 +384,7 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         raise ManifestError(f"{path}: {error}; export the model again") from None
     kv = manifest.kv_cache
     special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
-    if any(token >= manifest.vocab_size for token in special):
+    if max(special, default=0) >= manifest.vocab_size:
         raise ManifestError(f"{path}: special token ids {special} are not in the vocabulary; export again")
     if kv.form not in _CACHE_FORMS or kv.dtype not in _CACHE_DTYPES:
         raise ManifestError(
@@ -396,7 +396,7 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
             f"{path} has a {kv.form} cache of uint16, which only a static one can be; export again"
         )
     layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    if any(layer >= kv.num_layers for layer in layers) or max(manifest.hidden_layers, default=0) > kv.num_layers:
+    if max(layers, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
         found = [*manifest.hidden_layers, *layers]
         raise ManifestError(f"{path} names layers {found} of {kv.num_layers}; export again")
     _require_own_names(path, manifest)

@@ -46,7 +46,7 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
     resolved = resolve(wish)
     require_writer(resolved.target.manifest)
     drafters = [each.models[0] for each in resolved.drafters]
-    for line in resolved.downgrades:
+    for line in resolved.devices.downgrades:
         wish.report(line)
     planned = plan_for(
         resolved.target,

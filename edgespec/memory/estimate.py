@@ -87,13 +87,10 @@ def estimate_memory(
     if isinstance(size, int):
         size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
-    growth = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
-    resident, addressed = (
-        int(each * size.file_bytes) + own for each, own in zip(growth, _SESSION_BYTES, strict=True)
-    )
+    resident, addressed = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
     return MemoryEstimate(
-        resident,
-        addressed,
+        int(resident * size.file_bytes) + _SESSION_BYTES[0],
+        int(addressed * size.file_bytes) + _SESSION_BYTES[1],
         cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
         _replaced_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
@@ -168,7 +165,13 @@ def estimate_full_context(
         return estimate_memory(manifest, size, max_draft_tokens=max_draft_tokens)
     shortened = replace(manifest, context_length=num_tokens)
     estimate = estimate_memory(shortened, size, num_tokens, max_draft_tokens)
-    return estimate._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
+    # A cache holds the most when it grows to its last capacity.
+    kv, before = manifest.kv_cache, next_capacity(0, (num_tokens + 1) // 2, num_tokens)
+    before_bytes, more_bytes = (
+        cache_bytes(kv, before, num_tokens),
+        growth_bytes(kv, before, num_tokens, num_tokens),
+    )
+    return estimate._replace(kv_cache_bytes=before_bytes + more_bytes)
 
 
 def _replaced_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
@@ -176,12 +179,6 @@ def _replaced_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
     after = next_capacity(0, num_tokens, context_length)
     before = next_capacity(0, (after + 1) // 2, context_length)
     return kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0
-
-
-def _peak_bytes(kv: KVCache, num_tokens: int) -> int:
-    """The most that a cache holds on its way to the end of a context of num_tokens."""
-    before = next_capacity(0, (num_tokens + 1) // 2, num_tokens)
-    return cache_bytes(kv, before, num_tokens) + growth_bytes(kv, before, num_tokens, num_tokens)
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
@@ -220,7 +217,8 @@ def growth_bytes(
     kv: KVCache, num_held: int, num_tokens: int, context_length: int, *, on_device: bool = False
 ) -> int:
     """Extra bytes that the KV cache takes when it grows from room for num_held to room for num_tokens tokens."""
-    before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
+    before = cache_bytes(kv, num_held, context_length)
+    after = cache_bytes(kv, max(num_held, num_tokens), context_length)
     # A shared buffer is replaced layer by layer; a growing cache holds old and new at once, and a device's arena
     # gives the old back after a later pass.
     holds_both = kv.form == "growing" or on_device

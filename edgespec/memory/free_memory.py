@@ -177,9 +177,12 @@ def tightest(bounds: Sequence[FreeMemory]) -> FreeMemory:
     be used: the limit bounds, with a reserve of 212 MiB.
     """
     least = min(bounds)
-    usable = zip(*([each.free_bytes - kept for kept in each.reserve] for each in bounds), strict=True)
-    reserve = Reserve(*(least.free_bytes - min(each) for each in usable))
-    return least._replace(free_bytes=max(0, least.free_bytes), reserve=reserve)
+    opening = floor = least.free_bytes
+    for free_bytes, _, _, _, reserve in bounds:
+        opening = min(opening, free_bytes - reserve.opening_bytes)
+        floor = min(floor, free_bytes - reserve.floor_bytes)
+    kept = Reserve(least.free_bytes - opening, least.free_bytes - floor)
+    return least._replace(free_bytes=max(0, least.free_bytes), reserve=kept)
 
 
 def free_in_groups(groups: str, mount: Path) -> Iterator[int]:

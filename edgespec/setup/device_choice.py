@@ -134,8 +134,8 @@ class DeviceChoice:
 
         Raises DeviceUnavailable: One of them cannot be used here, or not beside the other.
         """
-        options = ("--device", "--drafter-device")
-        device, drafter_device = (self._find(*each) for each in zip(self._names, options, strict=True))
+        device = self._find(self._names[0], "--device")
+        drafter_device = self._find(self._names[1], "--drafter-device")
         require_together(device, drafter_device, has_drafter_model=False)
         return Placement(
             device=device,
@@ -147,11 +147,11 @@ class DeviceChoice:
 
     def forms(self, placement: Placement) -> tuple[Kind | None, Kind | None]:
         """The forms in which to prepare target and drafters for their devices; None where none was named."""
-        devices = placement.device, placement.drafter_device
-        target, drafter = (
-            None if name == _AUTO else device.form for name, device in zip(self._names, devices, strict=True)
+        target, drafter = self._names
+        return (
+            None if target == _AUTO else placement.device.form,
+            None if drafter == _AUTO else placement.drafter_device.form,
         )
-        return target, drafter
 
     def resolve_auto(self, placement: Placement, target: Manifest, drafters: Sequence[Manifest]) -> Placement:
         """Replace auto by a device of the kind that a folder was exported for, if there is one."""
@@ -167,7 +167,9 @@ class DeviceChoice:
         Raises DeviceUnavailable: The error that is given, where the device may not be replaced.
         """
         devices = [
-            find_device("cpu") if self._may_replace(device, name, error) else device
+            find_device("cpu")
+            if device.name == error.device != "cpu" and (self._allow_fallback or name == _AUTO)
+            else device
             for name, device in zip(self._names, (placement.device, placement.drafter_device), strict=True)
         ]
         fallen = replace(placement, device=devices[0], drafter_device=devices[1])
@@ -175,9 +177,6 @@ class DeviceChoice:
             raise error
         self._note_fallback(error)
         return fallen
-
-    def _may_replace(self, device: Device, name: str, error: DeviceUnavailable) -> bool:
-        return device.name == error.device != "cpu" and (self._allow_fallback or name == _AUTO)
 
     def _find(self, name: str, option: str) -> Device:
         try:

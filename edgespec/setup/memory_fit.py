@@ -13,7 +13,6 @@ from edgespec.memory.estimate import (
     arena_bytes,
     bytes_by_place,
     estimate_memory,
-    fitting_caches,
     fitting_context,
     require_memory,
 )
@@ -58,12 +57,6 @@ class MemoryFit:
     size: WeightsSize
     needed: Bytes  # bytes that plain decoding takes in each place
     downgrades: tuple[str, ...]  # lines that say what was given up
-
-    def fitting_caches(self, most: int) -> int:
-        """How many answers memory allows at once, up to most."""
-        return fitting_caches(
-            self.target.manifest, self.needed, self.reading.target_place, self.reading.free, most
-        )
 
     def has_memory_to_join(self) -> bool:
         """True if the target's weights fit a second time, as a session of another graph holds them."""

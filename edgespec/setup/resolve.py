@@ -10,7 +10,6 @@ from typing import NamedTuple
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
-from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device
@@ -70,11 +69,6 @@ class Resolved:
     auto: Mapping[str, str]
     unused: NamedDrafter | None = None
 
-    @property
-    def downgrades(self) -> Sequence[str]:
-        """Lines that say which device another one replaces, and why."""
-        return self.devices.downgrades
-
     def without(self, error: EdgeSpecError) -> str:
         """The device that does not run its model, where auto may take another one instead.
 
@@ -120,31 +114,32 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.
         ModelError: A model is missing or invalid.
     """
-    model, report, asked = str(wish.model), wish.report, wish.names
-    device, drafter_device = wish.device, wish.drafter_device
-    free = partial(free_memory, wish.limit_bytes)
     models = _home_of(wish)
-    place = _threads_of(wish)
-    auto = auto_devices(models, model, asked, device, drafter_device, place, free)
+    auto = auto_devices(wish, models)
     decided = _decide(auto, refused) if auto else {}
-    device, drafter_device = decided.get("device", device), decided.get("drafter_device", drafter_device)
-    devices = DeviceChoice(device, drafter_device, report, allow_fallback=wish.allow_fallback)
+    device = decided.get("device", wish.device)
+    drafter_device = decided.get("drafter_device", wish.drafter_device)
+    devices = DeviceChoice(device, drafter_device, wish.report, allow_fallback=wish.allow_fallback)
     placement = devices.initial_placement(
         wish.num_threads, wish.drafter_threads, deterministic=wish.deterministic is not False
     )
-    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(asked.cascades))
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(wish.names.cascades))
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
-    found = _find_models(models, model, asked, devices, placement, allow_fallback=wish.allow_fallback)
-    placement = devices.resolve_auto(
-        placement, found.target.manifest, [each.models[0].manifest for each in found.drafters]
-    )
+    target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
+    placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
     unused = None
-    if found.of_pair and not _pays(*found.of_pair, placement, report, is_weighed=bool(decided)):
-        unused, found = found.drafters[-1], found.without_last_drafter()
-    target, names, drafters = found.target, found.names, found.drafters
+    if of_pair and not _pays(*of_pair, placement, wish.report, is_weighed=bool(decided)):
+        unused, drafters = drafters[-1], drafters[:-1]
+        names = names._replace(cascades=names.cascades[:-1])
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
-    _require_distinct([each.name for each in drafters])
+    known_names: set[str] = set()
+    for drafter in drafters:
+        if drafter.name in known_names:  # under which what is learned of it is saved
+            raise UsageError(
+                f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
+            )
+        known_names.add(drafter.name)
     proof = known_proof(target, placement)
     has_rows = expects_rows(wish.deterministic, target, placement.device, proof)
     placement = replace(placement, deterministic=has_rows, exact=wish.exact)
@@ -156,7 +151,7 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         devices=devices,
         placement=placement,
         proof=proof,
-        free=free,
+        free=partial(free_memory, wish.limit_bytes),
         auto=decided,
         unused=unused,
     )
@@ -173,38 +168,37 @@ class _FoundModels(NamedTuple):
     drafters: Sequence[NamedDrafter]
     of_pair: tuple[Pair, tuple[Path, Path]] | None
 
-    def without_last_drafter(self) -> "_FoundModels":
-        names = self.names._replace(cascades=self.names.cascades[:-1])
-        return self._replace(names=names, drafters=self.drafters[:-1], of_pair=None)
 
-
-def _find_models(
-    models: ModelHome,
-    model: str,
-    asked: DrafterNames,
-    devices: DeviceChoice,
-    placement: Placement,
-    *,
-    allow_fallback: bool,
-) -> _FoundModels:
+def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement: Placement) -> _FoundModels:
     """Find the target and its drafters in the forms for their devices, preparing them first if need be."""
+    model, asked = str(wish.model), wish.names
     target_form, drafter_form = devices.forms(placement)
-    finder = _Finder(models, placement.device, target_form, allow_fallback)
-    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
-    for name, form in (
-        (model, target_form),
-        *((name, drafter_form) for each in asked.cascades for name in each.models if name != SELF),
-    ):
-        models.find(name, form or "cpu")  # an unknown name is refused before any model is fetched
+    finder = _Finder(models, placement.device, target_form, wish.allow_fallback)
+    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, wish.allow_fallback)
+    models.find(model, target_form or "cpu")  # an unknown name is refused before any model is fetched
+    for cascade in asked.cascades:
+        for name in cascade.models:
+            if name != SELF:
+                models.find(name, drafter_form or "cpu")
     target, pair = finder.find(model, TARGET)
     require_whole_model(target.manifest, model)
     if target.manifest.pooling:
-        return _FoundModels(target, _without_drafters(target.manifest, asked, models.report), (), None)
+        if asked.cascades or asked.simple - {"auto"}:
+            models.report(
+                f"{target.manifest.name} gives vectors of texts, and nothing drafts for it: --drafter has no "
+                "effect"
+            )
+        return _FoundModels(target, parse("none"), (), None)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
-    drafters = [
-        NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
-        for each in names.cascades
-    ]
+    drafters: list[NamedDrafter] = []
+    for cascade in names.cascades:
+        found = [
+            ModelFolder(target.folder, self_drafter(target.manifest))
+            if name == SELF
+            else drafter_finder.find(name, DRAFTER)[0]
+            for name in cascade.models
+        ]
+        drafters.append(NamedDrafter(tuple(found), cascade.text))
     for drafter in drafters:
         require_own_target(target.manifest, [each.manifest for each in drafter.models], drafter.text)
     of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None
@@ -216,35 +210,13 @@ def compare_devices(wish: Wish, *, remeasure: bool) -> Compared | None:
 
     Prepared forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
     """
-    free = partial(free_memory, wish.limit_bytes)
-    auto = auto_devices(
-        _home_of(wish),
-        str(wish.model),
-        wish.names,
-        wish.device,
-        wish.drafter_device,
-        _threads_of(wish),
-        free,
-        has_emulators=True,
-    )
+    auto = auto_devices(wish, _home_of(wish), has_emulators=True)
     return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
 
 
 def _home_of(wish: Wish) -> ModelHome:
     folder = Path(wish.home or default_home())
     return ModelHome(folder, wish.offline, wish.report, open_decoder, is_quick=True, progress=wish.progress)
-
-
-def _threads_of(wish: Wish) -> Placement:
-    """The threads that are asked for, on devices that stand for none in particular."""
-    cpu = find_device("cpu")
-    return Placement(
-        device=cpu,
-        drafter_device=cpu,
-        num_threads=wish.num_threads,
-        drafter_threads=wish.drafter_threads,
-        deterministic=wish.deterministic is not False,
-    )
 
 
 def find_known_devices(
@@ -254,38 +226,36 @@ def find_known_devices(
 
     Nothing is measured, fetched or exported. Raises as resolve() does.
     """
-    place = _threads_of(Wish(model=model))
-    auto = auto_devices(models, model, parse("auto"), device, drafter_device, place, free_memory)
+    auto = auto_devices(Wish(model=model, device=device, drafter_device=drafter_device), models)
     where = saved.where if auto and (saved := auto.saved) else None
     choice = DeviceChoice(*(where or (device, drafter_device)), models.report)
     return choice, choice.initial_placement(None, None, deterministic=True)
 
 
-def auto_devices(
-    models: ModelHome,
-    model: str,
-    asked: DrafterNames,
-    device: str,
-    drafter_device: str,
-    placement: Placement,
-    free: ReadFreeMemory,
-    *,
-    has_emulators: bool = False,
-) -> AutoDevices | None:
+def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) -> AutoDevices | None:
     """The choices of auto for a model and its drafters; None where it can only be the CPU.
 
-    Args:
-        asked: The drafters that the user has named.
-        placement: With the numbers of threads.
-        has_emulators: Emulators and software adapters are compared too, and never chosen.
+    has_emulators: Emulators and software adapters are compared too, and never chosen.
     """
-    candidates = find_candidates(device, drafter_device, has_emulators=has_emulators)
+    candidates = find_candidates(wish.device, wish.drafter_device, has_emulators=has_emulators)
     if candidates is None:
         return None
+    model, cpu = str(wish.model), find_device("cpu")
     fixed = models.fixed_folder(model)
-    names, _ = _name_drafters(models, model, asked, read_pair(fixed) if fixed else None, None)
+    names, _ = _name_drafters(models, model, wish.names, read_pair(fixed) if fixed else None, None)
     found = AutoDevices(
-        models=models, model=model, names=names, candidates=candidates, placement=placement, free=free
+        models=models,
+        model=model,
+        names=names,
+        candidates=candidates,
+        placement=Placement(
+            device=cpu,
+            drafter_device=cpu,
+            num_threads=wish.num_threads,
+            drafter_threads=wish.drafter_threads,
+            deterministic=wish.deterministic is not False,
+        ),
+        free=partial(free_memory, wish.limit_bytes),
     )
     return found if found.has_choice else None
 
@@ -325,11 +295,6 @@ class _Finder:
             folder = require_part(pair, part, usable_form(pair, part) if may_differ else self.form)
         return ModelFolder(folder, read_any_manifest(folder, self.models.report)), pair
 
-    def find_drafter(self, name: str, target: ModelFolder) -> ModelFolder:
-        if name == SELF:
-            return ModelFolder(target.folder, self_drafter(target.manifest))
-        return self.find(name, DRAFTER)[0]
-
 
 def _name_drafters(
     models: ModelHome, model: str, names: DrafterNames, pair: Pair | None, form: Kind | None
@@ -347,15 +312,9 @@ def _name_drafters(
         models.report(f"drafting without the pair's drafter: {missing} is no model folder; export the pair again")
         return names, False
     drafter = models.drafter_of(model, form or "cpu")
-    is_named = drafter in {drafter for cascade in names.cascades for drafter in cascade.models}
-    return names if drafter is None or is_named else _add_drafter(names, drafter), False
-
-
-def _without_drafters(target: Manifest, asked: DrafterNames, report: Report) -> DrafterNames:
-    """The names for a target that writes no text; a line tells that a drafter was named in vain."""
-    if asked.cascades or asked.simple - {"auto"}:
-        report(f"{target.name} gives vectors of texts, and nothing drafts for it: --drafter has no effect")
-    return parse("none")
+    if drafter is None or any(drafter in cascade.models for cascade in names.cascades):
+        return names, False
+    return _add_drafter(names, drafter), False
 
 
 def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:
@@ -379,9 +338,3 @@ def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Re
     elif check is not None and not check.pays:
         report(f"drafting without the pair's drafter: {check.verdict} ({check.reason})")
     return check is None or check.pays
-
-
-def _require_distinct(names: Sequence[str]) -> None:
-    """Raises UsageError: Two drafters have one name, under which what is learned of them is saved."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")

@@ -9,7 +9,7 @@ from edgespec.draft.costs import PassCosts
 from edgespec.draft.lookahead import SMALLEST, Window, best_window
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.memory.estimate import WeightsSize
+from edgespec.memory.estimate import WeightsSize, fitting_caches
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement, require_form, require_together
@@ -76,7 +76,7 @@ class Setup:
     placement: Devices, threads, and the guarantee: deterministic, exact or neither.
     proof: That deterministic mode holds; None where it is still to be proved.
     hidden_layers: Layers of the target whose hidden states it keeps.
-    has_trees: Whether the target runs trees.
+    has_trees: Whether the target runs trees. drafts_trees: Whether those of a drafter model's guesses may pay.
     num_parallel: How many answers are made at once.
     notes: Lines for the user, before anything is opened.
     downgrades: What is not as it was asked for, with the reasons; the figures of answers report them too.
@@ -96,6 +96,7 @@ class Setup:
     memory: MemoryFit
     hidden_layers: tuple[int, ...]
     has_trees: bool
+    drafts_trees: bool
     num_parallel: int
     notes: tuple[str, ...]
     downgrades: tuple[str, ...]
@@ -104,11 +105,6 @@ class Setup:
     def models(self) -> list[ModelFolder]:
         """The drafter models."""
         return [model for chain in self.drafters for model in chain.models]
-
-    @property
-    def drafts_trees(self) -> bool:
-        """True if trees of a drafter model's guesses may be worth their rows."""
-        return any(chain.has_trees for chain in self.drafters)
 
 
 def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
@@ -128,8 +124,19 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     has_trees = bool(found.drafters) and _may_draft_trees(wish, target.manifest, placement, known)
     chains = [_chain(wish, target, drafter, placement, known, has_trees) for drafter in found.drafters]
     window = lookahead_window(found.names, wish.length, target.manifest, placement, known)
+    texts = found.names.simple & {*TEXT} | ({"suffix"} if "auto" in found.names.simple else set())
+    if window is not None:
+        texts |= {"lookahead"}
     fit = fit_memory(target, tables.size, tables.memory, wish.max_draft_tokens)
-    num_parallel = fit.fitting_caches(wish.max_answers)
+    num_parallel = fitting_caches(
+        fit.target.manifest, fit.needed, tables.memory.target_place, tables.memory.free, wish.max_answers
+    )
+    downgrades = [*found.devices.downgrades, *fit.downgrades]
+    if wish.max_parallel is not None and num_parallel < wish.max_parallel:
+        downgrades.append(
+            f"{num_parallel} of {wish.max_parallel} answers are made at once: memory has no space for more KV "
+            "caches"
+        )
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
     return Setup(
         wish=wish,
@@ -137,7 +144,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         target=target,
         drafters=tuple(chains),
         unused=found.unused,
-        texts=_texts(found.names, window),
+        texts=texts,
         window=window,
         placement=placement,
         proof=found.proof,
@@ -146,9 +153,10 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         memory=fit,
         hidden_layers=layers or target.manifest.pooled_layers,
         has_trees=has_trees or window is not None,
+        drafts_trees=has_trees,
         num_parallel=num_parallel,
         notes=(*_serial_notes(wish.when, [chain.schedule for chain in chains]), *tables.memory.unknown),
-        downgrades=(*found.downgrades, *fit.downgrades, *_fewer_answers(wish.max_parallel, num_parallel)),
+        downgrades=tuple(downgrades),
     )
 
 
@@ -180,12 +188,6 @@ def lookahead_window(
         return window
     window = window or SMALLEST
     return window.with_guesses_of(length) if length else window
-
-
-def _texts(names: DrafterNames, window: Window | None) -> frozenset[str]:
-    """Names of the drafters that draft from the text."""
-    repeated = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
-    return frozenset(repeated | ({"lookahead"} if window else set()))
 
 
 def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: LearnedStats) -> bool:
@@ -237,11 +239,6 @@ def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
             f"the schedule is serial, not {asked}: what a drafting head drafts ahead depends on time, and "
             "--acceptance rejection with a fixed --draft-length has one text only if it does not"
         )
-
-
-def _fewer_answers(asked: int | None, num_parallel: int) -> Iterator[str]:
-    if asked is not None and num_parallel < asked:
-        yield f"{num_parallel} of {asked} answers are made at once: memory has no space for more KV caches"
 
 
 def _limit_context(target: ModelFolder, context: int | None) -> ModelFolder:
