@@ -9,13 +9,13 @@ import psutil
 import pytest
 import tiny
 from hypothesis import HealthCheck, settings
+from lent import LentProcess
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.setup.catalog import CATALOG, CatalogFile
 from edgespec.setup.fetch import fetch
 from edgespec.system.disk import hold_lock
-from edgespec.text.template_process import TemplateProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,27 +84,10 @@ def processor_alone() -> Iterator[None]:
         yield
 
 
-class LentProcess:
-    """A process that renders templates, which outlives the engine that it is lent to."""
-
-    def __init__(self, owner: TemplateProcess) -> None:
-        self.start, self.render = owner.start, owner.render
-
-    def close(self) -> None:
-        """Its owner does that."""
-
-
-@pytest.fixture(scope="session")
-def template_process() -> Iterator[TemplateProcess]:
-    process = TemplateProcess()
-    yield process
-    process.close()
-
-
 @pytest.fixture
-def one_template_process(template_process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of many engines that are not about their processes: each takes 0.07 s to start."""
-    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", lambda: LentProcess(template_process))
+def one_template_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many engines that are not about their processes."""
+    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", LentProcess)
 
 
 @pytest.fixture(scope="session")

@@ -96,17 +96,37 @@ def policy_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredPolicy:
     return MeasuredPolicy(drafters, PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
 
 
-@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("ms", [0.0, pytest.param(5.0, marks=slow), 20.0])
+@pytest.mark.parametrize(
+    ("verify_ms", "ms"),
+    [
+        pytest.param(CPU, 0.0, id="cpu-0"),
+        pytest.param(CPU, 5.0, id="cpu-5", marks=slow),
+        pytest.param(CPU, 20.0, id="cpu-20", marks=slow),
+        pytest.param(GPU, 0.0, id="gpu-0", marks=slow),
+        pytest.param(GPU, 5.0, id="gpu-5", marks=slow),
+        pytest.param(GPU, 20.0, id="gpu-20"),
+    ],
+)
 def test_useless_drafts_cost_less_than_three_percent(
     verify_ms: dict[int, float], ms: float, clock: VirtualClock
 ) -> None:
     assert speed(policy_of(Guesser(TRUTH, 0.0, ms=ms, clock=clock)), verify_ms, clock) > 0.97
 
 
-@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("ms", [0.0, 4.0])
-@pytest.mark.parametrize("chance", [0.3, pytest.param(0.6, marks=slow), 0.8, pytest.param(0.95, marks=slow)])
+LIKELY = [("cpu", 4.0, 0.8), ("gpu", 0.0, 0.3)]  # the others are slow
+
+
+@pytest.mark.parametrize(
+    ("verify_ms", "ms", "chance"),
+    [
+        pytest.param(
+            verify_ms, ms, chance, id=f"{name}-{ms}-{chance}", marks=() if (name, ms, chance) in LIKELY else slow
+        )
+        for name, verify_ms in (("cpu", CPU), ("gpu", GPU))
+        for ms in (0.0, 4.0)
+        for chance in (0.3, 0.6, 0.8, 0.95)
+    ],
+)
 def test_measured_length_is_near_the_best_fixed_one(
     verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
 ) -> None:
@@ -135,8 +155,10 @@ def test_drafts_that_become_useless_are_given_up(ms: float, clock: VirtualClock)
     assert speed(policy, CPU, clock, start=3100, num_rounds=1000) > 0.97
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.9])
-@pytest.mark.parametrize("ms", [0.0, 4.0])
+@pytest.mark.parametrize(
+    ("chance", "ms"),
+    [(0.0, 0.0), pytest.param(0.0, 4.0, marks=slow), pytest.param(0.9, 0.0, marks=slow), (0.9, 4.0)],
+)
 def test_a_host_that_stalls_changes_little(chance: float, ms: float, clock: VirtualClock) -> None:
     """Passes that take a hundred times as long now and then say nothing of what drafting is worth."""
 
@@ -251,7 +273,7 @@ def test_policy_drafts_less_where_attention_makes_rows_dear() -> None:
     assert lengths[1] == 0
 
 
-@pytest.mark.parametrize("schedule", ["pipelined", "hedged"])
+@pytest.mark.parametrize("schedule", ["pipelined", pytest.param("hedged", marks=slow)])
 def test_of_a_draft_made_ahead_no_more_is_run_than_pays(schedule: str) -> None:
     """A drafter that takes no time and is rarely right, for a target whose passes grow by a third a token."""
     machine = Machine(target_s=0.1, draft_s=0.0006, ratios=(1, 1.3))

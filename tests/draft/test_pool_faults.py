@@ -58,11 +58,11 @@ def test_a_faulty_drafter_is_quarantined_for_good_and_the_answer_goes_on(fault: 
     machine = Machine()
     pool = machine.pool(machine.candidate("broken", 1, lambda: Broken(FAULTS[fault])), texts=frozenset())
     pool.start(ROOMY, {})
-    answer(pool, 3)
+    answer(pool, 3, num_blocks=20)
     assert not machine.alive
     (line,) = pool.take_changes()
     assert line.startswith("broken no longer drafts in this session: ")
-    answer(pool, 3, seed=5)
+    answer(pool, 3, num_blocks=20, seed=5)
     assert pool.drafters() == []
     assert machine.opened == ["broken"]
     assert pool.take_changes() == ()

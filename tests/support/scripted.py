@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from double import Double
+from lent import LentProcess
 from table_decoder import TableDecoder
 from tokenizers import Tokenizer as Library
 
@@ -89,6 +90,6 @@ def scripted_engine(
         decoder = TableDecoder(decoder.vocab_size, seed=seed, context_length=decoder.context_length)
     manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)
     return Engine(
-        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer, template)),
+        LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer, template, LentProcess())),
         TargetCaches(decoder),
     )

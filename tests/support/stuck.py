@@ -6,6 +6,7 @@ from threading import Event
 
 import tiny
 from double import Double
+from lent import LentProcess
 
 from edgespec import Engine
 from edgespec.decoding.decoder import Decoder
@@ -39,9 +40,5 @@ class StuckDecoder(Double):
 def engine_of(folder: Path, decoder: Decoder, template: str | None = None) -> Engine:
     """With the tokenizer of a model folder, plain and by default without a chat template."""
     manifest = read_manifest(folder)
-    return Engine(
-        LoadedModel(
-            manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template)
-        ),
-        TargetCaches(decoder),
-    )
+    encoder = PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template, LentProcess())
+    return Engine(LoadedModel(manifest=manifest, encoder=encoder), TargetCaches(decoder))
