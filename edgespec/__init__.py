@@ -8,6 +8,7 @@
 
 What is not listed here may change without notice.
 """
+# ruff: noqa: F401  the names for the wings are given on
 
 import logging
 import os
@@ -16,19 +17,33 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.system.signals import defer_signals
 
-if TYPE_CHECKING:
-    from edgespec.decoding.logprobs import TokenLogprob
-    from edgespec.decoding.sampling import SamplingParams
+if TYPE_CHECKING:  # the public names, and those for the wings
+    from edgespec.decoding.cached_prefix import empty_cache
+    from edgespec.decoding.decoder import Decoder
+    from edgespec.decoding.logprobs import TokenLogprob, mean_nll
+    from edgespec.decoding.repetition import find_loop
+    from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+    from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
     from edgespec.draft.acceptance_rates import AcceptanceChange
-    from edgespec.draft.costs import Gain
-    from edgespec.draft.timeline import Interval
+    from edgespec.draft.answer_cache import AnswerCache
+    from edgespec.draft.costs import Gain, pass_costs
+    from edgespec.draft.limits import MAX_FIXED_TOKENS
+    from edgespec.draft.measured import FixedLength
+    from edgespec.draft.overlap import best_length, expected_tokens
+    from edgespec.draft.round_log import main_reason
+    from edgespec.draft.timeline import Interval, chrome_trace, latest, picture
     from edgespec.engine.answer_stream import AnswerStream, Reply
-    from edgespec.engine.answers import Chunk, Completion, Stats
+    from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
     from edgespec.engine.conversation import Conversation
+    from edgespec.engine.drafter_choice import rank_for_model
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
-    from edgespec.engine.request import AnswerOptions, Drafting
-    from edgespec.engine.transcript import Round
+    from edgespec.engine.pair_check import check_pair
+    from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
+    from edgespec.engine.plan import plan_document
+    from edgespec.engine.reasoning import ReasoningStream, has_spent, split_reasoning
+    from edgespec.engine.request import AnswerOptions, Drafting, require_embedding_model, require_writer
+    from edgespec.engine.transcript import Round, Transcript
     from edgespec.errors import (
         ContextOverflow,
         ConversationError,
@@ -36,113 +51,48 @@ if TYPE_CHECKING:
         DiskFull,
         EdgeSpecError,
         ExportMismatch,
+        FormatError,
         IntegrityError,
         ManifestError,
         MemoryExhausted,
         ModelError,
         SourceError,
+        ToolError,
         UnsuitedModel,
         UsageError,
         VocabularyMismatch,
     )
-    from edgespec.errors import FormatError as FormatError
-    from edgespec.errors import ToolError as ToolError
-    from edgespec.manifest import FILE_NAME as FILE_NAME
-    from edgespec.manifest import Manifest as Manifest
-    from edgespec.manifest import read_manifest as read_manifest
-    from edgespec.memory.free_memory import return_freed as return_freed
+    from edgespec.manifest import FILE_NAME, Manifest, read_manifest
+    from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
+    from edgespec.memory.pressure import PressureReader, ReadPressure
+    from edgespec.runtimes.device_names import device_names, form_of, parse_device_name
+    from edgespec.runtimes.devices import import_onnxruntime
+    from edgespec.runtimes.discovery import Discovery, discover
+    from edgespec.runtimes.driver_check import is_known_to_lack_half_floats
+    from edgespec.runtimes.hardware import cores
+    from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository
+    from edgespec.setup.device_choice import require_names_together
+    from edgespec.setup.drafter_ranking import ranking_document, ranking_in_words
+    from edgespec.setup.foresee import file_bytes, memory_bytes
+    from edgespec.setup.head_target import read_whole_model
+    from edgespec.setup.home import ModelHome, split_precision
+    from edgespec.setup.hub import LocalSource, can_fetch
+    from edgespec.setup.inventory import Inventory, PreparedModel
+    from edgespec.setup.measure import profile_target
+    from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
+    from edgespec.setup.pair import learned_files
+    from edgespec.setup.plan_words import plan_in_words
+    from edgespec.setup.profile import Profile
+    from edgespec.setup.wish import Wish
     from edgespec.system.progress import LoadProgress
-    from edgespec.text.call_events import CallArguments, CallEnd, CallStart
-    from edgespec.text.chat_template import Message
-    from edgespec.text.tool import ToolCall
-    from edgespec.types import Report as Report
-    from edgespec.types import Row as Row
-    from edgespec.types import TokenIds as TokenIds
-    from edgespec.types import append as append
-
-if TYPE_CHECKING:  # wing names, one a line; "as" says that they are given on
-    from edgespec.decoding.cached_prefix import empty_cache as empty_cache
-    from edgespec.decoding.decoder import Decoder as Decoder
-    from edgespec.decoding.logprobs import mean_nll as mean_nll
-    from edgespec.decoding.repetition import find_loop as find_loop
-    from edgespec.decoding.sampling import GumbelSampler as GumbelSampler
-    from edgespec.decoding.scheduler import Block as Block
-    from edgespec.decoding.scheduler import DraftPolicy as DraftPolicy
-    from edgespec.decoding.scheduler import Plain as Plain
-    from edgespec.decoding.scheduler import speculative_decode as speculative_decode
-    from edgespec.draft.answer_cache import AnswerCache as AnswerCache
-    from edgespec.draft.costs import pass_costs as pass_costs
-    from edgespec.draft.limits import MAX_FIXED_TOKENS as MAX_FIXED_TOKENS
-    from edgespec.draft.measured import FixedLength as FixedLength
-    from edgespec.draft.overlap import best_length as best_length
-    from edgespec.draft.overlap import expected_tokens as expected_tokens
-    from edgespec.draft.round_log import main_reason as main_reason
-    from edgespec.draft.timeline import chrome_trace as chrome_trace
-    from edgespec.draft.timeline import latest as latest
-    from edgespec.draft.timeline import picture as picture
-    from edgespec.engine.answers import join_chunks as join_chunks
-    from edgespec.engine.drafter_choice import rank_for_model as rank_for_model
-    from edgespec.engine.pair_check import check_pair as check_pair
-    from edgespec.engine.pair_export import PairHalf as PairHalf
-    from edgespec.engine.pair_export import add_forms as add_forms
-    from edgespec.engine.pair_export import export_pair as export_pair
-    from edgespec.engine.pair_export import plan_pair as plan_pair
-    from edgespec.engine.pair_export import usual_added_precision as usual_added_precision
-    from edgespec.engine.plan import plan_document as plan_document
-    from edgespec.engine.reasoning import ReasoningStream as ReasoningStream
-    from edgespec.engine.reasoning import has_spent as has_spent
-    from edgespec.engine.reasoning import split_reasoning as split_reasoning
-    from edgespec.engine.request import require_embedding_model as require_embedding_model
-    from edgespec.engine.request import require_writer as require_writer
-    from edgespec.engine.transcript import Transcript as Transcript
-    from edgespec.memory.free_memory import ReadFreeMemory as ReadFreeMemory
-    from edgespec.memory.free_memory import free_memory as free_memory
-    from edgespec.memory.pressure import PressureReader as PressureReader
-    from edgespec.memory.pressure import ReadPressure as ReadPressure
-    from edgespec.runtimes.device_names import device_names as device_names
-    from edgespec.runtimes.device_names import form_of as form_of
-    from edgespec.runtimes.device_names import parse_device_name as parse_device_name
-    from edgespec.runtimes.devices import import_onnxruntime as import_onnxruntime
-    from edgespec.runtimes.discovery import Discovery as Discovery
-    from edgespec.runtimes.discovery import discover as discover
-    from edgespec.runtimes.driver_check import is_known_to_lack_half_floats as is_known_to_lack_half_floats
-    from edgespec.runtimes.hardware import cores as cores
-    from edgespec.setup.catalog import CATALOG as CATALOG
-    from edgespec.setup.catalog import CatalogEntry as CatalogEntry
-    from edgespec.setup.catalog import HubRepository as HubRepository
-    from edgespec.setup.device_choice import require_names_together as require_names_together
-    from edgespec.setup.drafter_ranking import ranking_document as ranking_document
-    from edgespec.setup.drafter_ranking import ranking_in_words as ranking_in_words
-    from edgespec.setup.foresee import file_bytes as file_bytes
-    from edgespec.setup.foresee import memory_bytes as memory_bytes
-    from edgespec.setup.head_target import read_whole_model as read_whole_model
-    from edgespec.setup.home import ModelHome as ModelHome
-    from edgespec.setup.home import split_precision as split_precision
-    from edgespec.setup.hub import LocalSource as LocalSource
-    from edgespec.setup.hub import can_fetch as can_fetch
-    from edgespec.setup.inventory import Inventory as Inventory
-    from edgespec.setup.inventory import PreparedModel as PreparedModel
-    from edgespec.setup.measure import profile_target as profile_target
-    from edgespec.setup.open_model import measure_ranges as measure_ranges
-    from edgespec.setup.open_model import open_decoder as open_decoder
-    from edgespec.setup.open_model import open_with_states as open_with_states
-    from edgespec.setup.open_model import require_runtime as require_runtime
-    from edgespec.setup.pair import learned_files as learned_files
-    from edgespec.setup.plan_words import plan_in_words as plan_in_words
-    from edgespec.setup.profile import Profile as Profile
-    from edgespec.setup.wish import Wish as Wish
-    from edgespec.text.call_events import in_order as in_order
-    from edgespec.text.chat_template import Turn as Turn
-    from edgespec.text.messages import CallMessage as CallMessage
-    from edgespec.text.messages import ResultMessage as ResultMessage
-    from edgespec.text.prompt_encoder import parse_ids as parse_ids
-    from edgespec.text.prompt_encoder import parse_messages as parse_messages
-    from edgespec.text.response_format import read_format as read_format
-    from edgespec.text.tokenizer import TextStream as TextStream
-    from edgespec.text.tokenizer import Tokenizer as Tokenizer
-    from edgespec.text.tool import Tool as Tool
-    from edgespec.text.tool import ToolUse as ToolUse
-    from edgespec.text.tool import parse_tools as parse_tools
+    from edgespec.text.call_events import CallArguments, CallEnd, CallStart, in_order
+    from edgespec.text.chat_template import Message, Turn
+    from edgespec.text.messages import CallMessage, ResultMessage
+    from edgespec.text.prompt_encoder import parse_ids, parse_messages
+    from edgespec.text.response_format import read_format
+    from edgespec.text.tokenizer import TextStream, Tokenizer
+    from edgespec.text.tool import Tool, ToolCall, ToolUse, parse_tools
+    from edgespec.types import Report, Row, TokenIds, append
 
 __version__ = "0.1.0"
 

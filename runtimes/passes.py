@@ -78,7 +78,7 @@ class Passes:
         self._new_options = import_onnxruntime().RunOptions
         self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)
-        self._queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
+        self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
         self._start()
 
     def _start(self) -> None:
@@ -115,22 +115,18 @@ class Passes:
             max_callers: How many forks run passes at once.
             may_join: Whether there is memory for another session.
         """
-        if self._queue is not None:
+        if self.queue is not None:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
         open_session = partial(self._open_joined, self.fork())
         joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
-        self._queue = PassQueue(joiner)
-
-    @property
-    def queue(self) -> PassQueue[Part, PassRows] | None:
-        return self._queue
+        self.queue = PassQueue(joiner)
 
     @property
     def max_tokens(self) -> int | None:
         """How many tokens a pass may run as long as others wait for theirs; None where none do."""
-        return MAX_SHARED_ROWS if self._queue is not None and self._queue.is_shared(self.caller) else None
+        return MAX_SHARED_ROWS if self.queue is not None and self.queue.is_shared(self.caller) else None
 
     def run(
         self,
@@ -156,14 +152,14 @@ class Passes:
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
         alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded)
-        if self._queue is None:
+        if self.queue is None:
             made = alone()
         else:
             is_plain = layout is None and inputs is None and output in (None, self._names.logits)
             part = self.part(tokens, num_past, num_rows, num_padded) if is_plain else None
             # A pass of several texts goes on when one of them ends, and a prompt takes many passes.
             self._require_uninterrupted()
-            made = self._queue.run(self.caller, len(tokens), alone, part)
+            made = self.queue.run(self.caller, len(tokens), alone, part)
             self._require_uninterrupted()
         self.token_rows = made.token_rows
         return made.logits
@@ -242,8 +238,8 @@ class Passes:
         A pass that has others in it goes on, for theirs.
         """
         self._options.terminate = True
-        if self._queue is not None:
-            self._queue.drop(self.caller)
+        if self.queue is not None:
+            self.queue.drop(self.caller)
 
     def _require_uninterrupted(self) -> None:
         if self._options.terminate:

@@ -176,6 +176,10 @@ def _chain_graph(kind: _Kind, num_matrices: int, size: int) -> tuple[bytes, int]
     from onnx import helper, numpy_helper  # 0.15 s, and only a machine with an accelerator needs it
 
     element = helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype))
+    operator, attributes = "MatMul", dict[str, Any]()
+    if kind.bits is not None:
+        operator, blocks = "MatMulNBits", {"K": size, "N": size, "bits": kind.bits, "block_size": _BLOCK}
+        attributes = {"domain": "com.microsoft", "accuracy_level": 4, **blocks}
     nodes, weights, value = [], [], "x"
     for i in range(num_matrices):
         arrays = _matrix(kind, size)
@@ -184,16 +188,7 @@ def _chain_graph(kind: _Kind, num_matrices: int, size: int) -> tuple[bytes, int]
             numpy_helper.from_array(array, name) for array, name in zip(arrays.values(), names, strict=True)
         ]
         result = "y" if i == num_matrices - 1 else f"y.{i}"
-        if kind.bits is None:
-            nodes.append(helper.make_node("MatMul", [value, *names], [result]))
-        else:
-            blocks: dict[str, Any] = {"K": size, "N": size, "bits": kind.bits, "block_size": _BLOCK}
-            inputs = [value, *names]
-            nodes.append(
-                helper.make_node(
-                    "MatMulNBits", inputs, [result], domain="com.microsoft", accuracy_level=4, **blocks
-                )
-            )
+        nodes.append(helper.make_node(operator, [value, *names], [result], **attributes))
         value = result
     shape: list[str | int | None] = [1, "rows", size]
     graph = helper.make_graph(

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 import psutil
 
-# MEMORY_RESOURCE_NOTIFICATION_TYPE of memoryapi.h
-_LOW, _HIGH = 0, 1
-
 
 class _MemoryStatus(ctypes.Structure):
     """MEMORYSTATUSEX of sysinfoapi.h"""
@@ -54,29 +51,6 @@ def read_commit_bytes(kernel32: Any) -> int:
     if not kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
         raise OSError("GlobalMemoryStatusEx failed")
     return int(status.ullAvailPageFile)
-
-
-def open_memory_signals(kernel32: Any) -> Callable[[], tuple[bool, bool]]:
-    """A reader of whether Windows signals that memory is low, and that it is plentiful.
-
-    Raises OSError: It gives no such signals.
-    """
-    handles = [kernel32.CreateMemoryResourceNotification(kind) for kind in (_LOW, _HIGH)]
-    if not all(handles):
-        raise OSError("CreateMemoryResourceNotification failed")
-
-    def read() -> tuple[bool, bool]:
-        is_low, is_plentiful = (_query(kernel32, handle) for handle in handles)
-        return is_low, is_plentiful
-
-    return read
-
-
-def _query(kernel32: Any, handle: Any) -> bool:
-    state = ctypes.c_int(0)  # BOOL
-    if not kernel32.QueryMemoryResourceNotification(handle, ctypes.byref(state)):
-        raise OSError("QueryMemoryResourceNotification failed")
-    return bool(state.value)
 
 
 # For texts, Python and the rounding of allocators, whatever bounds the memory.

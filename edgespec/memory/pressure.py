@@ -8,7 +8,7 @@ report.
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -23,7 +23,6 @@ from edgespec.memory.free_memory import (
     OWN_GROUPS,
     limited_groups,
     open_kernel32,
-    open_memory_signals,
 )
 from edgespec.system.clock import Clock
 
@@ -34,6 +33,7 @@ _SOME_WAITED, _MANY_WAITED, _ALL_WAITED = 0.10, 0.40, 0.10
 # Growth of the swap in use within so many seconds. Idle pages trickle out at a few MiB a second.
 _SWAP_WINDOW_S = 10.0
 _SWAP_BEGINS, _SWAP_RUNS = 64 << 20, 256 << 20
+_LOW, _HIGH = 0, 1  # MEMORY_RESOURCE_NOTIFICATION_TYPE of memoryapi.h
 # kern.memorystatus_vm_pressure_level of macOS
 _MACOS_LEVELS = {2: "warning", 4: "critical"}
 
@@ -85,7 +85,9 @@ def _read(source: ReadPressure) -> Pressure:
 def pressure_sources(platform: str = sys.platform) -> list[ReadPressure]:
     """The sources that can be read on this system."""
     if platform == "win32":
-        return list(_windows_sources())
+        with suppress(OSError):
+            return [windows_source(kernel32)] if (kernel32 := open_kernel32()) is not None else []
+        return []
     if platform == "darwin":
         return [lambda: read_macos(ctypes.CDLL(None)), SwapGrowth(lambda: int(psutil.swap_memory().used))]
     return [read_linux, SwapGrowth(lambda: swap_used(Path("/proc/meminfo").read_text(encoding="ascii")))]
@@ -162,22 +164,24 @@ def read_macos(library: Any) -> Pressure:
     return Pressure(Level.HIGH if word == "critical" else Level.SOME, f"macOS reports memory pressure: {word}")
 
 
-def _windows_sources() -> Iterator[ReadPressure]:
-    if (kernel32 := open_kernel32()) is not None:
-        with suppress(OSError):
-            yield windows_source(kernel32)
-
-
 def windows_source(kernel32: Any) -> ReadPressure:
     """Pressure by what Windows signals to programs; raises OSError: it gives no such signals."""
-    read_signals = open_memory_signals(kernel32)
+    handles = [kernel32.CreateMemoryResourceNotification(kind) for kind in (_LOW, _HIGH)]
+    if not all(handles):
+        raise OSError("CreateMemoryResourceNotification failed")
+
+    def is_signalled(handle: Any) -> bool:
+        state = ctypes.c_int(0)  # BOOL
+        if not kernel32.QueryMemoryResourceNotification(handle, ctypes.byref(state)):
+            raise OSError("QueryMemoryResourceNotification failed")
+        return bool(state.value)
 
     def read() -> Pressure:
-        is_low, is_plentiful = read_signals()
+        is_low, is_plentiful = map(is_signalled, handles)
         if is_low:
             return Pressure(Level.HIGH, "Windows signals that memory is nearly used up")
-        return (
-            NO_PRESSURE if is_plentiful else Pressure(Level.SOME, "Windows signals that memory is not plentiful")
-        )
+        if is_plentiful:
+            return NO_PRESSURE
+        return Pressure(Level.SOME, "Windows signals that memory is not plentiful")
 
     return read

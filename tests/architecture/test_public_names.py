@@ -1,5 +1,6 @@
 """What an app may rely on: each name explains itself, and the examples that it gives run."""
 
+import ast
 import asyncio
 import inspect
 import io
@@ -21,6 +22,7 @@ from edgespec import load
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 ROOT = Path(__file__).parents[2]
+FACE = Path(edgespec.__file__)
 NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
 SECTIONS = ("Args:", "Raises:", "Returns:")
 
@@ -95,10 +97,9 @@ def test_names_for_the_wings_are_sorted_and_there() -> None:
     names = [*edgespec._WING_NAMES]
     assert names == sorted(names, key=lambda name: (edgespec._WING_NAMES[name], name))
     assert not {*names} & {*edgespec.__all__}
-    stated = re.findall(
-        r"^    from ([\w.]+) import (\w+) as \2$", Path(edgespec.__file__).read_text("utf-8"), re.MULTILINE
-    )
-    assert {name: module for module, name in stated} == {
+    block = next(each for each in ast.parse(FACE.read_text("utf-8")).body if isinstance(each, ast.If))
+    stated = {alias.name: each.module for each in block.body for alias in each.names}
+    assert {name: module for name, module in stated.items() if name not in edgespec.__all__} == {
         name: f"edgespec.{home}" for name, home in edgespec._WING_NAMES.items()
     }
     assert [name for name in names if not hasattr(edgespec, name)] == []
