@@ -5,7 +5,7 @@ Exported graphs find it by ReduceMax, Equal, Where and ReduceMin, which WebGPU r
 nodes are replaced as the graph is opened, whatever version of edgespec wrote it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,7 @@ def choice_graph(content: bytes, signature: Signature) -> bytes:
     (logits,) = (value for value in model.graph.output if value.name == signature.logits)
     kept = [value for value in model.graph.output if value.name == signature.best]
     nodes = [node for node in model.graph.node if signature.logits not in node.output]
-    for field, values in (("input", [logits]), ("output", kept)):
-        model.graph.ClearField(field)
-        getattr(model.graph, field).extend(values)
+    replace_fields(model.graph, input=[logits], output=kept)
     _keep(model.graph, nodes, [value.name for value in kept])
     return bytes(model.SerializeToString())
 
@@ -77,13 +75,24 @@ def rows_with_ties(vocab_size: int) -> Iterator[Logits]:
 
 def _keep(graph: Any, nodes: list[Any], outputs: list[str]) -> None:
     """Keep the nodes that outputs depend on, and the weights of these."""
-    needed, kept = set(outputs), []
+    kept = live_nodes(nodes, outputs)
+    needed = {name for node in kept for name in node.input}
+    weights = [each for each in graph.initializer if each.name in needed]
+    replace_fields(graph, node=kept, initializer=weights, value_info=[])
+
+
+def live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
+    """Nodes that outputs depend on."""
+    needed, live = set(outputs), []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            kept.append(node)
+            live.append(node)
             needed.update(node.input)
-    weights = [each for each in graph.initializer if each.name in needed]
-    for field, values in (("node", kept[::-1]), ("initializer", weights)):
+    return live[::-1]
+
+
+def replace_fields(graph: Any, **fields: Sequence[Any]) -> None:
+    """Replace lists of a graph, by their names."""
+    for field, values in fields.items():
         graph.ClearField(field)
         getattr(graph, field).extend(values)
-    graph.ClearField("value_info")

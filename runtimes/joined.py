@@ -70,7 +70,7 @@ class JoinedSession:
         """Bind nothing yet.
 
         Args:
-            is_exact: Rows are those of a pass alone, to the bit, by the rule in row_rule.py.
+            is_exact: Rows are those of a pass alone, to the bit, by the rule in row_proofs.py.
         """
         self._session, self._manifest, self.num_parts = session, manifest, num_parts
         kv, ort = manifest.kv_cache, import_onnxruntime()

@@ -10,12 +10,13 @@ that nobody reads; what comes of it is dropped. Part r is one of the texts; its 
 their names.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ManifestError
 from edgespec.manifest import Signature
+from edgespec.runtimes.best_token import live_nodes, replace_fields
 from edgespec.runtimes.session import HIDDEN_STATES
 
 ATTENDING = "attending_rows"  # int64 [num_attending]: the rows that attention runs over, part by part
@@ -49,7 +50,7 @@ def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: in
         if value.name in caches or value.name == signature.logits or value.name.startswith(HIDDEN_STATES)
         for each in _parts_of(value, caches, num_parts)
     ]
-    nodes = _live(_rewritten(inner.node, signature, num_parts), {value.name for value in outputs})
+    nodes = live_nodes(_rewritten(inner.node, signature, num_parts), {value.name for value in outputs})
     replaced = (signature.attention_mask, signature.num_logits_to_keep)
     kept = (value for value in inner.input if value.name not in replaced)
     inputs = [each for value in kept for each in _parts_of(value, caches, num_parts)]
@@ -59,10 +60,7 @@ def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: in
     used = {name for node in nodes for name in node.input}
     if strange := sorted(used - known | ({ORDER, LOGIT_ROWS} - used)):
         raise ManifestError(f"{graph} does not run several texts in one pass: see {', '.join(strange[:3])}")
-    for field, values in (("node", nodes), ("input", inputs), ("output", outputs)):
-        inner.ClearField(field)
-        getattr(inner, field).extend(values)
-    inner.ClearField("value_info")
+    replace_fields(inner, node=nodes, input=inputs, output=outputs, value_info=[])
     return bytes(model.SerializeToString())
 
 
@@ -111,16 +109,6 @@ def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
     parts, together = [part_name(attended, part) for part in range(num_parts)], f"{attended}.all"
     yield helper.make_node("Concat", parts, [together], axis=1)
     yield helper.make_node("Gather", [together, ORDER], [attended], axis=1)
-
-
-def _live(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
-    """Nodes that outputs depend on."""
-    needed, live = set(outputs), []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            live.append(node)
-            needed.update(node.input)
-    return live[::-1]
 
 
 def _parts_of(value: Any, caches: set[str], num_parts: int) -> list[Any]:

@@ -36,8 +36,7 @@ from edgespec.runtimes.device_checks import (
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
-from edgespec.runtimes.row_proofs import proof_key
-from edgespec.runtimes.row_rule import next_pass
+from edgespec.runtimes.row_proofs import next_pass, proof_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
@@ -53,7 +52,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
     In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
-    keep to the rule in row_rule.py, and row_proofs.py proves it on the machine at hand.
+    keep to the rule in row_proofs.py, which is proved on the machine at hand.
     """
 
     num_fed = 0

@@ -19,7 +19,7 @@ from edgespec.runtimes.attention_bias import TreeLayout, attention_bias
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
-from edgespec.runtimes.row_rule import NO_RULE, read_l2_bytes, row_rule
+from edgespec.runtimes.row_proofs import NO_RULE, read_l2_bytes, row_rule
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,

@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Meta
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
-from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
-from edgespec.runtimes.session import refuse_device, translate_errors
+from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.node_placement import read_node_placement, require_placement
+from edgespec.runtimes.session import refuse_device, session_settings, translate_errors
 from edgespec.system.record_file import RecordFile
 
 FILE_NAME = "devices.json"
@@ -153,13 +153,12 @@ class _Chain:
         graph, self.num_bytes = _chain_graph(kind, num_matrices, size)
         self.num_matrices = num_matrices
         self._size, self._dtype, self._device = size, kind.dtype, device
-        ort = import_onnxruntime()
-        settings = ort.SessionOptions()
-        settings.intra_op_num_threads = device.host_threads or num_threads or physical_cores()
-        settings.log_severity_level = 4
-        how = request_device(settings, device)
-        with refuse_device(device), translate_errors(f"opening a probe on '{device.name}'"):
-            self._session = ort.InferenceSession(graph, settings, **how)
+        with (
+            refuse_device(device),
+            translate_errors(f"opening a probe on '{device.name}'"),
+            session_settings(device, num_threads=num_threads) as (settings, how),
+        ):
+            self._session = import_onnxruntime().InferenceSession(graph, settings, **how)
         require_placement(read_node_placement(self._session), device, "the probe")
 
     def run(self, num_rows: int) -> None:

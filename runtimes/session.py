@@ -198,27 +198,20 @@ def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
 
 
 @contextmanager
-def translate_memory_errors(doing: str) -> Iterator[None]:
-    """Raises MemoryExhausted: an array did not fit, of numpy's or of ONNX Runtime's."""
-    try:
-        yield
-    except EdgeSpecError:
-        raise
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        if not is_memory_error(error):
-            raise
-        raise translate_error(error, doing) from error
-
-
-@contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
+def translate_errors(doing: str, *, of_memory_alone: bool = False) -> Iterator[None]:
     """Raises an error of edgespec's own for any that ONNX Runtime raises within the block."""
     try:
         yield
     except EdgeSpecError:
         raise
     except Exception as error:  # ONNX Runtime has no common base of its own
+        if of_memory_alone and not is_memory_error(error):
+            raise
         raise translate_error(error, doing) from error
+
+
+# Raises MemoryExhausted: an array did not fit, of numpy's or of ONNX Runtime's.
+translate_memory_errors = partial(translate_errors, of_memory_alone=True)
 
 
 def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:

@@ -17,12 +17,12 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.row_proofs import (
     FILE_NAME,
     RowProof,
+    RowRule,
     proof_key,
     prove_rows,
     read_row_proof,
     write_row_proof,
 )
-from edgespec.runtimes.row_rule import RowRule
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.runtimes.row_rule import RowRule, next_pass, read_l2_bytes, row_rule
+from edgespec.runtimes.row_proofs import RowRule, next_pass, read_l2_bytes, row_rule
 
 BORDERS = st.lists(st.sampled_from([16, 32, 64, 70, 128]), unique=True).map(lambda found: tuple(sorted(found)))
 
