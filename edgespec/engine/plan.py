@@ -15,9 +15,10 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Ranking
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.plan_models import Planned, plan_for
+from edgespec.setup.plan_models import Planned, weigh_models
 from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of
+from edgespec.setup.planner import decide
 from edgespec.setup.resolve import compare_devices, resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import join_words
@@ -48,15 +49,17 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
     drafters = [each.models[0] for each in resolved.drafters]
     for line in resolved.devices.downgrades:
         wish.report(line)
-    planned = plan_for(
+    found = weigh_models(
         resolved.target,
         drafters,
         resolved.names.simple,
         resolved.placement,
         remeasure=remeasure,
-        memory_limit=wish.limit_bytes,
+        free=resolved.free,
         report=wish.report,
     )
+    plan = decide(found.weighed, found.text_drafters)
+    planned = Planned(plan, found.layouts, found.learned_stats, found.took)
     named = {flag: name for flag, name in _named_devices(wish).items() if name != "auto"}
     return _document(wish, planned, _PlannedModels(resolved.target, drafters, resolved.placement), named)
 

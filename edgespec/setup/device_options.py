@@ -19,7 +19,7 @@ from edgespec.setup.device_search import Refusal, Where
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target
 from edgespec.setup.open_model import ModelFolder, known_stats
 from edgespec.setup.plan_models import Planned, WeighedModels, weigh_models, without_trees
-from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, PlannedOption
+from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan
 from edgespec.setup.planner import Weighed, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile
 from edgespec.setup.row_proof import settle_placement
@@ -55,7 +55,9 @@ class DeviceOptions:
     def foresee(self, where: Where) -> list[Weighed]:
         """Options of a placement by what was measured of its target, now or earlier, and by probes."""
         placement, (device, other) = self.place(where), self._devices(where)
-        size, measured = self.target.size(device, self.devices.values()), self._target_profile(where.device)
+        size = self.target.size(device, self.devices.values())
+        here = (found.layouts[0].profile for at, found in self.measured.items() if at.device == where.device)
+        measured = next(here, None)
         known = measured or self._saved_profile(device, placement)
         profile = known or foresee_target(size, self.probes[where.device], device.form)
         layouts = [Layout(placement.target_place, profile, is_measured=measured is not None)]
@@ -152,12 +154,6 @@ class DeviceOptions:
     def _devices(self, where: Where) -> tuple[Device, Device]:
         return self.devices[where.device], self.devices[where.drafter_device]
 
-    def _target_profile(self, device: str) -> Profile | None:
-        """The target's profile on a device, as measured in this comparison."""
-        return next(
-            (found.layouts[0].profile for where, found in self.measured.items() if where.device == device), None
-        )
-
     def _saved_profile(self, device: Device, placement: Placement) -> Profile | None:
         """The target's profile on a device, as measured in an earlier session."""
         target = self.target.find(device)
@@ -172,12 +168,12 @@ class DeviceOptions:
         emulators = [each for each in self._devices(where) if each.is_software and each.name not in self.named]
         if not emulators:
             return list(weighed)
-        return [
-            (case, replace(option, obstacle=f"{device.name} {_EMULATOR}"))
-            if (device := _emulator_of(option, emulators))
-            else (case, option)
-            for case, option in weighed
-        ]
+        marked = []
+        for case, option in weighed:
+            used = {place.device for place in (option.target, option.drafter_place) if place}
+            device = next((each for each in emulators if each.name in used), None)
+            marked.append((case, replace(option, obstacle=f"{device.name} {_EMULATOR}") if device else option))
+        return marked
 
     def past(self) -> _Counts:
         """Drafted tokens accepted and tried, of a drafter in all of its forms together."""
@@ -220,12 +216,6 @@ def _refuse_form(error: EdgeSpecError, device: Device, where: Where) -> Refusal:
     if device.form == "cpu" or isinstance(error, (Cancelled, DiskFull, IntegrityError)):
         raise error
     return Refusal(where.device or None, where.drafter_device or None, str(error))
-
-
-def _emulator_of(option: PlannedOption, emulators: Sequence[Device]) -> Device | None:
-    """The emulator that an option uses."""
-    used = {place.device for place in (option.target, option.drafter_place) if place}
-    return next((device for device in emulators if device.name in used), None)
 
 
 def _add(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

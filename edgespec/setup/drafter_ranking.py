@@ -121,7 +121,10 @@ def ranking_in_words(document: Document) -> str:
         f"{document['drafter_device']}"
     ]
     for each in document["drafters"]:
-        lines += ["", f"{format_gain(each):>6}  {_heading(each)}", *(f"        {line}" for line in _details(each))]
+        length = f"{each['num_draft']} tokens per draft" if each["num_draft"] else ""
+        said = [f"{each['name']} ({each['kind']})", each["basis"], length, _VERDICTS[each["pays"]]]
+        lines += ["", f"{format_gain(each):>6}  {', '.join(filter(None, said))}"]
+        lines += [f"        {line}" for line in _details(each)]
     lines += ["", *_MARKS, *([] if document["has_costs"] else [_NO_COSTS.format(quote(document["model"]))])]
     return "\n".join(map(printable, lines))  # names come from files of others
 
@@ -140,12 +143,6 @@ def format_gain(drafter: Document) -> str:
     if drafter["gain"] is None:
         return "?"
     return f"{'~' if drafter['basis'] == 'estimated' else ''}{drafter['gain']:.2f}"
-
-
-def _heading(drafter: Document) -> str:
-    length = f"{drafter['num_draft']} tokens per draft" if drafter["num_draft"] else ""
-    said = [f"{drafter['name']} ({drafter['kind']})", drafter["basis"], length, _VERDICTS[drafter["pays"]]]
-    return ", ".join(filter(None, said))
 
 
 def _details(drafter: Document) -> Iterator[str]:

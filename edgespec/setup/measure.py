@@ -136,18 +136,14 @@ def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> Draf
     # Over steps of the target that run alternately: the machine's speed may have changed since its profile.
     """Measure what a drafter takes beside a target; raises what their passes raise."""
     step, row = _measure_drafts(drafter, target)
+    with _hold_text(drafter) as text:
+        branches_s = _measure_passes(drafter, text, {len(text): _BRANCHES}, _BRANCHES_S)[len(text)]
     return DrafterProfile(
         step_s=max(step * profile.pass_s(1, 0), 1e-9),
         row_s=row * profile.pass_s(1, 0),
-        branches=_measure_branches(drafter),
+        branches={width: max(1.0, taken / branches_s[1]) for width, taken in branches_s.items()},
         slowed=measure_contention(drafter, target),
     )
-
-
-def _measure_branches(drafter: Decoder) -> dict[int, float]:
-    with _hold_text(drafter) as text:
-        taken_s = _measure_passes(drafter, text, {len(text): _BRANCHES}, _BRANCHES_S)[len(text)]
-    return {width: max(1.0, taken / taken_s[1]) for width, taken in taken_s.items()}
 
 
 def _measure_drafts(drafter: Decoder, target: Decoder) -> tuple[float, float]:

@@ -6,7 +6,6 @@ Schedule and threads of a target and its drafter are chosen by them.
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import Literal
 
 from edgespec.draft.limits import MIN_GAIN_OF_SPLIT
 from edgespec.manifest import Manifest
@@ -15,7 +14,7 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.head_target import layers_read
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_drafter, open_model
-from edgespec.setup.plan_option import Layout, Schedule
+from edgespec.setup.plan_option import Layout, Schedule, ScheduleChoice
 from edgespec.setup.planner import is_counted, plan_on, schedule_of
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile, write_learned_stats
 from edgespec.types import Report
@@ -121,9 +120,6 @@ class MeasuredPlacements:
         drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes}
         ratios = profile.costs().ratios if is_new else None
         write_learned_stats(self.target.folder, known.with_profile(machine, merged, drafts, ratios), report)
-
-
-ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
 
 
 def choose_schedule(

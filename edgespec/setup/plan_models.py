@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import TEXT
@@ -26,7 +25,7 @@ from edgespec.setup.measured_placements import MeasuredPlacements
 from edgespec.setup.memory_fit import MemoryReading, fit_memory, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, load_translation, weights_size
 from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, shortage
-from edgespec.setup.planner import Weighed, decide, weigh
+from edgespec.setup.planner import Weighed, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime
 from edgespec.types import Report
 
@@ -48,23 +47,6 @@ class WeighedModels(NamedTuple):
     learned_stats: LearnedStats
     took: MeasuringTime
     text_drafters: Sequence[str]
-
-
-def plan_for(
-    target: ModelFolder,
-    drafters: Sequence[ModelFolder],
-    texts: Collection[str],
-    placement: Placement,
-    *,
-    remeasure: bool,
-    memory_limit: int | None = None,
-    report: Report = lambda line: None,
-) -> Planned:
-    """Plan with what is known of this machine; arguments and errors as for weigh_models."""
-    free = partial(free_memory, memory_limit)
-    found = weigh_models(target, drafters, texts, placement, remeasure=remeasure, free=free, report=report)
-    plan = decide(found.weighed, found.text_drafters)
-    return Planned(plan, found.layouts, found.learned_stats, found.took)
 
 
 def weigh_models(

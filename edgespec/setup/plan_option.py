@@ -19,6 +19,7 @@ from edgespec.memory.ladder import Bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 
 Schedule = Literal["serial", "pipelined", "hedged"]
+ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
 AnySchedule = Schedule | Literal["plain"]
 SCHEDULES: tuple[AnySchedule, ...] = ("plain", "serial", "pipelined", "hedged")  # simple ones first
 

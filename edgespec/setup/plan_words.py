@@ -43,7 +43,11 @@ def plan_in_words(document: Document) -> str:
         lines += [*_listing(short_rows(document["ranked_drafters"])), _RANKED]
         lines.append(f"  edgespec pair check {_model_word(document)}")
     lines += ["", "measured here", *_table(_passes(measured))]
-    for line in (*_readings(measured), *_drafts(measured), *_kept(document["chances"])):
+    readings = (
+        f"reading a prompt on {place}: {format_speed(1 / layout['prefill_s'], 0)} tokens/s"
+        for place, layout in _by_place(measured).items()
+    )
+    for line in (*readings, *_drafts(measured), *_kept(document["chances"])):
         lines += _wrap(line, "  ", "    ")
     return "\n".join(map(printable, lines))  # names come from files of others
 
@@ -100,11 +104,6 @@ def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
         for held, taken_s in layout["passes_s"].items():
             cells = (f"{1e3 * taken_s[width]:6.1f}" if width in taken_s else "" for width in _SHOWN_WIDTHS)
             yield (f"{place}, after {held}", *cells)
-
-
-def _readings(layouts: Sequence[Document]) -> Iterator[str]:
-    for place, layout in _by_place(layouts).items():
-        yield f"reading a prompt on {place}: {format_speed(1 / layout['prefill_s'], 0)} tokens/s"
 
 
 def _drafts(layouts: Sequence[Document]) -> Iterator[str]:

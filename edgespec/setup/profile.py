@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, ValidationError, convert
 
 from edgespec.draft.acceptance_rates import Key
 from edgespec.draft.costs import ContextCosts, PassCosts, pass_costs
@@ -170,6 +170,14 @@ _VERSION = 1
 _LARGEST_BYTES = 1 << 23
 
 
+_Step = Annotated[float, Meta(ge=1e-6, le=1e3)]
+_Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
+_Row = Annotated[float, Meta(ge=0.0, le=1e3)]
+_Change = Annotated[float, Meta(ge=0.0, le=1e3)]
+_Accepted = Annotated[float, Meta(ge=0.0, le=1e6)]
+_Tried = Annotated[float, Meta(ge=1e-9, le=1e6)]
+
+
 @dataclass(frozen=True, slots=True)
 class LearnedStats:
     """Costs of passes and drafts on each machine, and accepted and tried tokens by source and evidence.
@@ -182,13 +190,13 @@ class LearnedStats:
     width_changes: the most by which the cut of a text into passes changes the lead of a token.
     """
 
-    ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    drafts: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    ratios: Mapping[str, Mapping[_Width, _Factor]] = field(default_factory=dict)
+    drafts: Mapping[str, Mapping[str, tuple[_Step, _Row]]] = field(default_factory=dict)
     chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
-    contention: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
-    width_changes: Mapping[str, float] = field(default_factory=dict)
-    spreads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    contention: Mapping[str, Mapping[str, tuple[_Factor, _Factor]]] = field(default_factory=dict)
+    width_changes: Mapping[str, _Change] = field(default_factory=dict)
+    spreads: Mapping[str, Mapping[_Width, _Spread]] = field(default_factory=dict)
 
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
         """Apply to a machine's profile what use has shown since of the target and of one drafter."""
@@ -217,32 +225,6 @@ class LearnedStats:
             profiles={**self.profiles, machine: profile},
             spreads={**self.spreads, **({machine: spreads or {}} if ratios else {})},
         )
-
-
-_Step = Annotated[float, Meta(ge=1e-6, le=1e3)]
-_Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
-_Row = Annotated[float, Meta(ge=0.0, le=1e3)]
-_Change = Annotated[float, Meta(ge=0.0, le=1e3)]
-_Accepted = Annotated[float, Meta(ge=0.0, le=1e6)]
-_Tried = Annotated[float, Meta(ge=1e-9, le=1e6)]
-
-
-class _Document(Struct):
-    """The file as it is written, with the bounds of what somebody may have changed in it."""
-
-    ratios: dict[str, dict[_Width, _Factor]]
-    chances: list[tuple[str, int, _Accepted, _Tried]]
-    drafts: dict[str, dict[str, tuple[_Step, _Row]]] = {}
-    contention: dict[str, dict[str, tuple[_Factor, _Factor]]] = {}
-    profiles: dict[str, Profile] = {}
-    width_changes: dict[str, _Change] = {}
-    spreads: dict[str, dict[_Width, _Spread]] = {}
-
-    def __post_init__(self) -> None:
-        if any(ratios.get(1) != 1.0 for ratios in self.ratios.values()):
-            raise ValueError("ratios without a step")
-        if any(accepted > tried for _, _, accepted, tried in self.chances):
-            raise ValueError("more accepted than tried")
 
 
 def read_learned_stats(folder: Path, report: Report = lambda line: None) -> LearnedStats:
@@ -280,20 +262,17 @@ def _parse(document: Any) -> LearnedStats:
     if version is not None and version != _VERSION:
         raise ValidationError(f"it is of version {str(version)[:20]}, wanted {_VERSION}")
     try:
-        stated = convert(document, _Document, strict=False)
-    except ValueError:
+        counted = convert(document["chances"], list[tuple[str, int, _Accepted, _Tried]], strict=False)
+        if any(accepted > tried for _, _, accepted, tried in counted):
+            raise ValueError("more accepted than tried")
+        # Never all: a rate of 1 would promise tokens without end.
+        chances = {
+            (source, evidence): (min(accepted, 0.999 * tried), tried)
+            for source, evidence, accepted, tried in counted
+        }
+        stated = convert({**document, "chances": chances}, LearnedStats, strict=False)
+        if any(ratios.get(1) != 1.0 for ratios in stated.ratios.values()) or "ratios" not in document:
+            raise ValueError("ratios without a step")
+    except (KeyError, TypeError, ValueError):
         raise ValidationError("it does not state what edgespec writes there") from None
-    # Never all: a rate of 1 would promise tokens without end.
-    chances = {
-        (source, evidence): (min(accepted, 0.999 * tried), tried)
-        for source, evidence, accepted, tried in stated.chances
-    }
-    return LearnedStats(
-        stated.ratios,
-        stated.drafts,
-        chances,
-        stated.profiles,
-        stated.contention,
-        stated.width_changes,
-        stated.spreads,
-    )
+    return stated

@@ -21,7 +21,7 @@ from edgespec.setup.open_model import ModelFolder, known_stats, weights_size
 from edgespec.setup.plan_option import Schedule
 from edgespec.setup.profile import LearnedStats
 from edgespec.setup.resolve import NamedDrafter, Resolved
-from edgespec.setup.wish import Wish
+from edgespec.setup.wish import ANSWERS, Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,8 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         UsageError: Options contradict what was found.
     """
     known, placement = tables.known, found.placement
-    if wish.chooses_threads and len(found.drafters) == 1:
+    threads = wish.num_threads, wish.drafter_threads
+    if wish.when == "auto" and threads == (None, None) and len(found.drafters) == 1:
         placement = choose_threads(found.target.manifest, found.drafters[0].models[0].manifest, placement, known)
     _require_possible(found, placement)
     target = _limit_context(found.target, wish.context)
@@ -129,7 +130,11 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         texts |= {"lookahead"}
     fit = fit_memory(target, tables.size, tables.memory, wish.max_draft_tokens)
     num_parallel = fitting_caches(
-        fit.target.manifest, fit.needed, tables.memory.target_place, tables.memory.free, wish.max_answers
+        fit.target.manifest,
+        fit.needed,
+        tables.memory.target_place,
+        tables.memory.free,
+        wish.max_parallel or ANSWERS,
     )
     downgrades = [*found.devices.downgrades, *fit.downgrades]
     if wish.max_parallel is not None and num_parallel < wish.max_parallel:

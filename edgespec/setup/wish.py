@@ -13,13 +13,13 @@ from edgespec.draft.learned_file import require_domain
 from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
-from edgespec.setup.measured_placements import ScheduleChoice
+from edgespec.setup.plan_option import ScheduleChoice
 from edgespec.system.progress import ReportProgress
 from edgespec.system.units import parse_bytes
 from edgespec.types import Report
 
 AcceptanceName = Literal["equality", "rejection"]
-_ANSWERS = 4  # that are made at once where nothing is said
+ANSWERS = 4  # that are made at once where nothing is said
 _LEAST_CONTEXT = 16  # tokens; fewer hold no message
 
 _Check = Callable[[str, Any], None]  # takes an option's name and value; raises UsageError: It cannot have it
@@ -61,33 +61,23 @@ def _are_drafters(name: str, value: str) -> None:
     parse(value)
 
 
-def _are_threads(name: str, value: int | None) -> None:
+def _are_threads(name: str, value: object) -> None:
     most = max_threads()
-    if value is not None and not (type(value) is int and 1 <= value <= most):
+    if not (type(value) is int and 1 <= value <= most):
         raise UsageError(
             f"the number of threads is {value!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} for each "
             "logical core of the processor"
         )
 
 
-def _are_bytes(name: str, value: int | str | None) -> None:
-    if value is not None:
-        parse_bytes(value)
-
-
-def _are_answers(name: str, value: int | None) -> None:
-    if value is not None and not (type(value) is int and 1 <= value <= MAX_ANSWERS):
+def _are_answers(name: str, value: object) -> None:
+    if not (type(value) is int and 1 <= value <= MAX_ANSWERS):
         raise UsageError(f"{name} is {value!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
 
 
-def _is_context(name: str, value: int | None) -> None:
-    if value is not None and not (type(value) is int and value >= _LEAST_CONTEXT):
+def _is_context(name: str, value: object) -> None:
+    if not (type(value) is int and value >= _LEAST_CONTEXT):
         raise UsageError(f"{name} is {value!r}; wanted at least {_LEAST_CONTEXT} tokens, or None")
-
-
-def _is_domain(name: str, value: str | None) -> None:
-    if value is not None:
-        require_domain(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +101,8 @@ class Wish:
     exact: Annotated[bool, _is_switch] = False
     offline: Annotated[bool, _is_switch] = False
     answer_cache: Annotated[bool, _is_switch] = False
-    learn: Annotated[str | None, _is_domain] = None
-    memory_limit: Annotated[int | str | None, _are_bytes] = None
+    learn: Annotated[str | None, lambda name, value: require_domain(value)] = None
+    memory_limit: Annotated[int | str | None, lambda name, value: parse_bytes(value)] = None
     max_parallel: Annotated[int | None, _are_answers] = None
     context: Annotated[int | None, _is_context] = None
     home: Annotated[str | Path | None, _is((str, Path, NoneType), "a folder")] = None
@@ -146,18 +136,9 @@ class Wish:
         return "serial" if self.schedule == "auto" and self.length is not None else self.schedule
 
     @property
-    def chooses_threads(self) -> bool:
-        return self.when == "auto" and self.num_threads is None and self.drafter_threads is None
-
-    @property
     def limit_bytes(self) -> int | None:
         """The most memory that the process may hold."""
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
-
-    @property
-    def max_answers(self) -> int:
-        """How many answers are made at once if memory allows."""
-        return self.max_parallel or _ANSWERS
 
     @property
     def max_draft_tokens(self) -> int:
