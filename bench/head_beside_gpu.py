@@ -61,7 +61,7 @@ from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.model_drafter import ModelDrafter
-from edgespec.draft.probes import probe_budget
+from edgespec.draft.option import probe_budget
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
 from edgespec.draft.text_drafters import make_text_drafters

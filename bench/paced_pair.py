@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.synthetic import PacedDecoder

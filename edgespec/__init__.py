@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:  # the public names, and those for the wings
-    from edgespec.decoding.cached_prefix import empty_cache
-    from edgespec.decoding.decoder import Decoder
+    from edgespec.decoding.decoder import Decoder, empty_cache
     from edgespec.decoding.logprobs import TokenLogprob, mean_nll
     from edgespec.decoding.repetition import find_loop
     from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -168,8 +167,7 @@ _HOMES = _by_name(
 # They are no promise to apps. Sorted; each is also in the block for type checkers above.
 _WING_NAMES = _by_name(
     {
-        "decoding.cached_prefix": "empty_cache",
-        "decoding.decoder": "Decoder",
+        "decoding.decoder": "Decoder empty_cache",
         "decoding.logprobs": "mean_nll",
         "decoding.repetition": "find_loop",
         "decoding.sampling": "GumbelSampler",

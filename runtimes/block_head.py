@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Cache, Can
+from edgespec.decoding.decoder import Cache, Can, reusable_prefix
 from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context
 from edgespec.manifest import Manifest

@@ -16,8 +16,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import BEST, Cache, Can, Decoder, Forks, Pass, Rows
+from edgespec.decoding.decoder import BEST, Cache, Can, Decoder, Forks, Pass, Rows, reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted, require_context

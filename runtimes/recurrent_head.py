@@ -10,12 +10,10 @@ from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoding import trees
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Cache, Can, CorrectableHead, Pass, Rows
+from edgespec.decoding.decoder import Cache, Can, CorrectableHead, Pass, Rows, reusable_prefix, rows_by_branch
 from edgespec.decoding.head_rows import contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.decoding.tree import NO_DRAFT
+from edgespec.decoding.tree import NO_DRAFT, attention_mask
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, require_run
@@ -240,7 +238,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
             tokens = self._read_part(tokens, 1)
             self._passes.begin()
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
-                rows = trees.rows_by_branch(self._rows, given._replace(text=tokens))
+                rows = rows_by_branch(self._rows, given._replace(text=tokens))
             else:
                 rows = self._tree_rows(given._replace(text=tokens))
             contexts = contexts_in_tree(tokens, nodes, given.tree.above)
@@ -251,7 +249,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         """Hold the branch of the last tree that tokens run through."""
         tree, held, can_move = self._tree, self._held, self._device.memory == "cpu"
         self._tree = NO_DRAFT
-        path = trees.path_behind(held, tree, tokens, can_move=can_move)
+        path = tree.path_behind(held, tokens, can_move=can_move)
         if path and can_move:
             start = len(held) - 1
             slots = [start + node for node in path]
@@ -264,7 +262,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
         tokens, nodes, parents = given.text, given.tree.tokens, given.tree.above
         can_go_on = self._own.has(len(tokens) - 2)
-        num_held = trees.num_held(self._held, self._tree, given) if can_go_on else 0
+        num_held = given.num_held(self._held, self._tree) if can_go_on else 0
         rows = []
         if not num_held:
             self._settle(tokens)
@@ -273,7 +271,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         text_slot, below = len(tokens) - 2, np.array([0, *given.tree.depths])
         while num_held < len(nodes):
             stop = _end_of_level(parents, num_held)
-            layout = TreeLayout(text_slot + below[: stop + 1], trees.attention_mask(parents[:stop]))
+            layout = TreeLayout(text_slot + below[: stop + 1], attention_mask(parents[:stop]))
             # The slot of a node is its number after that of the last token.
             states = self._own.of([text_slot + 1 + parent for parent in parents[num_held:stop]])
             start = text_slot + 1 + num_held

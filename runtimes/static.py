@@ -14,8 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Cache, Decoder, Pass, Rows
+from edgespec.decoding.decoder import Cache, Decoder, Pass, Rows, reusable_prefix
 from edgespec.errors import ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import HIDDEN, is_hidden

@@ -13,10 +13,8 @@ from typing import Self, Unpack
 
 import numpy as np
 
-from edgespec.decoding import trees
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Can, Pass, Rows
-from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.decoding.decoder import Can, Pass, Rows, reusable_prefix, rows_by_branch
+from edgespec.decoding.tree import NO_DRAFT, Tree, attention_mask
 from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import TreeLayout
@@ -45,7 +43,7 @@ class OnnxBranchDecoder(OnnxDecoder):
         return super().can._replace(trees=True)
 
     def run(self, given: Pass) -> Rows:
-        return Rows(trees.rows_by_branch(self.logits, given)) if given.is_tree else super().run(given)
+        return Rows(rows_by_branch(self.logits, given)) if given.is_tree else super().run(given)
 
 
 class OnnxTreeDecoder(OnnxBranchDecoder):
@@ -100,9 +98,9 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     def _run_tree(self, given: Pass) -> Rows:
         """Leave the nodes in the slots after the text, which is held; those that lie there are not run again."""
         tokens, nodes, output = given.text, given.tree.tokens, self._output(given)
-        depths, mask = np.array([0, *given.tree.depths]), trees.attention_mask(given.tree.above)
+        depths, mask = np.array([0, *given.tree.depths]), attention_mask(given.tree.above)
         layout = TreeLayout(len(tokens) - 1 + depths, mask)
-        if num_held := trees.num_held(self._held, self._tree, given):
+        if num_held := given.num_held(self._held, self._tree):
             self._hold(tokens)
             self._tree = given.tree.cut(num_held)
             start, num_rows = len(tokens) + num_held, len(nodes) - num_held
@@ -141,7 +139,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         """
         tree, held = self._tree, self._held
         self._tree = NO_DRAFT
-        if path := trees.path_behind(held, tree, tokens, can_move=self._is_on_host):
+        if path := tree.path_behind(held, tokens, can_move=self._is_on_host):
             if self._is_on_host:
                 slots = [len(held) + node for node in path]
                 assert isinstance(self._passes.cache, SharedCache)
@@ -168,7 +166,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
         given = Pass(tokens, Tree(nodes, parents=_PROBE_PARENTS))
         with refuse_device(device):
-            expected = trees.rows_by_branch(self.logits, given)
+            expected = rows_by_branch(self.logits, given)
             rows = self._run_tree(given).logits
         is_sound = are_close(rows, expected)
         self.forget()

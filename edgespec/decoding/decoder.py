@@ -1,4 +1,4 @@
-"""One call of a decoder as a value, what it gives, and what a decoder can do.
+"""One call of a decoder as a value, what it gives, what of it a cache holds, and what a decoder can do.
 
 All decoders run chains. What else one does it says in `can` and by its optional parts: nobody asks for its type.
 """
@@ -6,6 +6,7 @@ All decoders run chains. What else one does it says in `can` and by its optional
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds, append
+from edgespec.types import Logits, Row, TokenIds, append
 
 
 class Wants(Enum):
@@ -52,6 +53,49 @@ class Pass(NamedTuple):
     @property
     def num_rows(self) -> int:
         return len(self.tree.tokens) + 1 if self.num_last is None else self.num_last
+
+    def num_held(self, held: TokenIds, behind: Tree) -> int:
+        """How many nodes of its tree, from the first on, a cache holds in their places and no row is wanted of.
+
+        Args:
+            held: The tokens in the cache's first places; those after the text of the pass are a chain.
+            behind: The tree in the places after held.
+        """
+        num_text, nodes = len(self.text), self.tree.tokens
+        if self.num_last is None or len(held) < num_text or not np.array_equal(held[:num_text], self.text):
+            return 0
+        chain = held[num_text:]
+        placed = [*zip(chain.tolist(), range(-1, len(chain) - 1), strict=True)]
+        above = behind.above if not len(chain) else [len(chain) + parent for parent in behind.above]
+        placed += zip(behind.tokens.tolist(), above, strict=True)
+        wanted = [*zip(nodes.tolist(), self.tree.above, strict=True)][: max(0, len(nodes) - self.num_last)]
+        shared = min(len(placed), len(wanted))
+        if placed[:shared] == wanted[:shared]:  # a tree that grows: at once, as it may have a thousand nodes
+            return shared
+        is_held = (one == other for one, other in zip(placed, wanted, strict=False))
+        return sum(takewhile(bool, is_held))
+
+
+def rows_by_branch(run: Callable[[TokenIds, int], Logits], given: Pass) -> Logits:
+    """The rows of a tree, [num_rows, vocab_size], from one call of Decoder.logits for each branch."""
+    tree, found = given.tree, dict[int, Row]()
+    nodes, inner = tree.tokens, set(tree.above)
+    for leaf in [node for node in range(len(nodes)) if node not in inner] or [-1]:
+        branch = tree.path(leaf)
+        new = [node for node in (-1, *branch) if node not in found]
+        rows = run(append(given.text, nodes[branch]), len(new))
+        found.update(zip(new, rows.copy(), strict=True))
+    return np.stack([found[node] for node in range(len(nodes) - given.num_rows, len(nodes))])
+
+
+def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
+    """How many cached positions a call for the logits of the last num_last tokens can reuse.
+
+    The common prefix without the last num_last tokens, which are fed again even when held.
+    """
+    limit = max(0, min(len(held), len(tokens) - num_last))
+    differs = held[:limit] != tokens[:limit]
+    return int(differs.argmax()) if differs.any() else limit
 
 
 class Argmax(NamedTuple):
@@ -279,3 +323,8 @@ class ForwardingDecoder(Decoder):
 
     def interrupt(self) -> None:
         self._decoder.interrupt()
+
+
+def empty_cache(decoder: Decoder, tokens: TokenIds) -> None:
+    """Run one token with which tokens do not begin, so that no prefix of tokens stays cached."""
+    decoder.logits((tokens[:1] + 1) % decoder.vocab_size, 1)

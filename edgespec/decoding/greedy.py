@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import empty_cache
-from edgespec.decoding.decoder import BEST, Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import BEST, Can, Decoder, ForwardingDecoder, Pass, Rows, empty_cache
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Logits, Row, TokenIds
 

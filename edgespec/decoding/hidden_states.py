@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.estimate import next_capacity
 from edgespec.types import TokenIds

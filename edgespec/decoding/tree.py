@@ -7,6 +7,7 @@ from math import prod
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.types import Distribution, TokenIds
 
@@ -148,6 +149,18 @@ class Tree(NamedTuple):
         above = enumerate(self.above)
         return [(node, bool(self.tokens[node] == wanted[parent])) for node, parent in above if parent in wanted]
 
+    def path_behind(self, held: TokenIds, tokens: TokenIds, *, can_move: bool = True) -> list[int]:
+        """The nodes that tokens run through, where this tree fills the places of a cache after tokens held.
+
+        Args:
+            can_move: Those in other places than their path's count too.
+        """
+        if not len(self.tokens) or not np.array_equal(held, tokens[: len(held)]):
+            return []
+        path = self.matching(tokens[len(held) :])
+        in_place = takewhile(bool, (node == place for place, node in enumerate(path)))
+        return path if can_move else path[: sum(in_place)]
+
     def path(self, node: int) -> list[int]:
         """The nodes from the text down to a node, the node included; none for -1."""
         above, found = self.above, list[int]()
@@ -263,3 +276,15 @@ def _pick(values: tuple[T, ...], nodes: Sequence[int]) -> tuple[T, ...]:
 
 
 NO_DRAFT = Tree(np.zeros(0, np.int32))
+
+
+def attention_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """A mask in which each row attends to itself and its ancestors, [num_nodes + 1, num_nodes + 1].
+
+    Row 0 is the last committed token, to which all rows attend.
+    """
+    mask = np.eye(len(parents) + 1, dtype=bool)
+    mask[:, 0] = True
+    for node, parent in enumerate(parents):
+        mask[node + 1] |= mask[parent + 1]
+    return mask

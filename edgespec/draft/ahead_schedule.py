@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
-from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import NO_DRAFT, Tree, Worth
 from edgespec.draft.costs import PassCosts

@@ -10,13 +10,13 @@ from statistics import fmean
 
 import numpy as np
 
-from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.tree import Tree, Worth
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import LaneStep
 from edgespec.draft.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
+from edgespec.draft.option import TrialBudget
 from edgespec.draft.overlap import AheadPlan, time_beside
-from edgespec.draft.probes import TrialBudget
 from edgespec.types import TokenIds
 
 # Where a row takes more of a step than this, trees gain nothing (docs/log/draft-policy.md).

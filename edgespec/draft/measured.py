@@ -19,8 +19,7 @@ from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.model_source import ModelSource
-from edgespec.draft.option import NOTHING, DraftSource, Promise
-from edgespec.draft.probes import Probes, TrialBudget, probe_budget
+from edgespec.draft.option import NOTHING, DraftSource, Probes, Promise, TrialBudget, probe_budget
 from edgespec.draft.round_log import (
     ENDING,
     NO_DRAFTER,

@@ -6,7 +6,7 @@ Also what comes true where they are not.
 from dataclasses import dataclass
 from math import exp, floor, log
 
-from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.draft.draft_model import HOPE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
-from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import Worth
 from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket

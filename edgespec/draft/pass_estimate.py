@@ -38,15 +38,10 @@ _REFRESH = 32  # passes
 _LEAST_S = 1e-9  # a clock may have seen none
 
 
-def _alike() -> _Floats:
-    """The correlation of the errors of two widths' ratios; none of width 1, whose ratio is 1."""
-    doublings = np.log2(np.arange(1, NUM_WIDTHS + 1))
-    alike = _SHARED + (1 - _SHARED) * np.exp(-np.abs(doublings[:, None] - doublings))
-    alike[0] = alike[:, 0] = 0.0
-    return np.asarray(alike, np.float64)
-
-
-_ALIKE = _alike()
+# The correlation of the errors of two widths' ratios; none of width 1, whose ratio is 1.
+_DOUBLINGS = np.log2(np.arange(1, NUM_WIDTHS + 1))
+_ALIKE: _Floats = _SHARED + (1 - _SHARED) * np.exp(-np.abs(_DOUBLINGS[:, None] - _DOUBLINGS))
+_ALIKE[0] = _ALIKE[:, 0] = 0.0
 
 
 class PassEstimate:

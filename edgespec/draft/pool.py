@@ -51,14 +51,6 @@ class ChangeLog:
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Slot:
-    """The guard of a candidate, and the candidate's model while it is open."""
-
-    guard: GuardedDrafter
-    model: OpenModel | None
-
-
 @dataclass(slots=True, weakref_slot=True)
 class DrafterPool:
     """Opens model drafters, closes them where memory is short, and quarantines drafters at fault."""
@@ -75,7 +67,8 @@ class DrafterPool:
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
     answered_version: int = field(init=False, default=0)  # with which an answer last drafted
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
-    _slots: dict[Candidate, _Slot] = field(init=False, default_factory=dict)
+    _guards: dict[Candidate, GuardedDrafter] = field(init=False, default_factory=dict)  # of all that were open
+    _models: dict[Candidate, OpenModel] = field(init=False, default_factory=dict)  # that are open
     _quarantined: set[str] = field(init=False, default_factory=set)
     _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
     _is_refused: Event = field(init=False, default_factory=Event)
@@ -96,7 +89,7 @@ class DrafterPool:
     @property
     def decoders(self) -> dict[str, Decoder]:
         """Decoders of the models that are open, by name."""
-        return {each.name: slot.model.decoder for each, slot in self._slots.items() if slot.model}
+        return {each.name: model.decoder for each, model in list(self._models.items())}
 
     def start(self, free: FreeByPlace, target: Bytes, downgrades: Sequence[str] = ()) -> None:
         """Open what fits beside the target, for whose bytes space is kept, and tell of earlier downgrades.
@@ -118,8 +111,7 @@ class DrafterPool:
         """The drafters of one answer, as of this moment."""
         with self._lock:
             texts = map(self._guard, self.from_text(self.drafter_set.texts))
-            slots = (self._slots[model] for model in self.drafter_set.models if model in self._slots)
-            models = (slot.guard for slot in slots if slot.model)
+            models = (self._guards[each] for each in self.drafter_set.models if each in self._models)
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
 
     def look(self, num_tokens: int, cache: int = 0) -> int:
@@ -246,7 +238,7 @@ class DrafterPool:
 
     def _lanes(self) -> list[Lane]:
         """The lanes of the models that are open."""
-        return [model.lane for slot in list(self._slots.values()) if (model := slot.model)]
+        return [model.lane for model in list(self._models.values())]
 
     def _guard(self, drafter: Drafter) -> GuardedDrafter:
         faults = self._faults  # not the pool itself: the cycle would hold its models until garbage is collected
@@ -259,9 +251,9 @@ class DrafterPool:
                 self._quarantined.add(name)
                 self.changes.add(f"{name} no longer drafts in this session: {reason}")
                 self.version += 1
-        for model, slot in list(self._slots.items()):
-            if slot.guard.is_quarantined:
-                self._close_model(model)
+        for candidate in list(self._models):
+            if self._guards[candidate].is_quarantined:
+                self._close_model(candidate)
 
     def _look(self, num_tokens: int, cache: int = 0) -> None:
         if self._is_refused.is_set():
@@ -302,23 +294,20 @@ class DrafterPool:
             self.version += 1
 
     def _is_missing(self, candidate: Candidate) -> bool:
-        slot = self._slots.get(candidate)
-        return candidate.name not in self._quarantined and not (slot and slot.model)
+        return candidate.name not in self._quarantined and candidate not in self._models
 
     def _close_unused(self) -> None:
-        for model in list(self._slots):
-            if model not in self.drafter_sets[self.watch.position].models:
-                self._close_model(model)
+        for candidate in list(self._models):
+            if candidate not in self.drafter_sets[self.watch.position].models:
+                self._close_model(candidate)
 
-    def _close_model(self, model: Candidate) -> None:
+    def _close_model(self, candidate: Candidate) -> None:
         """Free a model, to which only the pool has a reference."""
-        slot = self._slots[model]
-        if slot.model:
-            slot.guard.take()
-            slot.model.lane.stop()
-            slot.model = None
-            self.version += 1
-            return_freed()
+        self._guards[candidate].take()
+        self._models[candidate].lane.stop()
+        del self._models[candidate]
+        self.version += 1
+        return_freed()
 
     def _open_all(self) -> bool:
         """Open the models of the set that the watch chose. Returns False if one was refused memory."""
@@ -326,14 +315,14 @@ class DrafterPool:
             if not self._is_missing(candidate):
                 continue
             try:
-                self._fill_slot(candidate, candidate.open(Cancel(), self.changes.report))
+                self._put(candidate, candidate.open(Cancel(), self.changes.report))
             except MemoryExhausted:
                 return_freed()
                 return False
         return True
 
     def _admit(self, load: Load) -> None:
-        """Put an opened model into its slot. If loading it failed, move to a smaller set or quarantine it."""
+        """Let an opened model draft. If loading it failed, move to a smaller set or quarantine it."""
         try:
             model = load.future.result()
         except MemoryExhausted:
@@ -343,15 +332,14 @@ class DrafterPool:
             self._faults.append((load.candidate.name, describe_error(error)))
             self._quarantine_faults()
         else:
-            if load.candidate not in self._slots:
+            if load.candidate not in self._guards:
                 self.changes.for_user += load.lines
-            self._fill_slot(load.candidate, model)
+            self._put(load.candidate, model)
 
-    def _fill_slot(self, candidate: Candidate, model: OpenModel) -> None:
-        slot = self._slots.get(candidate)
-        if slot is None:
-            self._slots[candidate] = _Slot(self._guard(model.drafter), model)
+    def _put(self, candidate: Candidate, model: OpenModel) -> None:
+        if guard := self._guards.get(candidate):
+            guard.put_back(model.drafter)
         else:
-            slot.guard.put_back(model.drafter)
-            slot.model = model
+            self._guards[candidate] = self._guard(model.drafter)
+        self._models[candidate] = model
         self.version += 1

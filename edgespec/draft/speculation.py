@@ -14,8 +14,8 @@ from edgespec.draft.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
 from edgespec.draft.draft_model import DraftModelStats
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.option import TrialBudget, probe_budget
 from edgespec.draft.pass_estimate import PassEstimate
-from edgespec.draft.probes import TrialBudget, probe_budget
 from edgespec.system.clock import Clock
 
 

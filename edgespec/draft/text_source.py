@@ -9,9 +9,8 @@ from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import CAUTION
-from edgespec.draft.option import Drafted, Promise
+from edgespec.draft.option import Drafted, Promise, TrialBudget
 from edgespec.draft.overlap import best_chain, expected_of_tree, expected_tokens, most_hopeful
-from edgespec.draft.probes import TrialBudget
 from edgespec.types import Sampler, TokenIds
 
 # Rounds in which a source of trees fills its tables, and as many by which it is judged.

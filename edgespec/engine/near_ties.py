@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.cached_prefix import empty_cache
-from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.decoder import Decoder, empty_cache
 from edgespec.errors import EdgeSpecError
 from edgespec.setup.open_model import known_stats
 from edgespec.setup.profile import write_learned_stats

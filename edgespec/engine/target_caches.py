@@ -12,8 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Can, Decoder, Pass, Rows
+from edgespec.decoding.decoder import Can, Decoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.pool import DrafterPool
 from edgespec.engine.request_queue import RequestQueue, Ticket

@@ -13,9 +13,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding import trees
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.noise import mix_bits
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.errors import EdgeSpecError, require_context
@@ -52,7 +50,7 @@ class HeldTokens:
         """Count a pass over a tree; raises ContextOverflow: a branch is more than fits after the text."""
         tokens, num_nodes = given.text, len(given.tree.tokens)
         require_context(len(tokens) + given.tree.depth, context_length)
-        if num_held := trees.num_held(self._tokens, self._tree, given):
+        if num_held := given.num_held(self._tokens, self._tree):
             self.num_fed += num_nodes - num_held
         else:
             self._settle(tokens)
@@ -61,7 +59,7 @@ class HeldTokens:
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
-        if path := trees.path_behind(self._tokens, self._tree, tokens):
+        if path := self._tree.path_behind(self._tokens, tokens):
             self._tokens = tokens[: len(self._tokens) + len(path)]
         self._tree = NO_DRAFT
 

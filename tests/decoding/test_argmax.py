@@ -15,9 +15,8 @@ from faulty import edit_graph
 from table_decoder import TableDecoder
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
-from edgespec.decoding import trees
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
-from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
+from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows, rows_by_branch
 from edgespec.decoding.greedy import BestRows, decoder_for
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
@@ -331,8 +330,8 @@ class TreeChooser(Chooser):
 
     def run(self, given: Pass) -> Rows:
         if given.wants is not BEST:
-            return Rows(trees.rows_by_branch(self.logits, given))
-        rows = trees.rows_by_branch(self.table.logits, given)
+            return Rows(rows_by_branch(self.logits, given))
+        rows = rows_by_branch(self.table.logits, given)
         return Rows(best=Argmax(rows.argmax(1), np.full(len(rows), self.damaged is None)))
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from table_decoder import TableDecoder
 from table_runs import PROMPT, VOCAB, drafters_of
 
-from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.decoder import Decoder, reusable_prefix
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode

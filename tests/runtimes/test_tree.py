@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoding import trees
 from edgespec.decoding.decoder import BEST, Rows
 from edgespec.decoding.tree import Tree
 from edgespec.draft.overlap import expected_of_tree
@@ -130,13 +129,13 @@ def test_nodes_lie_in_their_places_as_far_as_tree_and_cache_agree() -> None:
     behind = Tree(np.array([5, 6], np.int32), parents=(-1, 0))
     nodes = np.array([3, 4, 5, 6, 7], np.int32)
     given = tree_pass(text, nodes, (-1, 0, 1, 2, 2), num_last=0)
-    assert trees.num_held(chain, behind, given) == 4
-    assert trees.num_held(chain, behind, given._replace(num_last=2)) == 3, "rows of these are wanted"
-    assert trees.num_held(chain, behind, given._replace(num_last=None)) == 0
-    assert trees.num_held(chain, behind, tree_pass(text, nodes, (-1, 0, 0, 2, 2), 0)) == 2, "another parent"
-    assert trees.num_held(chain, behind, tree_pass(text, nodes[:3], (-1, 0, 1), 0)) == 3
-    assert trees.num_held(chain[:1], behind, given) == 0
-    assert trees.num_held(chain[1:], behind, given) == 0
+    assert given.num_held(chain, behind) == 4
+    assert given._replace(num_last=2).num_held(chain, behind) == 3, "rows of these are wanted"
+    assert given._replace(num_last=None).num_held(chain, behind) == 0
+    assert tree_pass(text, nodes, (-1, 0, 0, 2, 2), 0).num_held(chain, behind) == 2, "another parent"
+    assert tree_pass(text, nodes[:3], (-1, 0, 1), 0).num_held(chain, behind) == 3
+    assert given.num_held(chain[:1], behind) == 0
+    assert given.num_held(chain[1:], behind) == 0
 
 
 def test_another_text_forgets_the_tree(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:

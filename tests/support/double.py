@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgespec.decoding import trees
-from edgespec.decoding.decoder import Decoder, Pass, Rows
+from edgespec.decoding.decoder import Decoder, Pass, Rows, rows_by_branch
 from edgespec.decoding.tree import Tree
 from edgespec.types import Logits, TokenIds
 
@@ -40,4 +39,4 @@ def tree_logits(
 
 def branch_logits(decoder: Decoder, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
     """The rows of a tree, from one pass for each branch."""
-    return trees.rows_by_branch(decoder.logits, tree_pass(tokens, nodes, parents))
+    return rows_by_branch(decoder.logits, tree_pass(tokens, nodes, parents))
