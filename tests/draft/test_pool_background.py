@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -17,6 +17,11 @@ from edgespec.draft.pool import DrafterPool
 from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.system.cancel import Cancel
+
+
+def wait_for_load(pool: DrafterPool) -> None:
+    assert pool.loader._load is not None
+    wait([pool.loader._load.future])
 
 
 @dataclass
@@ -69,7 +74,7 @@ def test_blocks_go_on_while_a_model_is_opened_and_it_joins_between_two_of_them()
     assert {block.draft.source for block in blocks} <= {"suffix", "none"}
     assert pool.drafter_set.name == "suffix"
     slow.may_end.set()
-    pool.loader.wait()
+    wait_for_load(pool)
     blocks += islice(steps, 40)
     assert "model" in {block.draft.source for block in blocks[40:]}
     assert pool.drafter_set.name == "model"
@@ -106,7 +111,7 @@ def test_memory_that_is_short_again_ends_the_opening_and_a_later_one_serves() ->
     assert slow.machine.look(pool, 0) == ["suffix"]
     assert slow.may_end.is_set(), "it was ended"
     for _ in range(20):
-        pool.loader.wait()
+        wait_for_load(pool)
         slow.machine.look(pool, PLENTY, 5.0)
     assert pool.drafter_set.name == "model"
     moves = [line.split(":")[0].split()[2:] for line in pool.take_changes()]
@@ -129,7 +134,7 @@ def test_a_model_that_fails_in_the_background_is_quarantined_with_its_reason() -
     pool = slow.pool_that_opens()
     slow.machine.errors["model"] = OSError("the file is gone")
     slow.may_end.set()
-    pool.loader.wait()
+    wait_for_load(pool)
     assert slow.machine.look(pool, PLENTY) == ["suffix"]
     assert any(
         "model no longer drafts in this session: OSError: the file is gone" in each for each in pool.take_changes()
