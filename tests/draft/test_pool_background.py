@@ -20,8 +20,8 @@ from edgespec.system.cancel import Cancel
 
 
 def wait_for_load(pool: DrafterPool) -> None:
-    assert pool.loader._load is not None
-    wait([pool.loader._load.future])
+    if load := pool.loader._load:
+        wait([load.future])
 
 
 @dataclass
