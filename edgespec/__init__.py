@@ -34,12 +34,11 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
     from edgespec.engine.conversation import Conversation
-    from edgespec.engine.drafter_choice import rank_for_model
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
     from edgespec.engine.pair_check import check_pair
     from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
-    from edgespec.engine.plan import plan_document
+    from edgespec.engine.plan import plan_document, rank_for_model
     from edgespec.engine.reasoning import ReasoningStream, has_spent, split_reasoning
     from edgespec.engine.request import AnswerOptions, Drafting, require_embedding_model, require_writer
     from edgespec.engine.transcript import Round, Transcript
@@ -180,10 +179,9 @@ _WING_NAMES = _by_name(
         "draft.round_log": "main_reason",
         "draft.timeline": "chrome_trace latest picture",
         "engine.answers": "join_chunks",
-        "engine.drafter_choice": "rank_for_model",
         "engine.pair_check": "check_pair",
         "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",
-        "engine.plan": "plan_document",
+        "engine.plan": "plan_document rank_for_model",
         "engine.reasoning": "ReasoningStream has_spent split_reasoning",
         "engine.request": "require_embedding_model require_writer",
         "engine.transcript": "Transcript",

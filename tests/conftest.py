@@ -87,7 +87,7 @@ def processor_alone() -> Iterator[None]:
 @pytest.fixture
 def one_template_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many engines that are not about their processes."""
-    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", LentProcess)
+    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", LentProcess)
 
 
 @pytest.fixture(scope="session")

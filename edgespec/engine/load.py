@@ -1,18 +1,46 @@
-"""Loads a model: from what a user names to an engine with its decoders and drafters."""
+"""Loads a model: from what a user names to an engine with its decoders and drafters.
+
+Opens the models of a setup, measures what is not known of them, and puts the engine together.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
-from edgespec.engine.engine import Engine
-from edgespec.engine.open_engine import open_engine
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
-from edgespec.setup.resolve import Resolved, resolve
-from edgespec.setup.row_proof import RowsDiffer
-from edgespec.setup.setup import decide, read_tables
-from edgespec.setup.wish import Wish
-from edgespec.system.progress import LoadProgress
+import numpy as np
 
+from edgespec.decoding.acceptance import Acceptance, equality, rejection
+from edgespec.decoding.decoder import Decoder
+from edgespec.draft.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
+from edgespec.draft.drafter import Drafter
+from edgespec.draft.pool import ChangeLog, DrafterPool
+from edgespec.draft.speculation import Speculation
+from edgespec.engine.draft_models import make_sets, make_watch, text_drafters
+from edgespec.engine.embedder import Embedder
+from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
+from edgespec.engine.idle_learner import make_learner
+from edgespec.engine.near_ties import find_near_tie
+from edgespec.engine.target_caches import TargetCaches
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
+from edgespec.memory.estimate import FORESEEN_TOKENS
+from edgespec.setup.measure import complete_profile
+from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
+from edgespec.setup.plan_option import branching_cost
+from edgespec.setup.profile import write_learned_stats
+from edgespec.setup.resolve import Resolved, resolve
+from edgespec.setup.row_proof import RowsDiffer, settle_rows
+from edgespec.setup.setup import Setup, decide, read_tables
+from edgespec.setup.wish import AcceptanceName, Wish
+from edgespec.system.progress import LoadProgress
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.template_process import TemplateProcess
+from edgespec.types import Report
+
+_ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejection": rejection}
 _LOG = logging.getLogger(__name__)
 
 
@@ -118,3 +146,169 @@ def _open_or_fall_back(wish: Wish, found: Resolved) -> Engine:
             found = found.with_differing_rows()
         except DeviceUnavailable as error:
             found = found.on_cpu(error, wish)
+
+
+def open_engine(setup: Setup) -> Engine:
+    """Open the models of a setup; the engine closes them.
+
+    Raises:
+        DeviceUnavailable: A device does not run what is to run on it.
+        MemoryExhausted: The target does not fit.
+        RowsDiffer: Deterministic mode does not hold in this placement.
+    """
+    for note in setup.notes:
+        setup.wish.report(note)
+    with ExitStack() as undone:
+        model, caches, drafters = _open_models(setup, undone)
+        engine = Engine(model, caches, drafters)
+        drafters.pool.watch_while_idle()
+        undone.pop_all()  # the engine closes them from here on
+        return engine
+
+
+def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCaches, OpenDrafters]:
+    """Open the target and its drafters, and measure what is not known of them; undone closes what is open."""
+    wish, target, placement = setup.wish, setup.memory.target, setup.placement
+    renderer = _start_renderer(target)
+    undone.callback(renderer.close)
+    decoder = open_model(
+        target,
+        setup.memory.limit(placement.device),
+        placement.num_threads,
+        placement.deterministic,
+        bool(setup.drafters),
+        has_trees=setup.has_trees,
+        hidden_layers=setup.hidden_layers,
+        progress=wish.progress,
+    )
+    learner = make_learner(wish.learn, [chain.models[0] for chain in setup.drafters], setup.unused, wish.report)
+    if learner is not None:
+        undone.callback(learner.close)
+    settle_rows(target, decoder, placement, wish.deterministic, setup.proof, wish.report)
+    for each in (target, *setup.models):
+        setup.home.mark_used(each.folder)
+    answers = _answer_cache(setup) if wish.answer_cache and "suffix" in setup.texts else None
+    cached = [AnswerDrafter(answers)] if answers else []
+    sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
+    watch = make_watch(setup, sets)
+    caches = TargetCaches(decoder, setup.num_parallel, setup.memory.has_memory_to_join, watch.exchange)
+    pool = DrafterPool(
+        sets,
+        target.manifest.vocab_size,
+        partial(text_drafters, setup, cached),
+        watch,
+        ChangeLog(wish.report),
+        free_caches=caches.empty,
+    )
+    undone.callback(pool.close)
+    pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
+    speculation = pool.with_relief(lambda: learned_speculation(setup, pool.drafters, decoder, pool.decoders))
+    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+        _LOG.debug("drafts come from: %s", speculation.name)
+    encoder = _encoder(setup, renderer)
+    near_tie = find_near_tie(setup, decoder, encoder) if placement.decides_near_ties else None
+    if decoder.cache:  # checks and measurements left what nobody asked for; its memory is kept
+        decoder.cache.pretend(np.zeros(0, np.int32))
+    speculation = replace(
+        speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
+    )
+    pooling = setup.target.manifest.pooling
+    model = LoadedModel(
+        manifest=setup.target.manifest,
+        encoder=encoder,
+        device_names=(placement.device.name, placement.drafter_device.name),
+        is_deterministic=placement.deterministic,
+        near_tie=near_tie,
+        embedder=Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length) if pooling else None,
+    )
+    return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
+
+
+def _start_renderer(target: ModelFolder) -> TemplateProcess:
+    """The process that renders the chat template, started while the model is still being opened."""
+    renderer = TemplateProcess()
+    if target.manifest.chat_template:
+        renderer.start()
+    return renderer
+
+
+def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
+    """The encoder of the model as stated, for the context of the target as it fits in memory."""
+    target = setup.memory.target
+    return PromptEncoder(
+        setup.target.manifest,
+        read_tokenizer(*target),
+        read_chat_template(target),
+        renderer,
+        target.manifest.context_length,
+    )
+
+
+def _answer_cache(setup: Setup) -> AnswerCache:
+    """The stored answers of the target."""
+    manifest = setup.target.manifest
+    return AnswerCache(
+        setup.home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, setup.wish.report
+    )
+
+
+def learned_speculation(
+    setup: Setup, drafters: Callable[[], Sequence[Drafter]], decoder: Decoder, models: Mapping[str, Decoder]
+) -> Speculation:
+    """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns.
+
+    models: Decoders of the open drafter models, by name.
+    """
+    if setup.wish.length is not None or not drafters():
+        return Speculation(drafters, setup.wish.length)
+    target, placement, known, report = setup.memory.target, setup.placement, setup.known, setup.wish.report
+    for line in setup.damage:
+        report(line)
+    machine = placement.machine
+    lanes = {name: placement.drafter_key(name) for name in models}
+    named = {lanes[name]: drafter for name, drafter in models.items()}
+    # No more than what room was kept for.
+    profile = complete_profile(
+        known.profiles.get(machine), decoder, named, report, target.manifest.name, longest=FORESEEN_TOKENS
+    )
+    ratios = known.ratios.get(machine) or profile.costs().ratios
+    drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
+    drafts |= known.drafts.get(machine, {})
+    contention = known.contention.get(machine, {})
+
+    is_stored = (
+        profile == known.profiles.get(machine)
+        and machine in known.ratios
+        and known.drafts.get(machine, {}).keys() >= {*lanes.values()}
+    )
+
+    def write(learned: Speculation, report: Report) -> None:
+        if target.manifest.is_ours:
+            known = known_stats(target)  # another engine may have learned meanwhile
+            models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
+            drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
+            contention = {lane: stats.contention for lane, stats in models.items()}
+            known = known.with_profile(machine, profile, drafts, learned.ratios, contention, learned.spreads)
+            known = replace(known, chances={**known.chances, **learned.rates})
+            write_learned_stats(target.folder, known, report)
+
+    def save(learned: Speculation) -> None:
+        write(learned, report if is_stored else lambda line: None)  # that a folder cannot be written is told once
+
+    stats = {}
+    for name, lane in lanes.items():
+        known_beside = profile.drafters[lane]
+        costs, slowed = DraftCosts(*drafts[lane]), contention.get(lane, known_beside.slowed)
+        stats[name] = DraftModelStats(
+            costs,
+            contention=slowed,
+            rows=RowCosts(known_beside.branches),
+            branched=branching_cost(known_beside).step,
+        )
+    speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
+    speculation.is_padded = profile.is_padded
+    speculation.spreads = known.spreads.get(machine) or profile.spreads()
+    speculation.warm = None if placement.device.name == "cpu" else set()
+    if not is_stored:
+        write(speculation, report)
+    return speculation

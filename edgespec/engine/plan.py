@@ -1,35 +1,35 @@
 """The plan for what a user asks for: devices, threads, drafter and schedule, with the speed to expect.
 
-The models are measured on the first use, and after that only if the user wants it.
+The models are measured on the first use, and after that only if the user wants it. What could draft for a model is
+ranked by what is known: that measures, fetches and exports nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, DrafterNames
-from edgespec.engine.drafter_choice import rank_for_placement
 from edgespec.engine.request import require_writer
 from edgespec.errors import UsageError
+from edgespec.memory.free_memory import free_memory
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Ranking
+from edgespec.setup.drafter_search import rank_drafters
+from edgespec.setup.drafting_target import find_target
+from edgespec.setup.head_target import require_whole_model
 from edgespec.setup.home import ModelHome
-from edgespec.setup.open_model import ModelFolder
+from edgespec.setup.open_model import ModelFolder, read_any_manifest
+from edgespec.setup.pair import FILE_NAME
 from edgespec.setup.plan_models import Planned, weigh_models
 from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of
 from edgespec.setup.planner import decide
-from edgespec.setup.resolve import compare_devices, resolve
+from edgespec.setup.resolve import compare_devices, find_known_devices, resolve
+from edgespec.setup.row_proof import settle_placement
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import join_words
-
-
-class _PlannedModels(NamedTuple):
-    """The models of a plan, and where they run."""
-
-    target: ModelFolder
-    drafters: Sequence[ModelFolder]
-    placement: Placement
 
 
 def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
@@ -38,73 +38,59 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
     Raises EdgeSpecError: A model is missing, invalid or too large, or the drafter is a cascade.
     """
     _require_no_cascade(wish.names)
+    devices = {"device": wish.device, "drafter-device": wish.drafter_device}
+    drafters: Sequence[ModelFolder]
     compared = compare_devices(wish, remeasure=remeasure)
     if compared is not None:
+        target, drafters = compared.target, compared.drafters
         planned = compared.options.planned(compared.plan)
         placement = compared.options.place(compared.decision.where)
-        models = _PlannedModels(compared.target, compared.drafters, placement)
-        return _document(wish, planned, models, _device_flags(planned.plan))
-    resolved = resolve(wish)
-    require_writer(resolved.target.manifest)
-    drafters = [each.models[0] for each in resolved.drafters]
-    for line in resolved.devices.downgrades:
-        wish.report(line)
-    found = weigh_models(
-        resolved.target,
-        drafters,
-        resolved.names.simple,
-        resolved.placement,
-        remeasure=remeasure,
-        free=resolved.free,
-        report=wish.report,
-    )
-    plan = decide(found.weighed, found.text_drafters)
-    planned = Planned(plan, found.layouts, found.learned_stats, found.took)
-    named = {flag: name for flag, name in _named_devices(wish).items() if name != "auto"}
-    return _document(wish, planned, _PlannedModels(resolved.target, drafters, resolved.placement), named)
-
-
-def _document(
-    wish: Wish, planned: Planned, models: _PlannedModels, device_flags: Mapping[str, str]
-) -> dict[str, Any]:
+        chosen = planned.plan.chosen
+        flags = {"device": chosen.target.device}
+        if chosen.drafter_place:
+            flags["drafter-device"] = chosen.drafter_place.device
+    else:
+        resolved = resolve(wish)
+        require_writer(resolved.target.manifest)
+        target, placement = resolved.target, resolved.placement
+        drafters = [each.models[0] for each in resolved.drafters]
+        for line in resolved.devices.downgrades:
+            wish.report(line)
+        found = weigh_models(
+            target,
+            drafters,
+            resolved.names.simple,
+            placement,
+            remeasure=remeasure,
+            free=resolved.free,
+            report=wish.report,
+        )
+        plan = decide(found.weighed, found.text_drafters)
+        planned = Planned(plan, found.layouts, found.learned_stats, found.took)
+        flags = {flag: name for flag, name in devices.items() if name != "auto"}
     if any(planned.took):
         opening_s, measuring_s = planned.took
         wish.report(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
+    words = [cascade.models[0] for cascade in wish.names.cascades]
+    ranking = rank_for_placement(
+        ModelHome(default_home(), True, wish.report),
+        str(wish.model),
+        target,
+        placement,
+        devices=devices,
+        named={word: each for word, each in zip(words, drafters, strict=False) if word != SELF},
+        memory_limit=wish.limit_bytes,
+    )
     return document_of(
         planned.plan,
         planned.layouts,
         planned.learned_stats.chances,
         planned.took,
-        model=models.target.manifest.name,
-        drafters=[drafter.manifest.name for drafter in models.drafters],
-        command=_chat_command(planned.plan, wish, models.drafters, device_flags),
-        ranked_drafters=_rank_drafters(wish, models).drafters,
+        model=target.manifest.name,
+        drafters=[drafter.manifest.name for drafter in drafters],
+        command=_chat_command(planned.plan, wish, drafters, flags),
+        ranked_drafters=ranking.drafters,
     )
-
-
-def _rank_drafters(wish: Wish, models: _PlannedModels) -> Ranking:
-    """Rank other drafters for the target of a plan; of the drafters the named ones come first."""
-    words = [cascade.models[0] for cascade in wish.names.cascades]
-    return rank_for_placement(
-        ModelHome(default_home(), True, wish.report),
-        str(wish.model),
-        models.target,
-        models.placement,
-        devices=_named_devices(wish),
-        named={word: each for word, each in zip(words, models.drafters, strict=False) if word != SELF},
-        memory_limit=wish.limit_bytes,
-    )
-
-
-def _named_devices(wish: Wish) -> dict[str, str]:
-    return {"device": wish.device, "drafter-device": wish.drafter_device}
-
-
-def _device_flags(plan: Plan) -> dict[str, str]:
-    """The options by which chat takes the devices of a plan."""
-    chosen = plan.chosen
-    drafter = {"drafter-device": chosen.drafter_place.device} if chosen.drafter_place else {}
-    return {"device": chosen.target.device, **drafter}
 
 
 def _require_no_cascade(names: DrafterNames) -> None:
@@ -140,3 +126,59 @@ def _chat_command(plan: Plan, wish: Wish, drafters: Sequence[ModelFolder], devic
     for flag, value in {**device_flags, **memory}.items():
         words += [f"--{flag}", value]
     return join_words(words)
+
+
+def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: str) -> Ranking:
+    """Rank drafters for a model, which need not be prepared.
+
+    Raises:
+        DeviceUnavailable: A device cannot be used.
+        ModelError: There is no such model, or it is no target, or it writes no text.
+    """
+    choice, placement = find_known_devices(home, model, device, drafter_device)
+    path = home.find(model, placement.device.form)
+    folder = None if path is None else ModelFolder(path, read_any_manifest(path, home.report))
+    if folder is not None:
+        require_whole_model(folder.manifest, model)
+        require_writer(folder.manifest)
+        placement = choice.resolve_auto(placement, folder.manifest, [])
+        placement = settle_placement(folder, placement)
+    return rank_for_placement(
+        home, model, folder, placement, devices={"device": device, "drafter-device": drafter_device}
+    )
+
+
+def rank_for_placement(
+    home: ModelHome,
+    model: str,
+    folder: ModelFolder | None,
+    placement: Placement,
+    *,
+    devices: Mapping[str, str],
+    named: Mapping[str, ModelFolder] | None = None,
+    memory_limit: int | None = None,
+) -> Ranking:
+    """Rank drafters for a target in a placement.
+
+    Args:
+        folder: Where the target is prepared, if it is.
+        devices: Options of commands that name the devices; auto stands for any.
+        named: Drafter models that the user has named, by their words of --drafter.
+    """
+    flags = {option: name for option, name in devices.items() if name.lower() != "auto"}
+    target = find_target(home, model, folder, placement, partial(free_memory, memory_limit), flags)
+    return rank_drafters(target, home, _find_pairs(home, model), named or {})
+
+
+def _find_pairs(home: ModelHome, model: str) -> Iterator[Path]:
+    """Pair folders: the one that is named, those of the home, and those in the current folder."""
+    named = home.fixed_folder(model)
+    seen = set()
+    for folder in (*([named] if named else []), *_pairs_in(home.models), *_pairs_in(Path())):
+        if (place := folder.resolve()) not in seen:
+            seen.add(place)
+            yield folder
+
+
+def _pairs_in(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob(f"[!.]*/{FILE_NAME}"))

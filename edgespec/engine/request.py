@@ -83,44 +83,25 @@ def under_constraint(choice: DraftChoice, constraint: TokenConstraint, num_promp
     return replace(choice, adapt=partial(constrained, constraint=constraint, num_prompt=num_prompt))
 
 
-class AnswerOptions(TypedDict, total=False):
-    """How to answer a prompt; Engine.stream explains each."""
+class _TalkOptions(TypedDict, total=False):
+    """How any answer of a conversation is to be given."""
 
-    system: str | None
     sampling: SamplingParams | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
-    raw: bool
-    prefill: str | Sequence[int] | TokenIds | None
-    drafting: Drafting | None
-    logprobs: int | None
-    banned: str | Sequence[str] | None
     response_format: Mapping[str, Any] | None
-    timeout_s: float | None
-    priority: int
     tools: Sequence[Any] | None
     tool_choice: Any
     parallel_tool_calls: bool
-    whole_tool_calls: bool
     thinking: bool | None
     thinking_budget: int | None
     ends_loops: bool
 
 
-class Settings(TypedDict, total=False):
+class Settings(_TalkOptions, total=False):
     """How a conversation is to be answered; Conversation explains each."""
 
     overflow: str
-    sampling: SamplingParams | None
-    max_tokens: int | None
-    stop: str | Sequence[str] | None
-    ends_loops: bool
-    response_format: Mapping[str, Any] | None
-    tools: Sequence[Any] | None
-    tool_choice: Any
-    parallel_tool_calls: bool
-    thinking: bool | None
-    thinking_budget: int | None
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -131,6 +112,15 @@ class ReplyOptions(TypedDict, total=False):
     banned: str | Sequence[str] | None
     timeout_s: float | None
     priority: int
+
+
+class AnswerOptions(_TalkOptions, ReplyOptions, total=False):
+    """How to answer a prompt; Engine.stream explains each."""
+
+    system: str | None
+    raw: bool
+    prefill: str | Sequence[int] | TokenIds | None
+    whole_tool_calls: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """From a prompt and the options of its answer to a request, which one model can answer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -21,9 +21,7 @@ from edgespec.engine.request import (
 from edgespec.errors import FormatError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.banned_texts import BannedTexts, SpellingIndex
-from edgespec.text.formats import CallFormat
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder
-from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool import ToolUse, schema_refusal
 from edgespec.types import TokenMask, append
 
@@ -45,7 +43,8 @@ class RequestReader:
 
     def __post_init__(self) -> None:
         self.reasoning = ModelReasoning(self.encoder, self.manifest)
-        self._grammars = AnswerGrammars(self.encoder.tokenizer, self.manifest)
+        self._grammars: GrammarCompiler | None = None  # has read the vocabulary
+        self._lock = Lock()  # one thread reads it
 
     def read(
         self, prompt: Prompt, options: AnswerSettings, open_drafters: tuple[str, ...], target_context: int
@@ -74,15 +73,19 @@ class RequestReader:
             drafters = choose_drafters(options.drafting, open_drafters, before, encoder.tokenizer, context)
         calls = None
         if use:
-            calls = call_reading(use, encoder.tool_template.format, whole=options.whole_tool_calls)
-            calls = calls._replace(opens_reasoning=self.reasoning.is_open(tokens))
+            form = encoder.tool_template.format
+            if use.is_ensured:
+                from edgespec.text.call_grammar import constrained_format
+
+                form = constrained_format(form)
+            calls = CallReading(use, form, options.whole_tool_calls, self.reasoning.is_open(tokens))
         request = Request(tokens, options, begun, drafters, self._mask_of(options), calls=calls)
         require_answerable(request, self.manifest, context)
         self._require_exact(request)
         budget = options.thinking_budget
         if budget is not None:
             self.reasoning.require_budget_possible(use, options.response_format, options.banned_texts)
-        request = self._grammars.constrain(request, options.response_format, min(context, target_context))
+        request = self._constrained(request, options.response_format, min(context, target_context))
         return request if budget is None else self.reasoning.bounded(request, budget)
 
     def _mask_of(self, options: AnswerSettings) -> TokenMask | None:
@@ -102,15 +105,7 @@ class RequestReader:
                 f"'{self.greedy_device}', where deterministic mode is off; use temperature 0, or leave out exact"
             )
 
-
-class AnswerGrammars:
-    """Constrains the answers of one model; reads its vocabulary once the first of them needs a grammar."""
-
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest) -> None:
-        self._tokenizer, self._manifest = tokenizer, manifest
-        self._lock = Lock()  # one thread reads the vocabulary
-
-    def constrain(
+    def _constrained(
         self, request: Request, response_format: Mapping[str, Any] | None, context_length: int
     ) -> Request:
         """The request, with what its answer has to match by response_format and by its tools.
@@ -118,96 +113,69 @@ class AnswerGrammars:
         Args:
             context_length: The most tokens of the prompt and the answer.
 
-        Raises UsageError: The format is wrong, no grammar can ensure it, or no answer of max_tokens can match it.
+        Raises:
+            FormatError: The response_format is wrong, or no answer of max_tokens can match it.
+            UsageError: No grammar can ensure calls as they are asked for.
         """
-        if request.calls is None:
-            return self._constrained(request, _read_format(response_format), context_length)
-        wanted = format_with_calls(request.calls, response_format, self._named_tokens)
-        if wanted is None:
-            return request
-        try:
-            self._compiler().compile(wanted)
-        except FormatError as error:
-            raise explain_refusal(request.calls.use, error, self._compiler()) from None
-        try:
-            return self._constrained(request, wanted, context_length)
-        except FormatError as error:
-            raise cannot_be_ensured(error) from None
-
-    def _constrained(self, request: Request, wanted: "ResponseFormat | None", context_length: int) -> Request:
-        if wanted is None:
+        calls = request.calls
+        if response_format is None and not (calls and calls.use.is_ensured):
             return request
         from edgespec.text.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+        from edgespec.text.response_format import read_format
 
+        wanted = self._format_with_calls(calls, response_format) if calls else read_format(response_format or {})
+        if wanted is None:
+            return request
         compiler = self._compiler()
+        if calls:
+            try:
+                compiler.compile(wanted)
+            except FormatError as error:
+                raise explain_refusal(calls.use, error, compiler) from None
         # A pass over the whole context still gives the token that follows it.
-        left = context_length + 1 - len(request.tokens)
-        max_tokens = min(request.max_tokens, left)
-        constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
+        max_tokens = min(request.max_tokens, context_length + 1 - len(request.tokens))
+        try:
+            constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
+        except FormatError as error:
+            if calls:
+                raise cannot_be_ensured(error) from None
+            raise
         drafters = under_constraint(request.drafters, constraint, len(request.prompt))
         return request._replace(constraint=constraint, drafters=drafters)
 
-    def _compiler(self) -> "GrammarCompiler":
-        with self._lock:
-            return self._held_compiler
+    def _format_with_calls(
+        self, calls: CallReading, response_format: Mapping[str, Any] | None
+    ) -> "ResponseFormat | None":
+        """The format of an answer that may have calls, or else has to match a response_format.
 
-    @cached_property
-    def _held_compiler(self) -> "GrammarCompiler":
+        Raises:
+            FormatError: The response_format is wrong.
+            ToolError: No grammar can hold the schema of a tool.
+            UsageError: The response_format is of another kind, or no grammar can hold calls of this form.
+        """
+        from edgespec.text.call_grammar import call_grammar, constrained_format
+        from edgespec.text.response_format import read_format
+
+        wanted = read_format(response_format) if response_format else None
+        if wanted is None and not calls.use.is_ensured:
+            return None
+        if wanted is not None and wanted.kind != "json_schema":
+            raise UsageError(
+                f"tools are given with a response_format of the type {wanted.kind}; leave one of them out, or "
+                "give a JSON schema"
+            )
+        schema = None if wanted is None else json.loads(wanted.source)
+        special = self._compiler().special_among(self.encoder.tokenizer.added_tokens)
+        return call_grammar(calls.use, constrained_format(calls.format), special, schema)
+
+    def _compiler(self) -> "GrammarCompiler":
         from edgespec.text.compile import GrammarCompiler
 
-        manifest = self._manifest
-        return GrammarCompiler(self._tokenizer.path, manifest.vocab_size, tuple(manifest.eos_token_ids))
-
-    def _named_tokens(self) -> Mapping[str, int]:
-        """Tokens that grammars have to name, by their spelling."""
-        return self._compiler().special_among(self._tokenizer.added_tokens)
-
-
-def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
-    if stated is None:
-        return None
-    from edgespec.text.response_format import read_format
-
-    return read_format(stated)
-
-
-def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReading:
-    """How the calls of an answer are found; whole: given once they are whole."""
-    if use.is_ensured:
-        from edgespec.text.call_grammar import constrained_format
-
-        format = constrained_format(format)
-    return CallReading(use, format, whole)
-
-
-def format_with_calls(
-    calls: CallReading, response_format: Mapping[str, Any] | None, find_special: Callable[[], Mapping[str, int]]
-) -> "ResponseFormat | None":
-    """The format of an answer that may have calls, or else has to match a response_format.
-
-    Args:
-        find_special: Gives the tokens that grammars have to name, by their spelling.
-
-    Raises:
-        FormatError: The response_format is wrong.
-        ToolError: No grammar can hold the schema of a tool.
-        UsageError: The response_format is of another kind, or no grammar can hold calls of this form.
-    """
-    if not (calls.use.is_ensured or response_format):
-        return None
-    from edgespec.text.call_grammar import call_grammar, constrained_format
-    from edgespec.text.response_format import read_format
-
-    wanted = read_format(response_format)
-    if wanted is None and not calls.use.is_ensured:
-        return None
-    if wanted is not None and wanted.kind != "json_schema":
-        raise UsageError(
-            f"tools are given with a response_format of the type {wanted.kind}; leave one of them out, or give a "
-            "JSON schema"
-        )
-    schema = None if wanted is None else json.loads(wanted.source)
-    return call_grammar(calls.use, constrained_format(calls.format), find_special(), schema)
+        with self._lock:
+            if self._grammars is None:
+                path, ends = self.encoder.tokenizer.path, tuple(self.manifest.eos_token_ids)
+                self._grammars = GrammarCompiler(path, self.manifest.vocab_size, ends)
+            return self._grammars
 
 
 def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompiler") -> UsageError:

@@ -11,8 +11,7 @@ from made_up import SERIAL_BRANCHES
 
 from edgespec.cli.main import main
 from edgespec.draft.costs import PassCosts
-from edgespec.engine import drafter_choice
-from edgespec.engine.drafter_choice import rank_for_model
+from edgespec.engine.plan import rank_for_model
 from edgespec.errors import DeviceUnavailable, ModelError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
@@ -192,7 +191,7 @@ def test_a_drafter_without_room_is_last_and_says_why(home: ModelHome, monkeypatc
 
     def rank_with(num_bytes: int) -> Ranking:
         room = NO_ROOM._replace(free_bytes=num_bytes + NO_ROOM.reserve.opening_bytes)
-        monkeypatch.setattr(drafter_choice, "free_memory", lambda limit=None: room)
+        monkeypatch.setattr("edgespec.engine.plan.free_memory", lambda limit=None: room)
         return ranking(home)
 
     assert rank_with(needed).drafters[0].name == "tiny-int4"

@@ -422,7 +422,7 @@ def test_closing_frees_target_and_drafter_at_once(tiny_model: Path, tiny_drafter
 
 
 def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", TemplateProcess)
+    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", TemplateProcess)
     engine = load(tiny_model)
     assert engine._encoder._renderer._process is not None
     engine.close()

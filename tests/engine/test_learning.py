@@ -234,7 +234,7 @@ def test_a_session_that_fails_to_open_lets_the_next_one_learn(
         raise UsageError("no luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgespec.engine.open_engine._encoder", fail)
+        patched.setattr("edgespec.engine.load._encoder", fail)
         with pytest.raises(UsageError, match="no luck") as kept:  # with all that its frames hold
             opened()
     with opened(report=lines.append):

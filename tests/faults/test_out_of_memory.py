@@ -212,7 +212,7 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_opened(
     tiny_model: Path, machine: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(100)
-    name = "edgespec.engine.open_engine.open_model"
+    name = "edgespec.engine.load.open_model"
     monkeypatch.setattr(name, lambda *arguments, **named: pytest.fail("opened"))
     with pytest.raises(MemoryExhausted, match=r"needs about \d+ MiB .* 100 MiB are free within a test"):
         load(tiny_model)

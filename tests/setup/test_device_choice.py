@@ -153,7 +153,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
             return Refusing(*model, device)
         return real(model, device, *rest, **how)
 
-    monkeypatch.setattr("edgespec.engine.open_engine.open_model", open_model)
+    monkeypatch.setattr("edgespec.engine.load.open_model", open_model)
     monkeypatch.setattr("edgespec.setup.open_model.open_model", open_model)
 
 

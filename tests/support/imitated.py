@@ -65,7 +65,7 @@ class Machine:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         if not self.is_measured:
-            for module in ("setup.measured_placements", "engine.open_engine"):
+            for module in ("setup.measured_placements", "engine.load"):
                 patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
         patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
         patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
@@ -84,7 +84,7 @@ class Machine:
             pace_s = self.pace_s[model.manifest.precision, device.name]
             return SteadyDecoder(really(model, CPU, *rest, **how), pace_s, is_measured=self.is_measured)
 
-        for module in ("engine.open_engine", "setup.open_model", "setup.measured_placements"):
+        for module in ("engine.load", "setup.open_model", "setup.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
 
     def _find(self, name: str, option: str = "--device") -> Device:
