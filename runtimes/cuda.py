@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
+from edgespec.runtimes.device_names import Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.plugins import Missing
 
@@ -19,17 +20,23 @@ PROVIDER = "CUDAExecutionProvider"
 _NEEDED, _DRIVER = (13, 0), "580"
 EXTRA = 'pip uninstall -y onnxruntime && pip install "edgespec[cuda]"'
 _REINSTALL = 'pip install --force-reinstall "edgespec[cuda]"'
-OPTIONS = (
-    # An arena that doubles would take up to twice of what workspace and KV cache need.
-    ("arena_extend_strategy", "kSameAsRequested"),
-    # Otherwise each thread that runs a pass makes handles of cuBLAS and cuDNN of its own, and each answer has a
-    # thread of its own. A session runs one pass at a time (docs/log/devices.md).
-    ("use_ep_level_unified_stream", "1"),
+CUDA = Device(
+    "cuda",
+    PROVIDER,
+    "cuda",
+    options=(
+        # An arena that doubles would take up to twice of what workspace and KV cache need.
+        ("arena_extend_strategy", "kSameAsRequested"),
+        # Otherwise each thread that runs a pass makes handles of cuBLAS and cuDNN of its own, and each answer has
+        # a thread of its own. A session runs one pass at a time (docs/log/devices.md).
+        ("use_ep_level_unified_stream", "1"),
+    ),
+    # Weights are loaded once and never freed: in the arena they would only prevent its memory from being returned.
+    entries=(("session.use_device_allocator_for_initializers", "1"),),
+    # One thread starts the kernels; others would wait for shapes, which is all that the CPU is left with.
+    host_threads=1,
+    kind="gpu",
 )
-# Weights are loaded once and never freed: in the arena they would only prevent its memory from being returned.
-ENTRIES = (("session.use_device_allocator_for_initializers", "1"),)
-# One thread starts the kernels; others would wait for shapes, which is all that the CPU is left with.
-HOST_THREADS = 1
 _FATAL = 4  # a severity of ONNX Runtime
 
 

@@ -66,17 +66,6 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
 
 
-CUDA = Device(
-    "cuda",
-    cuda.PROVIDER,
-    "cuda",
-    options=cuda.OPTIONS,
-    entries=cuda.ENTRIES,
-    host_threads=cuda.HOST_THREADS,
-    kind="gpu",
-)
-
-
 def import_onnxruntime() -> Any:
     """Import the module onnxruntime.
 
@@ -226,15 +215,15 @@ def _cuda_devices(driver: Nvidia | None) -> tuple[Device, ...]:
     gpus = driver.gpus if driver else ()
     return tuple(
         replace(
-            CUDA,
+            cuda.CUDA,
             name=format_device_name("cuda", "gpu", index),
-            options=(*CUDA.options, *((("device_id", str(index)),) if index else ())),
+            options=(*cuda.CUDA.options, *((("device_id", str(index)),) if index else ())),
             index=index,
             memory_index=index,
             hardware=gpu.name,
         )
         for index, gpu in enumerate(gpus)
-    ) or (CUDA,)
+    ) or (cuda.CUDA,)
 
 
 def find_missing(name: str, available: list[str], platform: str) -> Missing | None:

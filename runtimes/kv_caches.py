@@ -143,7 +143,8 @@ class SharedCache:
         self._capacity = 0  # until all is done, whatever comes between
         self._listed = ()
         for layer in zip(self._names[::2], self._names[1::2], strict=True):
-            lengths = [self._length(past) for past, _ in layer]
+            held = [self._buffers.get(past) for past, _ in layer]
+            lengths = [int(buffer.shape()[2]) if buffer is not None else 0 for buffer in held]
             if lengths[0] == lengths[1] >= capacity:
                 continue
             grown = [self._allocate(past, shape, num_past) for past, _ in layer]
@@ -153,9 +154,6 @@ class SharedCache:
                 self._binding.bind_ortvalue_input(past, value)
                 self._binding.bind_ortvalue_output(present, value)
         self._capacity = capacity
-
-    def _length(self, past: str) -> int:
-        return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
 
     def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
         memory, index = self._device.memory, self._device.memory_index

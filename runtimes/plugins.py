@@ -136,14 +136,15 @@ def list_devices(plugin: Plugin, handles: Sequence[Any]) -> list[Device]:
     by_kind = {kind: [each for each in handles if _hardware_kind(each) == kind] for kind in _BY_SPEED}
     found = [kind for kind in _BY_SPEED if by_kind[kind]]
     kinds = KINDS[plugin.name]
+    is_emulated = len(kinds) == 1 and found[0] == "cpu"
     if len(kinds) == 1:  # all that the plugin lists are its own, real or emulated
-        options = kind_options(plugin.name, kinds[0], is_emulated=found[0] == "cpu")
-        return [_device(plugin, kinds[0], i, each, options) for i, each in enumerate(_in_order(by_kind[found[0]]))]
-    real = [kind for kind in found if kind != "cpu"] or found
+        chosen = {kinds[0]: by_kind[found[0]]}
+    else:
+        chosen = {kind: by_kind[kind] for kind in ([kind for kind in found if kind != "cpu"] or found)}
     return [
-        _device(plugin, kind, i, each, kind_options(plugin.name, kind, is_emulated=False))
-        for kind in real
-        for i, each in enumerate(_in_order(by_kind[kind]))
+        _device(plugin, kind, i, each, kind_options(plugin.name, kind, is_emulated=is_emulated))
+        for kind, listed in chosen.items()
+        for i, each in enumerate(_in_order(listed))
     ]
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -222,15 +222,21 @@ def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = Ed
 
 
 def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
-    inputs, outputs = _expected_values(manifest)
-    names = [value.name for value in session.get_inputs()]
+    wanted_inputs, wanted_outputs = _expected_values(manifest)
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = {value.name: value for value in session.get_outputs()}
     for bias in (manifest.signature.attention_bias, manifest.signature.local_attention_bias):
-        if bias and bias in names:
-            inputs[bias] = (("float",), (1, 1, "new", "total"))
-    differences = [f"{name} is not expected" for name in names if name not in inputs]
-    differences += _differences(inputs, session.get_inputs()) + _differences(outputs, session.get_outputs())
+        if bias and bias in inputs:
+            wanted_inputs[bias] = (("float",), (1, 1, "new", "total"))
+    differences = [f"{name} is not expected" for name in inputs if name not in wanted_inputs]
+    differences += _differences(wanted_inputs, inputs) + _differences(wanted_outputs, outputs)
     if manifest.files and not differences:  # graphs of others name their dimensions as they like
-        differences = _cache_differences(manifest, session)
+        past, present = manifest.signature.caches(1)[0]
+        # A shared buffer is one dimension in past and present; a growing cache is longer in present.
+        is_shared = inputs[past].shape[2] == outputs[present].shape[2]
+        differences = _cache_differences(manifest, session, "shared_buffer" if is_shared else "growing")
+        unstated = (name for name in outputs if name.startswith(HIDDEN_STATES) and name not in wanted_outputs)
+        differences += [f"{name} is not expected" for name in unstated]
     require_same(graph, differences)
 
 
@@ -268,26 +274,19 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     return inputs, outputs
 
 
-def _cache_differences(manifest: Manifest, session: Any) -> list[str]:
-    """How the cache's form, the context length and the hidden states differ from the manifest's."""
-    past, present = manifest.signature.caches(1)[0]
-    shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+def _cache_differences(manifest: Manifest, session: Any, form: str) -> list[str]:
+    """How the cache's form and the context length differ from the manifest's."""
     differences = []
-    # A shared buffer is one dimension in past and present; a growing cache is longer in present.
-    form = "shared_buffer" if shapes[past][2] == shapes[present][2] else "growing"
     if form != manifest.kv_cache.form:
         differences.append(f"its cache is {form}, wanted {manifest.kv_cache.form}")
     positions = session.get_modelmeta().custom_metadata_map.get("context_length", "")
     if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
         wanted = manifest.context_length
         differences.append(f"it has {positions[:20]} positions, wanted a context_length of {wanted}")
-    stated = {f"{HIDDEN_STATES}{layer}" for layer in manifest.hidden_layers}
-    unstated = [name for name in shapes if name.startswith(HIDDEN_STATES) and name not in stated]
-    return differences + [f"{name} is not expected" for name in unstated]
+    return differences
 
 
-def _differences(expected: _Values, values: Sequence[Any]) -> list[str]:
-    found = {value.name: value for value in values}
+def _differences(expected: _Values, found: Mapping[str, Any]) -> list[str]:
     differences = []
     for name, (types, shape) in expected.items():
         wanted = f"{' or '.join(types)} {_format_shape(shape)}"

@@ -33,7 +33,7 @@ from edgespec.decoding.decoder import BEST, Pass
 from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.runtimes import devices
+from edgespec.runtimes import cuda, devices
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
@@ -51,7 +51,7 @@ def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     ort = devices.import_onnxruntime()
     folder = ModelFolder(model, read_manifest(model))
     size = weights_size(folder)
-    device = limit_arena(devices.CUDA, size.device_bytes + (1 << 30))
+    device = limit_arena(cuda.CUDA, size.device_bytes + (1 << 30))
     gpu = StubGpu()
     print(f"onnxruntime-gpu {ort.__version__}, {device.options}, {device.entries}")
     decoder = _open_unchecked(folder, device)
@@ -141,7 +141,7 @@ def _check_shortage(
     gpu.refuse(handles=True)
     found.equal("opening without cuBLAS", _error_of(lambda: _open_unchecked(folder, device)), "MemoryExhausted")
     gpu.refuse()
-    small = limit_arena(devices.CUDA, weights_size(folder).device_bytes + (1 << 16))
+    small = limit_arena(cuda.CUDA, weights_size(folder).device_bytes + (1 << 16))
     found.equal(
         "an arena that is too small",
         _error_of(lambda: _run_passes(_open_unchecked(folder, small), folder)),
