@@ -51,6 +51,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a test that waits for a process or a thread leaves its core to another."""
+    return (psutil.cpu_count(logical=False) or psutil.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def share_of_the_machine() -> Iterator[None]:
     """Give each of several test processes its share of the cores, and let none wait for the disk.

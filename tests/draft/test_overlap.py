@@ -37,7 +37,7 @@ def rolled(chance: float, step: float, wait: int, length: int, slowed: tuple[flo
 
 
 @pytest.mark.parametrize("slowed", [(1.0, 1.0), (1.2, 1.5)])
-@pytest.mark.parametrize(("wait", "length"), [(0, 4), (1, 5), (3, 8), (4, 4)])
+@pytest.mark.parametrize(("wait", "length"), [(0, 4), pytest.param(1, 5, marks=pytest.mark.slow), (3, 8), (4, 4)])
 @pytest.mark.parametrize("step", [0.05, pytest.param(0.2, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("chance", [0.4, 0.8])
 def test_two_at_once(chance: float, step: float, wait: int, length: int, slowed: tuple[float, float]) -> None:

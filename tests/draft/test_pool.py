@@ -116,12 +116,15 @@ def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldo
     assert len(pool.take_changes()) <= 2, "the same is not reported again and again"
 
 
+SLOW = pytest.mark.slow
 LONG_S = 1200
 # Patience doubles from 2 to 300 s, and from then on there is a climb in as long.
 MOST_CLIMBS = 8 + LONG_S // 300
 
 
-@pytest.mark.parametrize("period_s", [0.2, 5.0, 30.0, 60.0, 250.0])
+@pytest.mark.parametrize(
+    "period_s", [0.2, pytest.param(5.0, marks=SLOW), 30.0, pytest.param(60.0, marks=SLOW), 250.0]
+)
 def test_memory_that_comes_and_goes_moves_the_drafters_seldom(period_s: float) -> None:
     """Half of each period there is room for all, and in the other half for nothing."""
     machine = Machine()

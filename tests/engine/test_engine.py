@@ -17,6 +17,7 @@ from table_decoder import TableDecoder
 import edgespec
 from edgespec import (
     Chunk,
+    Completion,
     ContextOverflow,
     EdgeSpecError,
     Engine,
@@ -49,24 +50,24 @@ def engine(tiny_model: Path) -> Engine:
     return load(tiny_model, deterministic=True, drafter="none")
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.fixture(scope="module")
+def plain_answers(engine: Engine) -> list[Completion]:
+    """Sampled and greedy."""
+    return [engine.generate("in the an", sampling=each, max_tokens=120) for each in (SAMPLED, SamplingParams())]
+
+
 @pytest.mark.parametrize("length", [1, pytest.param(3, marks=slow), pytest.param(8, marks=slow), "auto"])
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "lookahead", "model"])
 def test_deterministic_text_does_not_depend_on_the_drafter(
-    engine: Engine,
-    tiny_model: Path,
-    tiny_drafter: Path,
-    drafter: str,
-    length: int | str,
-    sampling: SamplingParams,
+    plain_answers: list[Completion], tiny_model: Path, tiny_drafter: Path, drafter: str, length: int | str
 ) -> None:
-    plain = engine.generate("in the an", sampling=sampling, max_tokens=120)
     named = str(tiny_drafter) if drafter == "model" else drafter
     with load(tiny_model, drafter=named, draft_length=length, deterministic=True) as speculative:
-        answer = speculative.generate("in the an", sampling=sampling, max_tokens=120)
-    assert answer.token_ids == plain.token_ids
-    assert answer.text == plain.text
-    assert (answer.stats.acceptance_rate is not None) or length == "auto"
+        for plain, sampling in zip(plain_answers, (SAMPLED, SamplingParams()), strict=True):
+            answer = speculative.generate("in the an", sampling=sampling, max_tokens=120)
+            assert answer.token_ids == plain.token_ids
+            assert answer.text == plain.text
+            assert (answer.stats.acceptance_rate is not None) or length == "auto"
 
 
 def test_stream_joins_to_what_generate_gives(engine: Engine) -> None:

@@ -52,9 +52,8 @@ class ScriptedDecoder(Double):
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self._held.feed(tokens, num_last, self.context_length)
-        header = self.tokenizer.encode("<|im_start|>assistant\n", special=True)
-        starts = [i for i in range(len(tokens) + 1) if np.array_equal(tokens[i - len(header) : i], header)]
-        prompt, begun = tokens[: starts[-1]], tokens[starts[-1] :].tolist()
+        start = self._last_start(tokens)
+        prompt, begun = tokens[:start], tokens[start:].tolist()
         text = self.tokenizer.decode(prompt, self.tokenizer.special_tokens.values())
         script = [*self.tokenizer.encode(self.answer(text), special=True).tolist(), self.end_token]
         rows = np.zeros((num_last, self.vocab_size), np.float32)
@@ -63,6 +62,12 @@ class ScriptedDecoder(Double):
             is_right = done == script[: len(done)] and len(done) < len(script)
             rows[row, script[len(done)] if is_right else self.end_token] = 10.0
         return rows
+
+    def _last_start(self, tokens: TokenIds) -> int:
+        """Where the last answer begins."""
+        header = self.tokenizer.encode("<|im_start|>assistant\n", special=True)
+        ends = np.flatnonzero(tokens == header[-1]) + 1
+        return int(next(end for end in ends[::-1] if np.array_equal(tokens[end - len(header) : end], header)))
 
 
 def scripted_engine(

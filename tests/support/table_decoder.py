@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,12 @@ class TableDecoder(Decoder):
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
 
     def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
-        seed = (self.seed, *(int(token) + 1 for token in tokens[-_ORDER:]))
-        row = np.random.default_rng(seed).normal(0.0, 1.5, self.vocab_size)
+        row = _random_row(self.vocab_size, self.seed, tuple(tokens[-_ORDER:].tolist()))
         if self.near is not None:
             row = self.nearness * self.near._row(tokens) + (1 - self.nearness) * row
         return row.astype(np.float32)
+
+
+@lru_cache(1 << 14)
+def _random_row(vocab_size: int, seed: int, last: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    return np.random.default_rng((seed, *(token + 1 for token in last))).normal(0.0, 1.5, vocab_size)
