@@ -3,18 +3,21 @@
     python bench/replay.py record MODEL FILE PROMPTS … [--per-category N] [--tokens N]
     python bench/replay.py run FILE [--costs qwen|smollm2|gpu|a100] [--believed WIDTH:RATIO,…] [--noise SD]
         [--learned] [--first N]
+    python bench/replay.py cards FILE [--noise SD]
 
 `record` writes plain answers to prompts as tokens. `run` has the policy draft from the text of each with the
 suffix automaton, in virtual time: a pass takes its cost by width, times a noise. The policy starts each answer
 fresh, or with what the answers before it taught (--learned). --believed gives it other costs than the true ones.
 Printed are the mean over categories, the worst, the share of answers that lose more than 2 % and, with `--first`,
-all of it for the first N tokens of each answer alone.
+all of it for the first N tokens of each answer alone. `cards` plays NVIDIA cards by what passes took on them
+(docs/log/devices.md): with passes of any width, whose first use takes longer, and padded to the widths that
+edgespec chooses there. Gains are over a pass of one row that is not padded.
 """
 
 import json
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import process_time
 from typing import NamedTuple
@@ -23,10 +26,11 @@ import numpy as np
 from command_line import command_line
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.draft.costs import PassCosts
+from edgespec.draft.costs import PassCosts, pass_costs
 from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
+from edgespec.runtimes.pass_shapes import choose_shapes
 from edgespec.system.clock import VirtualClock
 from edgespec.types import TokenIds, append
 
@@ -37,6 +41,15 @@ COSTS = {
     "gpu": {1: 1.0, 2: 1.03, 32: 1.93},
     "a100": {1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3},
 }
+# Milliseconds of a pass by its rows on an H100, without the search for the likeliest token (docs/log/devices.md).
+CARDS_MS = {
+    "SmolLM2 fp16": {1: 2.75, 2: 2.80, 4: 2.77, 8: 2.80, 16: 2.91, 32: 3.1, 64: 3.4, 256: 5.0},
+    "SmolLM2 int4": {1: 1.91, 2: 2.05, 4: 2.27, 8: 4.55, 16: 3.33, 32: 3.6, 64: 4.2, 256: 6.0},
+    "SmolLM2 source": {1: 4.38, 2: 4.91, 4: 4.44, 8: 4.44, 16: 5.20, 32: 5.6, 64: 6.2, 256: 8.0},
+    "1.5B int4": {1: 2.50, 2: 2.84, 4: 2.80, 8: 3.82, 16: 6.07, 32: 6.16, 64: 6.6, 256: 10.0},
+    "1.5B int4, fpA_intB": {1: 2.76, 2: 2.61, 4: 2.60, 8: 3.19, 16: 4.02, 32: 5.05, 64: 6.0, 256: 9.0},
+}
+FIRST_USE_S = 0.055  # what the first pass of a width takes more
 STEP_S = 0.02
 GREEDY = GumbelSampler(SamplingParams())
 NO_LOGITS = np.zeros((0, 0), np.float32)
@@ -63,8 +76,20 @@ def read_answers(path: Path, first: int | None) -> list[Answer]:
     return [Answer(*each) for each in arrays if len(each[2]) > 4]
 
 
-def replay(answer: Answer, speculation: Speculation, true: PassCosts, noise: Iterator[float]) -> Replayed:
-    """An answer from its second token on; the first comes of the pass that reads the prompt."""
+def replay(
+    answer: Answer,
+    speculation: Speculation,
+    true: PassCosts,
+    noise: Iterator[float],
+    step_s: float = STEP_S,
+    added_s: Callable[[int], float] = lambda width: 0.0,
+) -> Replayed:
+    """An answer from its second token on; the first comes of the pass that reads the prompt.
+
+    Args:
+        step_s: Seconds of a pass of one token.
+        added_s: What a pass of a width takes beside its cost.
+    """
     clock = VirtualClock()
     policy = speculation.policy()
     assert isinstance(policy, MeasuredPolicy)
@@ -77,7 +102,7 @@ def replay(answer: Answer, speculation: Speculation, true: PassCosts, noise: Ite
         guesses, truth = round.draft.tokens, text[end : end + len(round.draft.tokens)]
         wrong = np.flatnonzero(guesses[: len(truth)] != truth)
         emitted = text[end : end + 1 + (int(wrong[0]) if len(wrong) else len(truth))]
-        pass_s = STEP_S * true.ratio(len(guesses) + 1) * next(noise)
+        pass_s = step_s * true.ratio(len(guesses) + 1) * next(noise) + added_s(len(guesses) + 1)
         clock.now += pass_s
         begun = process_time()
         policy.observe(round, NO_LOGITS, emitted, pass_s)
@@ -87,7 +112,7 @@ def replay(answer: Answer, speculation: Speculation, true: PassCosts, noise: Ite
     num_first = 1 if num_passes else 0
     policy.close()
     speculation.learn_from(policy)
-    return Replayed((len(answer.tokens) - num_first) * STEP_S / taken, num_passes, own_s)
+    return Replayed((len(answer.tokens) - num_first) * step_s / taken, num_passes, own_s)
 
 
 def noises(spread: float, seed: int = 0) -> Iterator[float]:
@@ -110,6 +135,34 @@ def run_all(answers: Sequence[Answer], options: Namespace) -> list[Replayed]:
             speculation = speculation_of(believed)
         found.append(replay(answer, speculation, true, noise))
     return found
+
+
+def play_card(name: str, answers: Sequence[Answer], spread: float) -> Iterator[str]:
+    """A line for passes of any width, and one for passes that are padded."""
+    taken_s = {width: each / 1e3 for width, each in CARDS_MS[name].items()}
+    seen = {1}
+
+    def first_use_s(width: int) -> float:
+        is_new = width not in seen
+        seen.add(width)
+        return FIRST_USE_S if is_new else 0.0
+
+    true, speculation = pass_costs(taken_s), speculation_of(pass_costs(taken_s).ratios)
+    speculation.warm = set()
+    noise = noises(spread)
+    found = [replay(each, speculation, true, noise, taken_s[1], first_use_s) for each in answers]
+    yield f"{name}, any width: {report(answers, found)}"
+
+    shapes = choose_shapes(lambda width, num_rows: taken_s[width], max(taken_s))
+    assert shapes is not None
+    # A pass of each width takes what the next one takes that there is.
+    padded_s = {width: taken_s[width] for width in shapes.rows} | {1: taken_s[shapes.rows[0]]}
+    true, speculation = pass_costs(padded_s, shapes.rows), speculation_of(pass_costs(padded_s).ratios)
+    speculation.widths = shapes.rows
+    found = [replay(each, speculation, true, noise, padded_s[1]) for each in answers]
+    share = taken_s[1] / padded_s[1]
+    found = [each._replace(gain=each.gain * share) for each in found]
+    yield f"{name}, padded to {', '.join(map(str, shapes.rows))}: {report(answers, found)}; plain {share:.3f}"
 
 
 def report(answers: Sequence[Answer], found: Sequence[Replayed]) -> str:
@@ -164,7 +217,15 @@ def main() -> None:
     replayed.add_argument("--noise", type=float, default=0.0)
     replayed.add_argument("--learned", action="store_true")
     replayed.add_argument("--first", type=int)
+    cards = commands.add_parser("cards")
+    cards.add_argument("file", type=Path)
+    cards.add_argument("--noise", type=float, default=0.02)
     options = parser.parse_args()
+    if options.command == "cards":
+        answers = read_answers(options.file, None)
+        for name in CARDS_MS:
+            print(*play_card(name, answers, options.noise), sep="\n")
+        return
     if options.command == "record":
         record(options)
         return

@@ -120,7 +120,7 @@ class _Decoder:
         """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
 
         Not by ArgMax, which WebGPU scans a row with by one thread; where CUDA runs the graph it is opened with
-        ArgMax in place (runtimes/best_token.py). Maxima can hide NaN, a sum does not.
+        ArgMax in place (runtimes/device_rows.py). Maxima can hide NaN, a sum does not.
         """
         op, constant = self.write.op, self.write.constant
         last = constant("axis_2", np.array([2]))

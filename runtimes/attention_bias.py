@@ -18,6 +18,15 @@ class TreeLayout(NamedTuple):
     positions: npt.NDArray[np.int64]
     sees: npt.NDArray[np.bool_]
 
+    def padded(self, num_padded: int) -> "TreeLayout":
+        """The layout with tokens behind it that no other sees."""
+        if not num_padded:
+            return self
+        num_slots = len(self.positions)
+        sees = np.eye(num_slots + num_padded, dtype=np.bool_)
+        sees[:num_slots, :num_slots] = self.sees
+        return TreeLayout(np.append(self.positions, np.full(num_padded, self.positions[-1])), sees)
+
 
 def attention_bias(
     positions: npt.NDArray[np.int64], num_tokens: int, layout: TreeLayout | None, window: int | None

@@ -19,8 +19,9 @@ from msgspec import Meta
 from edgespec.decoding.decoder import Argmax
 from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
-from edgespec.runtimes.best_token import choice_graph, rows_with_ties, to_argmax
+from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
+from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.session import fast_model, load_graph
 from edgespec.system.record_file import RecordFile
 from edgespec.system.system_info import processor_name
@@ -40,6 +41,7 @@ class DeviceCheck:
 
     max_pass_tokens: the widest. num_compared: how many tokens were compared.
     has_argmax: the tokens that it chooses are those of its rows. runs_trees: None where that was not tried.
+    shapes: the widths that passes are padded to, and of those of exact mode; None where padding does not pay.
     sample: numbers of the row after the first token, evenly spread, by which another driver is noticed.
     """
 
@@ -47,6 +49,7 @@ class DeviceCheck:
     num_compared: Annotated[int, Meta(ge=1, le=4096)]
     has_argmax: bool
     runs_trees: bool | None = None
+    shapes: tuple[PassShapes | None, PassShapes | None] = (None, None)
     sample: Annotated[tuple[float, ...], Meta(min_length=1, max_length=_SAMPLE)]
 
 

@@ -11,17 +11,27 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from time import perf_counter
 from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.decoder import BEST, Cache, Can, Decoder, Forks, Pass, Rows, reusable_prefix
+from edgespec.decoding.decoder import (
+    BEST,
+    EVEN_WIDTHS,
+    Cache,
+    Can,
+    Decoder,
+    Forks,
+    Pass,
+    Rows,
+    reusable_prefix,
+)
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
-from edgespec.runtimes.best_token import to_argmax
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
     DeviceChecks,
@@ -32,8 +42,10 @@ from edgespec.runtimes.device_checks import (
     report_slow_check,
     row_sample,
 )
+from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
+from edgespec.runtimes.pass_shapes import PassShapes, choose_shapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import next_pass, proof_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
@@ -44,6 +56,7 @@ from edgespec.types import Logits, TokenIds
 _CHUNK_TOKENS = 256
 # A prompt's chunk that finds no memory is halved down to this; where a narrower one fails, the scheduler gives up.
 _LEAST_CHUNK_TOKENS = 16
+_REPEATS = 4  # of a pass that is timed
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +85,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._held = np.zeros(0, np.int32)
         self._lock = Lock()
         self._chunk_tokens = _CHUNK_TOKENS
+        self._shapes: PassShapes | None = None  # where passes are padded to few widths
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
@@ -141,7 +155,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def can(self) -> Can:
-        return Can(best=self._has_argmax, pads_to_even=self._deterministic)
+        if self._shapes:
+            return Can(best=self._has_argmax, widths=self._shapes.rows)
+        return Can(best=self._has_argmax, widths=EVEN_WIDTHS if self._deterministic else ())
 
     @property
     def cache(self) -> Cache:
@@ -228,21 +244,31 @@ class OnnxDecoder(Decoder, Cache, Forks):
         num_tokens = len(tokens)
         start = reusable_prefix(self._held, tokens, num_last)
         rows: list[Logits] = []
-        chunk_tokens = self._chunk_tokens
+        chunk_tokens, room = self._chunk_tokens, self.context_length
         if num_tokens - start > chunk_tokens:
             self._hold(tokens[:start])
             self._passes.reserve(start, num_tokens)
         while start < num_tokens:
-            stop = min(start + min(chunk_tokens, self._passes.max_tokens or chunk_tokens), num_tokens)
-            first, num_padded = start, 0
-            if self._deterministic:
+            most = min(chunk_tokens, self._passes.max_tokens or chunk_tokens)
+            stop = min(start + most, num_tokens)
+            first, num_padded, num_given = start, 0, 0
+            if self._shapes:
+                first, stop, num_padded, num_given = self._shapes.next_pass(
+                    start, num_tokens, num_last, room, most
+                )
+            elif self._deterministic:
                 first, stop, num_padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:
                 new, num_rows = tokens[first:stop], max(1, wanted)
-                chunk = self._passes.run(new, first, num_rows, output=output, num_padded=num_padded)
+                chunk = self._passes.run(
+                    new, first, num_rows, output=output, num_padded=num_padded, num_given=num_given
+                )
             except (MemoryError, MemoryExhausted):
+                if self._shapes and num_padded and stop < room:
+                    room = stop  # the tokens before run again in place of the padding
+                    continue
                 chunk_tokens = (stop - start) // 2
                 if chunk_tokens < _LEAST_CHUNK_TOKENS:
                     raise
@@ -267,6 +293,10 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 found = self._compare_passes(device, row_sample(first), checks)
                 checks.write(found)
         self._chunk_tokens, self._has_argmax = found.max_pass_tokens, found.has_argmax
+        self._shapes = found.shapes[self._deterministic]
+        for width, num_rows in self._shapes.all() if self._shapes else ():
+            self._run_shape(width, num_rows, num_past=0)
+            self._run_shape(width, num_rows, num_past=min(width, self.context_length - width))
         self._hold(self._held[:0])
         self.num_fed = 0
 
@@ -278,14 +308,37 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 device.name,
                 sound.max_width,
             )
+        self._has_argmax = (
+            self._best_name is not None
+            and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS])
+            and checks.chooses_the_first()
+        )
+        shapes: tuple[PassShapes | None, PassShapes | None] = None, None
+        if not device.is_software:
+            widest = min(sound.max_width, self.context_length // 2)
+            shapes = choose_shapes(self._seconds_of, widest), choose_shapes(self._seconds_of, widest, is_same=True)
         return DeviceCheck(
             max_pass_tokens=sound.max_width,
             num_compared=len(sound.rows),
-            has_argmax=self._best_name is not None
-            and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS])
-            and checks.chooses_the_first(),
+            has_argmax=self._has_argmax,
+            shapes=shapes,
             sample=sample,
         )
+
+    def _seconds_of(self, width: int, num_rows: int) -> float:
+        """Of a pass after another one, as choose_shapes asks for it."""
+        self._run_shape(width, num_rows, num_past=0)
+        taken_s = []
+        for _ in range(_REPEATS):
+            started_s = perf_counter()
+            self._run_shape(width, num_rows, num_past=width)
+            taken_s.append(perf_counter() - started_s)
+        return min(taken_s)
+
+    def _run_shape(self, width: int, num_rows: int, num_past: int) -> None:
+        """Run a pass that means nothing after num_past slots, which the pass before has filled."""
+        output = self._best_name if self._has_argmax and self._best_name else self._logits_name
+        self._passes.run(np.zeros(width, np.int32), num_past, num_rows, output=output)
 
     def _fresh_rows(self, tokens: TokenIds, start: int, width: int) -> Logits:
         """Rows after all tokens but the first `start`, which the call before has run, in passes of a width."""

@@ -16,6 +16,7 @@ from edgespec.errors import Cancelled
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.attention_bias import TreeLayout, attention_bias
+from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
@@ -64,6 +65,7 @@ class Passes:
         biases = ((self._names.attention_bias, None), (self._names.local_attention_bias, manifest.sliding_window))
         # How many tokens back a token sees, None for all, by the attention biases that the graph takes.
         self._windows = {name: window for name, window in biases if name and name in taken}
+        self._chooses_rows = FIRST_ROW in taken
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
             self._outputs[self._names.best] = 2
@@ -137,11 +139,13 @@ class Passes:
         output: str | None = None,
         inputs: Mapping[str, npt.NDArray[Any]] | None = None,
         num_padded: int = 0,
+        num_given: int = 0,
     ) -> Logits:
         """Run tokens after the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
             num_padded: Run so many tokens more that mean nothing; the slots behind tokens hold garbage then.
+            num_given: Have the graph give at least so many rows, those of the padding among them.
             output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host
                 but the token outputs.
             inputs: More inputs of the graph, by name, [1, num_tokens, width].
@@ -151,7 +155,7 @@ class Passes:
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
-        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded)
+        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given)
         if self.queue is None:
             made = alone()
         else:
@@ -179,28 +183,29 @@ class Passes:
         output: str | None,
         inputs: Mapping[str, npt.NDArray[Any]] | None,
         num_padded: int,
+        num_given: int,
     ) -> PassRows:
         num_tokens, num_run = len(tokens), len(tokens) + num_padded
-        num_given = num_rows + num_padded
+        num_given = num_given or num_rows + num_padded
         if self._is_exact and num_given < num_run:
             num_given += num_given % 2  # a single row of logits has a kernel of its own
         if not self._names.num_logits_to_keep:
             num_given = num_run
         with translate_memory_errors("making room for a pass"):
             self.cache.prepare(num_past, num_run)
-            self._bind_tokens(_pad(tokens, num_padded), num_past, layout)
+            padded_layout = layout and layout.padded(num_padded)
+            self._bind_tokens(_pad(tokens, num_padded), num_past, padded_layout)
             for name, array in (inputs or {}).items():
                 self._bind_input(name, _pad(array[0], num_padded)[None])
             token_rows = {name: self._bind_new(name, num_run, width) for name, width in self._token_widths.items()}
             row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
-            fetched = self._bind_outputs(output or self._names.logits, num_given)
+            stop = max(num_rows, num_given - num_padded)
+            fetched = self._bind_outputs(output or self._names.logits, num_given, stop - num_rows, stop)
         with translate_errors("running a pass"):
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
-        stop = num_given - num_padded
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
-        rows: Logits = fetched[0, stop - num_rows : stop]
-        rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
+        rows: Logits = fetched if fetched.dtype == np.float32 else fetched.astype(np.float32)
         return PassRows(rows, {name: states[:num_tokens] for name, states in token_rows.items()})
 
     @contextmanager
@@ -260,18 +265,25 @@ class Passes:
         for name, window in self._windows.items():
             self._bind_input(name, attention_bias(slots, len(tokens), layout, window))
 
-    def _bind_outputs(self, fetched: str, num_rows: int) -> npt.NDArray[Any]:
-        """Returns a buffer of the calling thread, [1, num_rows, …], which other threads do not overwrite."""
+    def _bind_outputs(self, fetched: str, num_given: int, first: int, end: int) -> npt.NDArray[Any]:
+        """Have the graph give num_given rows; returns a buffer for those from the first to the end, [num_rows, …].
+
+        It is the calling thread's, so that other threads do not overwrite it.
+        """
         if self._names.num_logits_to_keep:
-            self._bind_input(self._names.num_logits_to_keep, np.array([num_rows], np.int64))
+            self._bind_input(self._names.num_logits_to_keep, np.array([num_given], np.int64))
+        if self._chooses_rows:
+            self._bind_input(FIRST_ROW, np.array([first], np.int64))
+            self._bind_input(END_ROW, np.array([end], np.int64))
+            num_given, first, end = end - first, 0, end - first
         for name in self._outputs.keys() - {fetched}:  # stays where it is made
             self._binding.bind_output(name, *self._memory)
         held: dict[str, npt.NDArray[Any]] = self._own.__dict__.setdefault("held", {})
-        shape, kind = (1, num_rows, self._outputs[fetched]), self._types[fetched]
+        shape, kind = (1, num_given, self._outputs[fetched]), self._types[fetched]
         if fetched not in held or held[fetched].shape != shape:
             held[fetched] = np.empty(shape, kind)
         self._binding.bind_output(fetched, "cpu", 0, kind, shape, held[fetched].ctypes.data)
-        return held[fetched]
+        return held[fetched][0, first:end]
 
     def _bind_new(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
         """Returns a new array for an output, [1, *shape], which the pass fills."""

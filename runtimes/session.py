@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
-from edgespec.runtimes.best_token import with_argmax
+from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
@@ -69,15 +69,11 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
 
 def fast_model(graph: Path, manifest: Manifest, device: Device) -> bytes | None:
     """The model to open on a device in place of that of the file; None where the file's own serves."""
-    if device.provider != cuda.PROVIDER or not manifest.signature.best:
+    if device.memory == "cpu" or manifest.form != "gpu" or manifest.head:
         return None
-    found = with_argmax(graph, manifest.signature)
+    found: bytes | None = with_chosen_rows(graph, manifest.signature, by_argmax=device.provider == cuda.PROVIDER)
     if found is None:
-        _log.warning(
-            "%s finds the likeliest token in a way that is slow on '%s'; export the model again",
-            graph,
-            device.name,
-        )
+        _log.warning("%s ends in a way that '%s' may run slowly; export the model again", graph, device.name)
     return found
 
 
@@ -228,6 +224,8 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
     for bias in (manifest.signature.attention_bias, manifest.signature.local_attention_bias):
         if bias and bias in inputs:
             wanted_inputs[bias] = (("float",), (1, 1, "new", "total"))
+    for row in {FIRST_ROW, END_ROW}.intersection(inputs):
+        wanted_inputs[row] = (("int64",), (1,))
     differences = [f"{name} is not expected" for name in inputs if name not in wanted_inputs]
     differences += _differences(wanted_inputs, inputs) + _differences(wanted_outputs, outputs)
     if manifest.files and not differences:  # graphs of others name their dimensions as they like

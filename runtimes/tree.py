@@ -24,7 +24,7 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
-from edgespec.types import TokenIds, append
+from edgespec.types import Logits, TokenIds, append
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
@@ -104,12 +104,12 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
             self._hold(tokens)
             self._tree = given.tree.cut(num_held)
             start, num_rows = len(tokens) + num_held, len(nodes) - num_held
-            rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
+            rows = self._run_nodes(nodes[num_held:], start, num_rows, layout, output)
             self._store(start, num_rows)
             self.num_fed += num_rows
         elif len(tokens) == 1:  # ONNX Runtime's CPU provider reads positions only of passes after a past
             first = self._rows(tokens, 1, output).copy()
-            rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
+            rows = np.concatenate([first, self._run_nodes(nodes, 1, len(nodes), layout, output)])
             self._store(1, len(nodes))
             self.num_fed += len(nodes)
         else:
@@ -120,12 +120,21 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
                 self._rows(tokens[:start], 1, output)
             self._hold(tokens[:start])
             new = append(tokens[start:], nodes)
-            rows = self._passes.run(new, start, len(nodes) + 1, layout, output)
+            rows = self._run_nodes(new, start, len(nodes) + 1, layout, output)
             self._store(start, len(new))
             self.num_fed += len(new)
         self._hold(tokens)
         self._tree = given.tree
         return self._made(given, rows).last(given.num_rows)
+
+    def _run_nodes(self, tokens: TokenIds, start: int, num_rows: int, layout: TreeLayout, output: str) -> Logits:
+        """Rows of a tree's last num_rows tokens, which are padded where there is room."""
+        widths = (each for each in (self._shapes.rows if self._shapes else ()) if each >= len(tokens))
+        width = next(widths, None)
+        if width is None or start + width > self.context_length:
+            return self._passes.run(tokens, start, num_rows, layout, output)
+        num_padded = width - len(tokens)
+        return self._passes.run(tokens, start, num_rows, layout, output, num_padded=num_padded, num_given=width)
 
     def _hold(self, tokens: TokenIds) -> None:
         self._tree = NO_DRAFT

@@ -133,23 +133,23 @@ class Can(NamedTuple):
 
     trees: Its passes run guesses that branch.
     best: It finds the likeliest tokens on its own device, so that logits need not be copied.
-    pads_to_even: A pass over an odd number of tokens runs one more, and takes as long as that wider pass.
+    widths: How many tokens its passes have, ascending: others are padded to the next, and take as long. Wider
+        passes than the last have any width, and with none all have.
     tokens_per_pass: How many tokens of a draft take the time of one, since one pass gives them all.
     max_unread: The most tokens of a text that it reads before it drafts; None if it reads all of them.
-    width: The number of rows of each of its passes but those that read a text; None where it varies.
     rewind: How many positions it can go back, which bounds the length of a draft; None for any.
     """
 
     trees: bool = False
     best: bool = False
-    pads_to_even: bool = False
+    widths: tuple[int, ...] = ()
     tokens_per_pass: int = 1
     max_unread: int | None = None
-    width: int | None = None
     rewind: int | None = None
 
 
 CHAINS = Can()
+EVEN_WIDTHS = tuple(range(2, 66, 2))
 
 
 class Cache(Protocol):

@@ -3,6 +3,7 @@
 And what drafting gained by that over plain decoding. Knows nothing of who drafts.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
@@ -43,10 +44,11 @@ class ContextCosts(NamedTuple):
             widths, known = [*widths, _WIDEST], [*known, known[-1] + slope * (_WIDEST - widths[-1])]
         return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
 
-    def padded(self) -> "ContextCosts":
-        """The costs of passes that run one token more where their width is odd."""
+    def padded(self, widths: Sequence[int]) -> "ContextCosts":
+        """The costs of passes that are padded to widths."""
         last = len(self.added) - 1
-        return self._replace(added=tuple(self.added[min(run_width(width), last)] for width in range(last + 1)))
+        known = [self.added[min(run_width(width, widths), last)] for width in range(last + 1)]
+        return self._replace(added=tuple(known))
 
     def steps(self, width: int, context_length: int) -> float:
         """Added cost, in steps of one token at the base."""
@@ -58,9 +60,12 @@ class ContextCosts(NamedTuple):
 NO_CONTEXT_COSTS = ContextCosts()
 
 
-def run_width(width: int) -> int:
-    """The width by which a pass that is padded to an even width is known: 1 for 1 and 2, 4 for 3 and 4, …"""
-    return width + width % 2 if width > 2 else min(width, 1)
+def run_width(width: int, widths: Sequence[int]) -> int:
+    """The width by which a pass that is padded to the next of widths is known: that one, and 1 for the first."""
+    if not widths or width > widths[-1]:
+        return width
+    run = widths[bisect_left(widths, width)]
+    return min(width, 1) if run == widths[0] else run
 
 
 @dataclass(slots=True)
@@ -75,8 +80,8 @@ class PassCosts:
         a pass does not count. None where the first is like the others.
     spreads: how unsure the ratios are that it starts with, by width, as standard deviations of their logs.
     estimate: what passes have shown; None until then.
-    is_padded: passes of an odd width run one token more. So 1 and 2 are one pass, 3 and 4 another, and so on: both
-        widths have one ratio, whatever was measured of either.
+    widths: passes are padded to the next of these, if there are any (Can.widths). Those that run alike have one
+        ratio, whatever was measured of either.
     beside: what shares the passes. A pass then takes what its rows add to it, and a token's share of the rest.
     """
 
@@ -87,7 +92,7 @@ class PassCosts:
     warm: set[int] | None = None
     spreads: Mapping[int, float] = field(default_factory=dict)
     estimate: PassEstimate | None = None
-    is_padded: bool = False
+    widths: Sequence[int] = ()
     beside: Beside = ALONE
     _listed: list[float] = field(init=False)  # ratios from width 1 on, as measured or as the estimate has them
     _row: float = field(init=False)  # the ratio of a token more than in the widest listed pass
@@ -95,12 +100,12 @@ class PassCosts:
 
     def __post_init__(self) -> None:
         self.ratios = self.ratios or {1: 1.0}
-        first = 2 if self.is_padded else 1  # the last width that is a step
-        if self.is_padded:
-            # Of two widths that are one pass the wider one counts, but 1 and not 2.
-            wider = {run_width(width): self.ratios[width] for width in sorted(self.ratios)}
-            self.ratios = wider | {1: 1.0, 2: 1.0}
-            self.context_costs = self.context_costs.padded()
+        first = self.widths[0] if self.widths else 1  # the last width that is a step
+        if self.widths:
+            # Of two widths that are one pass the wider one counts, but 1 for those that are a step.
+            wider = {self._run_width(width): self.ratios[width] for width in sorted(self.ratios)}
+            self.ratios = wider | {1: 1.0, first: 1.0}
+            self.context_costs = self.context_costs.padded(self.widths)
         widths = sorted(self.ratios)
         self._list(_interpolated(self.ratios))
         self._row = (self._listed[-1] - 1) / (widths[-1] - first) if widths[-1] > first else _ROW_COST
@@ -108,8 +113,8 @@ class PassCosts:
     def _list(self, ratios: list[float]) -> None:
         """Use ratios from width 1 on; where passes are padded, each that of the width to which its pass is."""
         last = len(ratios)
-        widths = (min(run_width(width), last) for width in range(1, last + 1))
-        self._listed = [ratios[width - 1] for width in widths] if self.is_padded else ratios
+        widths = (min(self._run_width(width), last) for width in range(1, last + 1))
+        self._listed = [ratios[width - 1] for width in widths] if self.widths else ratios
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
@@ -139,12 +144,11 @@ class PassCosts:
 
     def mean_spread(self, shares: Mapping[int, float]) -> float:
         """How unsure a mean over ratios is, by the share of each width in it."""
-        if self.is_padded:
-            runs: dict[int, float] = {}
-            for width, share in shares.items():
-                runs[run_width(width)] = runs.get(run_width(width), 0.0) + share
-            shares = runs
-        return self._started().mean_spread(shares)
+        runs: dict[int, float] = {}
+        for width, share in shares.items():
+            run = self._run_width(width)
+            runs[run] = runs.get(run, 0.0) + share
+        return self._started().mean_spread(runs)
 
     @property
     def is_measured(self) -> bool:
@@ -173,7 +177,7 @@ class PassCosts:
         """The field ratios, updated by what passes have shown."""
         if not self._has_seen:
             return dict(self.ratios)
-        change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
+        change = self._listed[-1] / PassCosts(self.ratios, widths=self.widths).ratio(NUM_WIDTHS)
         last = self._run_width(NUM_WIDTHS)
         wider = {width: max(self._listed[-1], r * change) for width, r in self.ratios.items() if width > last}
         return dict(enumerate(self._listed, 1)) | wider
@@ -228,7 +232,7 @@ class PassCosts:
         return self._listed[:num_widths] + [self._ratio(width) for width in beyond]
 
     def _run_width(self, width: int) -> int:
-        return run_width(width) if self.is_padded else width
+        return run_width(width, self.widths)
 
 
 def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
@@ -255,12 +259,12 @@ def _interpolated(ratios: Mapping[int, float]) -> list[float]:
     return [*found, ratios[widths[-1]]]
 
 
-def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:
+def pass_costs(taken_s: PassTimes, widths: Sequence[int] = ()) -> PassCosts:
     """Costs from seconds by width, 1 among them; a wider pass never counts as cheaper than a narrower one."""
     ratios, highest = {}, 1.0
     for width in sorted(taken_s):
         highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
-    return PassCosts(ratios, taken_s[1], is_padded=is_padded)
+    return PassCosts(ratios, taken_s[1], widths=widths)
 
 
 _NUM_DEVIATIONS = 1.96  # that 95 of 100 errors lie within

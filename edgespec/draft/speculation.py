@@ -57,7 +57,7 @@ class Speculation:
     warm: set[int] | None = None  # as costs.PassCosts holds it, for all answers
     spreads: Mapping[int, float] = field(default_factory=dict)  # of the ratios, as costs.PassCosts holds them
     has_trees: bool = False  # the target verifies trees in one pass
-    is_padded: bool = False  # passes of an odd width run one token more
+    widths: Sequence[int] = ()  # to which passes are padded, as costs.PassCosts holds them
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers
     hold: Callable[[], AbstractContextManager[None]] = nullcontext  # within it drafters stay as they are
     _estimate: PassEstimate | None = None  # what passes of earlier answers have shown
@@ -121,7 +121,7 @@ class Speculation:
                 warm=self.warm,
                 spreads=self.spreads,
                 estimate=self._estimate and self._estimate.copy(),
-                is_padded=self.is_padded,
+                widths=self.widths,
             )
 
     def learn_from(self, policy: DraftPolicy) -> None:

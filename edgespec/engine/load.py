@@ -306,9 +306,10 @@ def learned_speculation(
             branched=branching_cost(known_beside).step,
         )
     speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
-    speculation.is_padded = profile.is_padded
+    speculation.widths = profile.widths
     speculation.spreads = known.spreads.get(machine) or profile.spreads()
-    speculation.warm = None if placement.device.name == "cpu" else set()
+    # Passes that have few widths ran once in each as the model was opened.
+    speculation.warm = None if placement.device.name == "cpu" or profile.widths else set()
     if not is_stored:
         write(speculation, report)
     return speculation

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.decoding.decoder import Decoder
-from edgespec.draft.costs import PassCosts, PassTimes, pass_costs
+from edgespec.draft.costs import PassCosts, PassTimes, pass_costs, run_width
 from edgespec.draft.pass_estimate import UNMEASURED
 from edgespec.setup.profile import LEAST_SPAN, DrafterProfile, Profile
 from edgespec.types import TokenIds, append
@@ -48,11 +48,11 @@ _Run = Callable[[int], float]  # the number of the run → its seconds
 def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
     """Measure reading, and passes after texts, of which the longest has longest tokens with the pass."""
     near, far = _text_lengths(decoder, longest)
-    is_padded = decoder.can.pads_to_even
+    padded = decoder.can.widths
     with _hold_text(decoder, far or near) as text:
         widths: dict[int, Sequence[int]] = {near: _WIDTHS, far: _WIDTHS_FAR} if far else {near: _WIDTHS}
-        if is_padded:  # a pass of 1 is one of 2
-            widths = {held: [width for width in each if width != 2] for held, each in widths.items()}
+        alike = {run_width(width, padded): width for width in reversed(_WIDTHS)}  # once for each pass that differs
+        widths = {held: [width for width in each if width in alike.values()] for held, each in widths.items()}
         passes_s = _measure_passes(decoder, text, widths, _PASSES_S)
         spread = _repeat_narrow_passes(decoder, text[:near], passes_s[near])
         out = max(width for width in passes_s[near] if width <= _WIDTH_OUT)
@@ -61,9 +61,7 @@ def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
     most, few = _READ
     num_read = few if most * passes_s[near][out] / out > _READING_S else most
     prefill_s = _time_reading(decoder, _text(min(num_read, decoder.context_length), decoder, 1))
-    return Profile(
-        passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s, spread=spread, is_padded=is_padded
-    )
+    return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s, spread=spread, widths=padded)
 
 
 def _repeat_narrow_passes(decoder: Decoder, text: TokenIds, known_s: dict[int, float]) -> float:
@@ -123,7 +121,7 @@ def complete_profile(
     if known is None:
         report(f"measuring passes of several widths: {name}")
         known = profile_target(target, longest)
-    known = replace(known, is_padded=target.can.pads_to_even)  # one that was stored may not say it
+    known = replace(known, widths=target.can.widths)  # one that was stored may not say it
     for each, drafter in drafters.items():
         if each not in known.drafters:
             report(f"measuring what drafts take, and both at once: {each}")

@@ -86,7 +86,7 @@ class Profile:
     spread: how unsure the passes are, as the standard deviation of the log of one over another.
     transfer_s: each further row of logits out of a pass: its product with the head and its way to the host.
     drafters: by drafter_key.
-    is_padded: passes of an odd width run one token more, as costs.PassCosts has it.
+    widths: to which passes are padded, as costs.PassCosts has them.
     """
 
     passes_s: Annotated[Mapping[_NumHeld, Annotated[Mapping[_Width, _Seconds], _Few]], _Few]
@@ -94,7 +94,7 @@ class Profile:
     transfer_s: _MaybeSeconds = 0.0
     drafters: Annotated[Mapping[str, DrafterProfile], _Few] = field(default_factory=dict)
     spread: Annotated[float, Meta(ge=0.0, le=10.0)] = MEASURED
-    is_padded: bool = False
+    widths: tuple[_Width, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.passes_s or any(1 not in taken_s for taken_s in self.passes_s.values()):
@@ -111,7 +111,7 @@ class Profile:
 
     def costs(self) -> PassCosts:
         """Costs of passes after a short text, from which a draft policy starts."""
-        return pass_costs(self._near_s, is_padded=self.is_padded)
+        return pass_costs(self._near_s, self.widths)
 
     def spreads(self) -> dict[int, float]:
         """How unsure the ratios are, as costs.PassCosts holds it."""
@@ -123,7 +123,7 @@ class Profile:
         if far - near < LEAST_SPAN:
             return ContextCosts(near)
         costs = ContextCosts.between(near, self.passes_s[near], far, self.passes_s[far])
-        return costs.padded() if self.is_padded else costs
+        return costs.padded(self.widths) if self.widths else costs
 
     def refine(
         self,
@@ -136,7 +136,7 @@ class Profile:
 
         Only ratios are stored, for the machine's speed changes; what a longer text adds stays as it was.
         """
-        profile = self._with_ratios(PassCosts(dict(ratios), is_padded=self.is_padded)) if ratios else self
+        profile = self._with_ratios(PassCosts(dict(ratios), widths=self.widths)) if ratios else self
         if drafter is None or drafts is None or drafter not in self.drafters:
             return profile
         step_s = self.pass_s(1, 0)

@@ -25,8 +25,8 @@ from edgespec.draft.speculation import Speculation
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import cuda
-from edgespec.runtimes.best_token import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.device_checks import DeviceChecks, is_argmax_sound, probe_tokens
+from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import fast_model, load_graph
@@ -303,7 +303,7 @@ def test_a_graph_that_chooses_in_another_way_is_opened_as_it_is_with_a_word(
 
     edit_graph(folder, change)
     assert fast_model(folder / "model.onnx", read_manifest(folder), Device("cuda", cuda.PROVIDER, "gpu")) is None
-    assert "in a way that is slow on 'cuda'; export the model again" in caplog.text
+    assert "ends in a way that 'cuda' may run slowly; export the model again" in caplog.text
 
 
 def test_a_device_that_chooses_the_last_of_equal_tokens_is_not_asked_to(

@@ -1,4 +1,4 @@
-"""Where passes are padded to an even width, two widths are one pass: nothing that is seen makes them differ."""
+"""Where passes are padded, several widths are one pass: nothing that is seen makes them differ."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec.decoding.decoder import Can
+from edgespec.decoding.decoder import EVEN_WIDTHS, Can
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
-from edgespec.draft.costs import ContextCosts, PassCosts
+from edgespec.draft.costs import ContextCosts, PassCosts, run_width
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.speculation import Speculation
@@ -28,37 +28,49 @@ RATIOS = st.dictionaries(st.integers(2, 40), st.floats(1.0, 9.0), max_size=6)
 SEEN = st.lists(st.tuples(st.integers(1, 27), st.floats(1e-4, 1.0)), max_size=12)
 
 
-def expect_pairs(costs: PassCosts) -> None:
-    assert costs.ratio(1) == costs.ratio(2) == 1.0
-    assert costs.spread(1) == costs.spread(2) == 0.0
+def expect_alike(costs: PassCosts, widths: tuple[int, ...] = EVEN_WIDTHS) -> None:
     times_s, known, spreads = costs.pass_times_s(25), costs.known_ratios(), costs.known_spreads()
     assert times_s == [costs.pass_s(width) for width in range(1, 26)]
-    for odd in WIDTHS[::2]:
-        assert costs.ratio(odd) == costs.ratio(odd + 1)
-        assert costs.pass_s(odd) == costs.pass_s(odd + 1)
-        assert costs.spread(odd) == costs.spread(odd + 1)
-        assert costs.mean_spread({odd: 0.5}) == costs.mean_spread({odd + 1: 0.5})
-        assert costs.mean_spread({odd: 0.25, odd + 1: 0.25}) == costs.mean_spread({odd: 0.5})
-        if odd in known and odd + 1 in known:
-            assert known[odd] == known[odd + 1]
-        if odd > 1 and odd in spreads and odd + 1 in spreads:
-            assert spreads[odd] == spreads[odd + 1]
-    assert known[1] == known[2] == 1.0
+    for first in range(1, widths[0] + 1):
+        assert costs.ratio(first) == 1.0
+        assert costs.spread(first) == 0.0
+        assert known.get(first, 1.0) == 1.0
+    pairs = [(each, each + 1) for each in WIDTHS if run_width(each, widths) == run_width(each + 1, widths)]
+    for one, other in pairs:
+        assert costs.ratio(one) == costs.ratio(other)
+        assert costs.pass_s(one) == costs.pass_s(other)
+        assert costs.spread(one) == costs.spread(other)
+        assert costs.mean_spread({one: 0.5}) == costs.mean_spread({other: 0.5})
+        assert costs.mean_spread({one: 0.25, other: 0.25}) == costs.mean_spread({one: 0.5})
+        if one in known and other in known:
+            assert known[one] == known[other]
+        if one > 1 and one in spreads and other in spreads:
+            assert spreads[one] == spreads[other]
 
 
 @settings(max_examples=60)
-@given(ratios=RATIOS, spread=st.none() | st.floats(0.01, 1.0), seen=SEEN, length=st.sampled_from([0, 128, 3000]))
+@given(
+    widths=st.sampled_from([EVEN_WIDTHS, (4, 16), (8, 64), (1, 4, 8, 64)]),
+    ratios=RATIOS,
+    spread=st.none() | st.floats(0.01, 1.0),
+    seen=SEEN,
+    length=st.sampled_from([0, 128, 3000]),
+)
 def test_no_passes_make_two_widths_differ(
-    ratios: dict[int, float], spread: float | None, seen: list[tuple[int, float]], length: int
+    widths: tuple[int, ...],
+    ratios: dict[int, float],
+    spread: float | None,
+    seen: list[tuple[int, float]],
+    length: int,
 ) -> None:
     spreads = dict.fromkeys(ratios, spread) if spread is not None else {}
-    costs = PassCosts({1: 1.0} | ratios, None, FAR, length, spreads=spreads, is_padded=True)
-    expect_pairs(costs)
+    costs = PassCosts({1: 1.0} | ratios, None, FAR, length, spreads=spreads, widths=widths)
+    expect_alike(costs, widths)
     for width, taken_s in seen:
         costs.observe(width, taken_s)
-    expect_pairs(costs)
-    again = PassCosts(costs.known_ratios(), spreads=costs.known_spreads(), is_padded=True)
-    expect_pairs(again)
+    expect_alike(costs, widths)
+    again = PassCosts(costs.known_ratios(), spreads=costs.known_spreads(), widths=widths)
+    expect_alike(again, widths)
     for width in WIDTHS[:25]:
         costs.context_length = 0
         assert abs(again.ratio(width) - costs.ratio(width)) < 1e-9 * costs.ratio(width)
@@ -67,7 +79,7 @@ def test_no_passes_make_two_widths_differ(
 @settings(max_examples=40)
 @given(seen=SEEN)
 def test_a_pass_of_either_width_teaches_the_same(seen: list[tuple[int, float]]) -> None:
-    odd, even = (PassCosts({1: 1.0, 4: 1.4, 16: 3.0}, is_padded=True) for _ in range(2))
+    odd, even = (PassCosts({1: 1.0, 4: 1.4, 16: 3.0}, widths=EVEN_WIDTHS) for _ in range(2))
     for width, taken_s in seen:
         odd.observe(width - 1 + width % 2, taken_s)
         even.observe(width + width % 2, taken_s)
@@ -78,7 +90,7 @@ def test_a_pass_of_either_width_teaches_the_same(seen: list[tuple[int, float]]) 
 class Padding(TableDecoder):
     """Whose passes are padded."""
 
-    can = Can(pads_to_even=True)
+    can = Can(widths=EVEN_WIDTHS)
 
 
 class AsTheyAre(TableDecoder):
@@ -90,10 +102,10 @@ def test_a_profile_measures_one_of_two_widths() -> None:
     for kind, is_padded in kinds.items():
         table = kind(9, seed=0)
         profile = complete_profile(None, table, {})
-        assert profile.is_padded == is_padded == table.can.pads_to_even
+        assert profile.widths == table.can.widths == (EVEN_WIDTHS if is_padded else ())
         assert (2 in profile.passes_s[min(profile.passes_s)]) != is_padded
         if is_padded:
-            expect_pairs(profile.costs())
+            expect_alike(profile.costs())
             assert profile.pass_s(2, 4096) == profile.pass_s(1, 4096)
 
 
@@ -107,7 +119,7 @@ def test_a_stored_profile_that_denies_the_padding_is_corrected() -> None:
     refined = profile.refine({1: 1.0, 2: 1.56, 3: 1.5, 4: 1.6}, None, None)
     assert refined.pass_s(2, 0) == refined.pass_s(1, 0)
     assert refined.pass_s(3, 0) == refined.pass_s(4, 0)
-    speculation = Speculation(ratios={1: 1.0, 2: 1.56}, is_padded=True)
+    speculation = Speculation(ratios={1: 1.0, 2: 1.56}, widths=EVEN_WIDTHS)
     assert speculation.costs().ratio(2) == 1.0
 
 
@@ -121,7 +133,7 @@ class OneGuess(Drafter):
 def test_the_second_token_of_a_pair_is_drafted_for_nothing() -> None:
     drafted = {}
     for is_padded in (False, True):
-        costs = PassCosts({1: 1.0, 2: 1.56, 4: 1.82}, 0.01, is_padded=is_padded)
+        costs = PassCosts({1: 1.0, 2: 1.56, 4: 1.82}, 0.01, widths=EVEN_WIDTHS if is_padded else ())
         policy = MeasuredPolicy([OneGuess()], costs, AcceptanceRates({("text", 0): (5.0, 50.0)}))
         round = policy.propose(np.zeros(4, np.int32), 30, GumbelSampler(SamplingParams()))
         drafted[is_padded] = len(round.draft.tokens)
@@ -145,5 +157,5 @@ def test_a_decoder_says_whether_its_passes_are_padded(
         target.logits(text[:8], 1)
         run.clear()
         target.logits(text[: 8 + width], width)
-        assert run == [width + width % 2 if target.can.pads_to_even else width]
-    assert target.can.pads_to_even == deterministic
+        assert run == [width + width % 2 if target.can.widths else width]
+    assert target.can.widths == (EVEN_WIDTHS if deterministic else ())

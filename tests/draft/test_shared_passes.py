@@ -8,6 +8,7 @@ import table_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.decoder import EVEN_WIDTHS
 from edgespec.decoding.pass_queue import ALONE, Beside, Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import Tree
@@ -59,11 +60,11 @@ def test_drafts_grow_shorter_with_the_number_of_answers_and_end_where_rows_are_d
     assert best_chain([0.6] * 8, marginal_times(linear(1.0, 0.25), Beside(16, 16.0)))[1] == 0
 
 
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_costs_learn_shared_passes_by_all_their_rows(is_padded: bool) -> None:
+@pytest.mark.parametrize("widths", [(), EVEN_WIDTHS])
+def test_costs_learn_shared_passes_by_all_their_rows(widths: tuple[int, ...]) -> None:
     known, learned = ({width: 1 + 0.1 * (width - 1) for width in range(1, 26)} for _ in range(2))
-    costs = PassCosts(known, 1.0, is_padded=is_padded)
-    alone = PassCosts(learned, 1.0, is_padded=is_padded)
+    costs = PassCosts(known, 1.0, widths=widths)
+    alone = PassCosts(learned, 1.0, widths=widths)
     for _ in range(40):
         for width, num_beside in ((2, 2), (4, 4)):
             costs.observe(width, 0.01 * (width + num_beside + 6), num_beside)

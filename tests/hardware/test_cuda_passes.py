@@ -10,6 +10,7 @@ import pytest
 from double import branch_logits, tree_logits
 from fake_cuda import FakeGpu, install
 
+from edgespec import SamplingParams, load
 from edgespec.decoding.tree import Tree
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
@@ -116,3 +117,62 @@ def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, mo
     decoder = OnnxDecoder(model, read_manifest(model), find_device("cuda:1"))
     assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, decoder.vocab_size)
     assert set(gpu.devices) == {1}
+
+
+def test_passes_have_the_widths_that_ran_as_the_model_was_opened(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    assert decoder.can.widths == (8, 32, 64)
+    opened = set(gpu.widths)
+    gpu.widths.clear()
+    rng = np.random.default_rng(2)
+    length = 0
+    for _ in range(60):
+        tokens = rng.integers(0, manifest.vocab_size, manifest.context_length).astype(np.int32)
+        for _ in range(6):
+            length = min(length + int(rng.integers(1, 300)), manifest.context_length)
+            num_last = int(rng.integers(1, min(12, length) + 1))
+            text = tokens[:length]
+            assert np.abs(decoder.logits(text, num_last) - fresh.logits(text, num_last)).max() < CLOSE
+            length = 0 if length == manifest.context_length else max(1, length - int(rng.integers(0, 12)))
+    assert set(gpu.widths) <= opened
+    again = OnnxDecoder(model, manifest, find_device("cuda"))
+    assert again.can.widths == (8, 32, 64), "as an earlier check has found"
+
+
+def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    decoder = OnnxTreeDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    opened = set(gpu.widths)
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, manifest.vocab_size, 40).astype(np.int32)
+    for num_nodes in (2, 3, 7, 9, 20):
+        parents = tuple(int(rng.integers(-1, node)) if node else -1 for node in range(num_nodes))
+        nodes = rng.integers(0, manifest.vocab_size, num_nodes).astype(np.int32)
+        rows = tree_logits(decoder, tokens, nodes, parents)
+        assert np.abs(rows - branch_logits(fresh, tokens, nodes, parents)).max() < CLOSE
+        tokens = append(tokens, nodes[:1])
+    assert set(gpu.widths) <= opened
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("how", ["none", "ngram", "lookahead", "pipelined"])
+def test_an_answer_runs_no_width_that_did_not_run_before_it(
+    gpu: FakeGpu, model: Path, tiny_drafter: Path, how: str, deterministic: bool
+) -> None:
+    named = {"drafter": how} if how != "pipelined" else {"drafter": str(tiny_drafter), "schedule": how}
+    with load(
+        model, device="cuda", draft_length="auto" if how == "none" else 3, deterministic=deterministic, **named
+    ) as engine:
+        opened = set(gpu.widths)
+        gpu.widths.clear()
+        answers = [engine.generate(prompt, max_tokens=40) for prompt in ("the", "the in the an the in " * 9)]
+        sampled = engine.generate("the", sampling=SamplingParams(temperature=0.7, seed=3), max_tokens=30)
+        assert set(gpu.widths) <= opened
+        plain = engine.plain()
+        assert plain.generate("the", max_tokens=40).token_ids == answers[0].token_ids
+        again = plain.generate("the", sampling=SamplingParams(temperature=0.7, seed=3), max_tokens=30)
+        assert again.token_ids == sampled.token_ids
+        assert set(gpu.widths) <= opened

@@ -88,7 +88,7 @@ def test_a_check_is_repeated_where_the_device_gives_another_row_than_it_did(
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"version": 2, "checks": {}}', '{"version": 1, "checks": {"a": {"max_pass_tokens": 0}}}'],
+    ["", "[]", '{"version": 3, "checks": {}}', '{"version": 2, "checks": {"a": {"max_pass_tokens": 0}}}'],
 )
 def test_a_damaged_file_of_checks_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     (folder / FILE_NAME).write_text(content)

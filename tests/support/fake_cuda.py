@@ -7,7 +7,7 @@ fail in words that a real one says.
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from fake_nvml import FakeNvml
 
 from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda
+from edgespec.runtimes.pass_shapes import choose_shapes
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 SHRINK = "memory.enable_memory_arena_shrinkage"
@@ -43,6 +44,7 @@ class FakeGpu:
         self.num_shrunk = 0
         self.devices: list[int] = []  # of the sessions, by index
         self.options: list[dict[str, str]] = []
+        self.widths: list[int] = []  # of passes
 
     @property
     def kept(self) -> int:
@@ -113,6 +115,7 @@ class _Session:
     def run_with_iobinding(self, binding: "_Binding", options: Any) -> None:
         if said := next(self._gpu.passes, None):
             raise RuntimeError(said)
+        self._gpu.widths.append(binding.width)
         self._real.run_with_iobinding(binding.real, options if options.shrinks is None else None)
         if options.shrinks is not None:
             self._gpu.num_shrunk += 1
@@ -157,6 +160,11 @@ class _Binding:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
+    def bind_input(self, name: str, memory: str, index: int, kind: Any, shape: Any, address: int) -> None:
+        if name == "input_ids":
+            self.width = shape[1]
+        self.real.bind_input(name, memory, index, kind, shape, address)
+
     def bind_ortvalue_input(self, name: str, value: _Value) -> None:
         self.real.bind_ortvalue_input(name, value.real)
 
@@ -175,8 +183,23 @@ class _RunOptions(onnxruntime.RunOptions):  # type: ignore[misc]
         self.shrinks = value
 
 
-def install(patch: pytest.MonkeyPatch, *gpus: FakeGpu) -> FakeGpu:
-    """Let edgespec find these GPUs; the first holds all sessions."""
+# Milliseconds of a pass by width: SmolLM2 in fp16 on an H100 (docs/log/devices.md), wider ones assumed.
+PASSES_MS = {1: 2.75, 2: 2.80, 4: 2.77, 8: 2.80, 16: 2.91, 32: 3.0, 64: 3.1, 256: 4.0}
+
+
+def install(
+    patch: pytest.MonkeyPatch, *gpus: FakeGpu, passes_ms: Mapping[int, float] | None = PASSES_MS
+) -> FakeGpu:
+    """Let edgespec find these GPUs; the first holds all sessions.
+
+    Args:
+        passes_ms: What passes count as taking by their width; None for GPUs so slow that passes are not padded.
+    """
+    seconds_of = (lambda width, num_rows: passes_ms[width] / 1e3) if passes_ms else (lambda width, num_rows: 1.0)
+    patch.setattr(
+        "edgespec.runtimes.onnx.choose_shapes",
+        lambda measured, widest, *, is_same=False: choose_shapes(seconds_of, widest, is_same=is_same),
+    )
     runtime = SimpleNamespace(
         SessionOptions=onnxruntime.SessionOptions,
         InferenceSession=gpus[0].open,

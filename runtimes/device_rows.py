@@ -1,8 +1,9 @@
-"""The part of a graph that finds the likeliest token of each row, by the operators that a device runs fast.
+"""The end of a graph as a device runs it fast: which rows come out, and the likeliest token of each.
 
-Exported graphs find it by ReduceMax, Equal, Where and ReduceMin, which WebGPU runs fast. NVIDIA's provider takes
-15 ms for that as soon as there are two rows of 151,936 logits, and 0.03 ms by ArgMax (docs/log/devices.md). So the
-nodes are replaced as the graph is opened, whatever version of edgespec wrote it.
+Exported graphs give the last rows of a pass, and find the likeliest token by ReduceMax, Equal, Where and
+ReduceMin. WebGPU runs these fast. NVIDIA's provider takes 15 ms for them as soon as there are two rows of 151,936
+logits, and 0.03 ms for ArgMax. Passes are padded on both, and rows of the padding are not worth a copy
+(docs/log/devices.md). So the end is replaced as the graph is opened, whatever version of edgespec wrote it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,29 +16,46 @@ from edgespec.decoding.decoder import Argmax
 from edgespec.manifest import Signature
 from edgespec.types import Logits
 
+FIRST_ROW, END_ROW = "first_row", "end_row"  # int64 [1]: inputs that say which of the rows come out
 _WIDTHS = (1, 2, 5, 8)  # rows of the logits that are tried
 
 
-def with_argmax(graph: Path, signature: Signature) -> bytes | None:
-    """The model of a file with ArgMax in place of reductions; None where the file is not laid out as an export is.
+def with_chosen_rows(graph: Path, signature: Signature, *, by_argmax: bool) -> bytes | None:
+    """The model of a file as one that gives rows FIRST_ROW to END_ROW of those that its head computes.
 
-    Its weights stay in their file.
+    None where the file is not laid out as an export is. Its weights stay in their file.
+
+    Args:
+        by_argmax: Find the likeliest token by ArgMax.
     """
     import onnx  # 0.15 s, and only folders for a GPU need it
     from onnx import TensorProto, helper
 
     model = onnx.load(str(graph), load_external_data=False)
-    last = next((node for node in model.graph.node if signature.best in node.output), None)
-    sums = {each for node in model.graph.node if node.op_type == "ReduceSum" for each in node.output}
-    if last is None or last.op_type != "Concat" or len(last.input) != 2 or last.input[1] not in sums:
+    nodes = list(model.graph.node)
+    maker = next((node for node in nodes if signature.logits in node.output), None)
+    last = next((node for node in nodes if signature.best and signature.best in node.output), None)
+    if maker is None or (last is None) != (signature.best is None):
         return None
-    added = [
-        helper.make_node("ArgMax", [signature.logits], ["best.id"], name="best.ArgMax", axis=2, keepdims=1),
-        helper.make_node("Cast", ["best.id"], ["best.as_float"], name="best.Cast", to=TensorProto.FLOAT),
-    ]
-    last.input[0] = "best.as_float"
-    before = [node for node in model.graph.node if node is not last]
-    _keep(model.graph, [*before, *added, last], [value.name for value in model.graph.output])
+    whole = f"{signature.logits}.all"
+    maker.output[list(maker.output).index(signature.logits)] = whole
+    given = [whole, FIRST_ROW, END_ROW, "rows.axis"]
+    nodes.insert(nodes.index(maker) + 1, helper.make_node("Slice", given, [signature.logits], name="rows.Slice"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "rows.axis"))
+    for name in (FIRST_ROW, END_ROW):
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, [1]))
+    if last and by_argmax:
+        sums = {each for node in nodes if node.op_type == "ReduceSum" for each in node.output}
+        if last.op_type != "Concat" or len(last.input) != 2 or last.input[1] not in sums:
+            return None
+        last.input[0] = "best.as_float"
+        nodes.remove(last)
+        nodes += [
+            helper.make_node("ArgMax", [signature.logits], ["best.id"], name="best.ArgMax", axis=2, keepdims=1),
+            helper.make_node("Cast", ["best.id"], ["best.as_float"], name="best.Cast", to=TensorProto.FLOAT),
+            last,
+        ]
+    _keep(model.graph, nodes, [value.name for value in model.graph.output])
     return bytes(model.SerializeToString())
 
 
