@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.errors import ManifestError
 from edgespec.manifest import Signature
-from edgespec.runtimes.best_token import live_nodes, replace_fields
+from edgespec.runtimes.device_rows import live_nodes, replace_fields
 from edgespec.runtimes.session import HIDDEN_STATES
 
 ATTENDING = "attending_rows"  # int64 [num_attending]: the rows that attention runs over, part by part
