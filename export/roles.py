@@ -5,6 +5,7 @@ Experts have the roles {layer}.gate.{expert}, {layer}.up.{expert} and {layer}.do
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -43,18 +44,22 @@ _FUSED = {
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
-# Names by family of the router and of one expert's gate, up and down in a Hugging Face checkpoint.
-_MLP_EXPERTS = ("mlp.gate", *(f"mlp.experts.{{number}}.{part}_proj" for part in ("gate", "up", "down")))
-_SPARSE_EXPERTS = (
-    "block_sparse_moe.gate",
-    *(f"block_sparse_moe.experts.{{number}}.{part}" for part in ("w1", "w3", "w2")),
-)
-_EXPERT_NAMES = {"qwen3_moe": _MLP_EXPERTS, "olmoe": _MLP_EXPERTS, "mixtral": _SPARSE_EXPERTS}
-# In a GGUF file each is one matrix for all experts.
-_GGUF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-# granitemoe's checkpoints have a router, gate and up of all experts, and down of all experts.
-_GRANITE_EXPERTS = ("router.layer", "input_linear", "output_linear")
-_EXPERT_PARTS = ("gate", "up", "down")
+# Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
+# matrix is of; one without it holds all experts, one after another.
+_PARTS = ("gate", "up", "down")
+_MLP_EXPERTS = {"mlp.gate": ("router",)} | {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
+_EXPERT_NAMES = {
+    "qwen3_moe": _MLP_EXPERTS,
+    "olmoe": _MLP_EXPERTS,
+    "mixtral": {"block_sparse_moe.gate": ("router",)}
+    | {f"block_sparse_moe.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)},
+    "granitemoe": {
+        "block_sparse_moe.router.layer": ("router",),
+        "block_sparse_moe.input_linear": ("gate", "up"),
+        "block_sparse_moe.output_linear": ("down",),
+    },
+}
+_GGUF_EXPERTS = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
 
 
 def tensors_by_role(
@@ -71,7 +76,7 @@ def tensors_by_role(
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
-        found, used = expert_tensors(path, config, stored, is_gguf=is_gguf)
+        found, used = _expert_tensors(path, config, stored, config.routing.num_experts, is_gguf=is_gguf)
     for role, name in _names(family, column).items():
         own_names = [name.format(i=i) for i in (range(config.num_layers) if "{i}" in role else [0])]
         # A bias that some layers have is missing in the others.
@@ -80,7 +85,7 @@ def tensors_by_role(
         for i, own in enumerate(own_names):
             if own in stored:
                 used.add(own)
-                found[role.format(i=i)] = _require_shape(path, config, role, stored[own])
+                found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role))
             elif is_needed:
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
@@ -151,8 +156,7 @@ def _shape(config: DecoderConfig, role: str) -> tuple[int, int]:
     return layer_shapes(config, config.hidden_size)[role.removeprefix("{i}.")]
 
 
-def _require_shape(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
-    wanted = _shape(config, role)
+def _require_shape(path: object, tensor: StoredTensor, wanted: tuple[int, int]) -> StoredTensor:
     if (tensor.rows, tensor.columns) != wanted:
         raise SourceError(
             f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings require "
@@ -179,73 +183,31 @@ def _unpair_rows(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> di
     return unpaired
 
 
-def expert_tensors(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
+def _expert_tensors(
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], num_experts: int, *, is_gguf: bool
 ) -> tuple[dict[str, StoredTensor], set[str]]:
-    """Router and experts of all layers by role, checked for shape, and the names that they are stored under.
+    """Router and experts of all layers by role, and the names that they are stored under."""
+    found: dict[str, StoredTensor] = {}
+    used: set[str] = set()
 
-    Raises SourceError: One is missing or has another shape.
-    """
-    reader = _ExpertReader(path, config, stored)
-    for i in range(config.num_layers):
-        if is_gguf:
-            reader.read_whole(i, [f"blk.{i}.{name}.weight" for name in _GGUF_EXPERTS])
-        elif config.architecture == "granitemoe":
-            reader.read_fused(i, [f"model.layers.{i}.block_sparse_moe.{name}.weight" for name in _GRANITE_EXPERTS])
-        else:
-            names = _EXPERT_NAMES[config.architecture]
-            reader.read_apart(i, [f"model.layers.{i}.{name}.weight" for name in names])
-    return reader.found, reader.used
+    def take(name: str, rows: int, columns: int) -> StoredTensor:
+        if name not in stored:
+            raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+        used.add(name)
+        return _require_shape(path, stored[name], (rows, columns))
 
-
-class _ExpertReader:
-    def __init__(self, path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> None:
-        assert config.routing is not None
-        self._path, self._stored, self._num_experts = path, stored, config.routing.num_experts
-        self._hidden = config.hidden_size
-        self._shapes = layer_shapes(config, config.hidden_size)
-        self.found: dict[str, StoredTensor] = {}
-        self.used: set[str] = set()
-
-    def read_whole(self, i: int, names: list[str]) -> None:
-        """A router, and one matrix of all experts for each part."""
-        self._router(i, names[0])
-        for part, name in zip(_EXPERT_PARTS, names[1:], strict=True):
-            rows, columns = self._shapes[part]
-            self._split(i, part, self._take(name, self._num_experts * rows, columns), rows, 0, rows)
-
-    def read_fused(self, i: int, names: list[str]) -> None:
-        """A router, a matrix with gate and up of each expert, and one with down."""
-        self._router(i, names[0])
-        rows, columns = self._shapes["gate"]
-        both = self._take(names[1], self._num_experts * 2 * rows, columns)
-        self._split(i, "gate", both, 2 * rows, 0, rows)
-        self._split(i, "up", both, 2 * rows, rows, rows)
-        rows, columns = self._shapes["down"]
-        self._split(i, "down", self._take(names[2], self._num_experts * rows, columns), rows, 0, rows)
-
-    def read_apart(self, i: int, names: list[str]) -> None:
-        """A router, and a matrix for each part of each expert."""
-        self._router(i, names[0])
-        for part, name in zip(_EXPERT_PARTS, names[1:], strict=True):
-            for number in range(self._num_experts):
-                tensor = self._take(name.format(number=number), *self._shapes[part])
-                self.found[f"{i}.{part}.{number}"] = tensor
-
-    def _router(self, i: int, name: str) -> None:
-        self.found[f"{i}.router"] = self._take(name, self._num_experts, self._hidden)
-
-    def _split(self, i: int, part: str, whole: StoredTensor, step: int, start: int, rows: int) -> None:
-        for number in range(self._num_experts):
-            self.found[f"{i}.{part}.{number}"] = whole.part(number * step + start, rows)
-
-    def _take(self, name: str, rows: int, columns: int) -> StoredTensor:
-        if (tensor := self._stored.get(name)) is None:
-            raise SourceError(f"{self._path} has no tensor {name}; the file is incomplete or damaged")
-        if (tensor.rows, tensor.columns) != (rows, columns):
-            raise SourceError(
-                f"{self._path}: tensor {name} is {tensor.rows}×{tensor.columns}, its settings require "
-                f"{rows}×{columns}; the file is damaged"
-            )
-        self.used.add(name)
-        return tensor
+    prefix, names = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
+    for i, (own, parts) in product(range(config.num_layers), names.items()):
+        name = f"{prefix}.{i}.{own}.weight"
+        if parts == ("router",):
+            found[f"{i}.router"] = take(name, num_experts, config.hidden_size)
+            continue
+        rows, columns = _shape(config, parts[0])
+        if "{number}" in name:
+            for number in range(num_experts):
+                found[f"{i}.{parts[0]}.{number}"] = take(name.format(number=number), rows, columns)
+            continue
+        whole = take(name, num_experts * len(parts) * rows, columns)
+        for at, (number, part) in enumerate(product(range(num_experts), parts)):
+            found[f"{i}.{part}.{number}"] = whole.part(at * rows, rows)
+    return found, used

@@ -1,10 +1,10 @@
 """How models write calls of tools: a declaration for each family, found by what its chat template says.
 
-CallFormat is data; call_body.py reads by it, and call_writer.py writes.
+CallFormat is data; call_body.py reads by it, and notations.py writes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,12 @@ class PairsBody:
 Body = JsonBody | NamedBody | TagBody | PythonBody | PairsBody
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How one family of models writes calls.
 
-    signs: Texts that tell the family's chat templates: all of one of these rows are in them.
+    signs: Texts that tell the family's chat templates: all of one of these rows are in them. Where none are given,
+        the beginning of the first frame does.
     frames: What stands before and behind a call, or a list of calls; the first is what templates write. A frame
         without an end lasts as long as its calls. White space within frames may be missing.
     noise: Texts that may stand around frames and mean nothing.
@@ -95,9 +96,10 @@ class CallFormat:
     """
 
     name: str
-    signs: tuple[tuple[str, ...], ...]
     frames: tuple[tuple[str, str], ...]
     body: Body
+    _: KW_ONLY
+    signs: tuple[tuple[str, ...], ...] = ()
     noise: tuple[str, ...] = ()
     is_bare: bool = False
     is_open: bool = False
@@ -138,186 +140,124 @@ _DSML = "｜DSML｜"
 _DSML_BODY = _invokes(_DSML, ('" string="true', '" string="false'))
 
 HERMES = CallFormat(
-    name="hermes",
-    signs=(("<tool_call>",), ("xml_tools",)),
+    "hermes",
     # The others are what small models of the family write in its place.
-    frames=(
+    (
         ("<tool_call>\n", "\n</tool_call>"),
         ("<tools>\n", "\n</tools>"),
         ("<function_call>", "</function_call>"),
     ),
-    body=JsonBody(),
+    JsonBody(),
+    signs=(("<tool_call>",), ("xml_tools",)),
     is_bare=True,
 )
 
+_LIST = JsonBody(is_list=True)
 FORMATS = (
     CallFormat(
-        name="deepseek",
+        "deepseek",
+        ((_CALL, _CALL_END),),
+        NamedBody(before=("function" + _SEP,), between=("\n```json\n",), after="\n```"),
         signs=((_CALL, "```json"),),
-        frames=((_CALL, _CALL_END),),
-        body=NamedBody(before=("function" + _SEP,), between=("\n```json\n",), after="\n```"),
         outer=(_BEGIN, _END),
     ),
+    CallFormat("deepseek-v3.1", ((_CALL, _CALL_END),), NamedBody(between=(_SEP,)), joint="", outer=(_BEGIN, _END)),
     CallFormat(
-        name="deepseek-v3.1",
-        signs=((_CALL,),),
-        frames=((_CALL, _CALL_END),),
-        body=NamedBody(between=(_SEP,)),
-        joint="",
-        outer=(_BEGIN, _END),
-    ),
-    CallFormat(
-        name="deepseek-v3.2",
+        "deepseek-v3.2",
+        ((f'<{_DSML}invoke name="', ""),),
+        _DSML_BODY,
         signs=((_DSML, "function_calls>"),),
-        frames=((f'<{_DSML}invoke name="', ""),),
-        body=_DSML_BODY,
         outer=(f"<{_DSML}function_calls>\n", f"\n</{_DSML}function_calls>"),
     ),
     CallFormat(
-        name="deepseek-v4",
+        "deepseek-v4",
+        ((f'<{_DSML}invoke name="', ""),),
+        _DSML_BODY,
         signs=((_DSML, "tool_calls>"),),
-        frames=((f'<{_DSML}invoke name="', ""),),
-        body=_DSML_BODY,
         outer=(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>"),
     ),
     CallFormat(
-        name="minimax",
+        "minimax",
+        (('<invoke name="', ""),),
+        _invokes(),
         signs=(("<minimax:tool_call>",),),
-        frames=(('<invoke name="', ""),),
-        body=_invokes(),
         outer=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
     ),
     CallFormat(
-        name="kimi",
+        "kimi",
+        (("<|tool_call_begin|>", "<|tool_call_end|>"),),
+        NamedBody(before=("functions.",), between=("<|tool_call_argument_begin|>",)),
         signs=(("<|tool_call_argument_begin|>",),),
-        frames=(("<|tool_call_begin|>", "<|tool_call_end|>"),),
-        body=NamedBody(before=("functions.",), between=("<|tool_call_argument_begin|>",)),
         joint="",
         outer=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
+    CallFormat("seed", (("<seed:tool_call>\n", "\n</seed:tool_call>"),), _QWEN_CODER),
     CallFormat(
-        name="seed",
-        signs=(("<seed:tool_call>",),),
-        frames=(("<seed:tool_call>\n", "\n</seed:tool_call>"),),
-        body=_QWEN_CODER,
-    ),
-    CallFormat(
-        name="qwen3-coder",
+        "qwen3-coder",
+        (("<tool_call>\n", "\n</tool_call>"), ("<function=", "")),
+        _QWEN_CODER,
         signs=(("<function=", "<parameter="),),
-        frames=(("<tool_call>\n", "\n</tool_call>"), ("<function=", "")),
-        body=_QWEN_CODER,
         noise=("</tool_call>",),
     ),
+    CallFormat("functionary", (("<function=", "</function>"),), NamedBody(between=(">",)), joint=""),
     CallFormat(
-        name="functionary",
-        signs=(("<function=",),),
-        frames=(("<function=", "</function>"),),
-        body=NamedBody(between=(">",)),
-        joint="",
-    ),
-    CallFormat(
-        name="functionary-v3.2",
+        "functionary-v3.2",
+        ((">>>", ""),),
+        NamedBody(between=("\n",), text_name="all"),
         signs=((">>>", "recipient==all"),),
-        frames=((">>>", ""),),
-        body=NamedBody(between=("\n",), text_name="all"),
         is_open=True,
         joint="",
     ),
+    CallFormat("glm", (("<tool_call>", "</tool_call>"),), _GLM, signs=(("<arg_key>",),)),
     CallFormat(
-        name="glm",
-        signs=(("<arg_key>",),),
-        frames=(("<tool_call>", "</tool_call>"),),
-        body=_GLM,
-    ),
-    CallFormat(
-        name="mistral-args",
+        "mistral-args",
+        (("[TOOL_CALLS]", ""),),
+        NamedBody(between=("[ARGS]", "[CALL_ID]")),
         signs=(("[TOOL_CALLS]", "[ARGS]"),),
-        frames=(("[TOOL_CALLS]", ""),),
-        body=NamedBody(between=("[ARGS]", "[CALL_ID]")),
         joint="",
     ),
+    CallFormat("mistral", (("[TOOL_CALLS]", ""),), _LIST, is_bare=True),
     CallFormat(
-        name="mistral",
-        signs=(("[TOOL_CALLS]",),),
-        frames=(("[TOOL_CALLS]", ""),),
-        body=JsonBody(is_list=True),
-        is_bare=True,
+        "command-r7b",
+        (("<|START_ACTION|>", "<|END_ACTION|>"),),
+        JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
     ),
     CallFormat(
-        name="command-r7b",
-        signs=(("<|START_ACTION|>",),),
-        frames=(("<|START_ACTION|>", "<|END_ACTION|>"),),
-        body=JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
-    ),
-    CallFormat(
-        name="command-r",
+        "command-r",
+        (("Action:\n```json\n", "\n```"), ("Action: ```json\n", "\n```"), ("Action:```json\n", "\n```")),
+        JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
         signs=(("Action:", "tool_name"),),
-        frames=(("Action:\n```json\n", "\n```"), ("Action: ```json\n", "\n```"), ("Action:```json\n", "\n```")),
-        body=JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
     ),
+    CallFormat("nemotron", (("<TOOLCALL>", "</TOOLCALL>"),), _LIST),
     CallFormat(
-        name="nemotron",
-        signs=(("<TOOLCALL>",),),
-        frames=(("<TOOLCALL>", "</TOOLCALL>"),),
-        body=JsonBody(is_list=True),
-    ),
-    CallFormat(
-        name="phi-4-mini",
+        "phi-4-mini",
+        (("<|tool_call|>", "<|/tool_call|>"), ("functools", "")),
+        _LIST,
         signs=(("<|tool|>",),),
-        frames=(("<|tool_call|>", "<|/tool_call|>"), ("functools", "")),
-        body=JsonBody(is_list=True),
         is_bare=True,
     ),
+    CallFormat("granite", (("<|tool_call|>", ""), ("<tool_call>", "")), _LIST, is_bare=True),
+    CallFormat("gigachat", (("<|function_call|>", ""),), JsonBody()),
     CallFormat(
-        name="granite",
-        signs=(("<|tool_call|>",),),
-        frames=(("<|tool_call|>", ""), ("<tool_call>", "")),
-        body=JsonBody(is_list=True),
-        is_bare=True,
-    ),
-    CallFormat(
-        name="gigachat",
-        signs=(("<|function_call|>",),),
-        frames=(("<|function_call|>", ""),),
-        body=JsonBody(),
-    ),
-    CallFormat(
-        name="function-gemma",
-        signs=(("<start_function_call>",),),
-        frames=(("<start_function_call>", "<end_function_call>"),),
-        body=PairsBody(quote="<escape>"),
+        "function-gemma",
+        (("<start_function_call>", "<end_function_call>"),),
+        PairsBody(quote="<escape>"),
         joint="",
     ),
+    CallFormat("gemma4", (("<|tool_call>", "<tool_call|>"),), PairsBody(quote='<|"|>'), joint=""),
     CallFormat(
-        name="gemma4",
-        signs=(("<|tool_call>",),),
-        frames=(("<|tool_call>", "<tool_call|>"),),
-        body=PairsBody(quote='<|"|>'),
-        joint="",
-    ),
-    CallFormat(
-        name="lfm2",
+        "lfm2",
+        (("<|tool_call_start|>", "<|tool_call_end|>"),),
+        PythonBody(),
         signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
-        frames=(("<|tool_call_start|>", "<|tool_call_end|>"),),
-        body=PythonBody(),
     ),
+    CallFormat("apertus", (("<|tools_prefix|>", "<|tools_suffix|>"),), JsonBody(is_keyed=True, is_list=True)),
+    CallFormat("apriel", (("<tool_calls>", "</tool_calls>"),), _LIST),
     CallFormat(
-        name="apertus",
-        signs=(("<|tools_prefix|>",),),
-        frames=(("<|tools_prefix|>", "<|tools_suffix|>"),),
-        body=JsonBody(is_keyed=True, is_list=True),
-    ),
-    CallFormat(
-        name="apriel",
-        signs=(("<tool_calls>",),),
-        frames=(("<tool_calls>", "</tool_calls>"),),
-        body=JsonBody(is_list=True),
-    ),
-    CallFormat(
-        name="llama3",
+        "llama3",
+        (("", ""), ("<|python_tag|>", "")),
+        JsonBody(arguments=("parameters", "arguments")),
         signs=(('{"name": function name, "parameters":',), ("<|python_tag|>",)),
-        frames=(("", ""), ("<|python_tag|>", "")),
-        body=JsonBody(arguments=("parameters", "arguments")),
         is_bare=True,
         joint="; ",
     ),
@@ -328,6 +268,7 @@ FORMATS = (
 def find_format(template: str) -> CallFormat | None:
     """The format that a chat template states; None where it states none that is known."""
     for each in FORMATS:
-        if any(all(text in template for text in row) for row in each.signs):
+        signs = each.signs or ((each.frames[0][0].strip(),),)
+        if any(all(text in template for text in row) for row in signs):
             return each
     return None
