@@ -47,8 +47,11 @@ _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 # Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
 # matrix is of; one without it holds all experts, one after another.
 _PARTS = ("gate", "up", "down")
-_MLP_EXPERTS = {"mlp.gate": ("router",)} | {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
-_EXPERT_NAMES = {
+_Held = Mapping[str, tuple[str, ...]]
+_MLP_EXPERTS: _Held = {"mlp.gate": ("router",)} | {
+    f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS
+}
+_EXPERT_NAMES: dict[str, _Held] = {
     "qwen3_moe": _MLP_EXPERTS,
     "olmoe": _MLP_EXPERTS,
     "mixtral": {"block_sparse_moe.gate": ("router",)}
@@ -59,7 +62,7 @@ _EXPERT_NAMES = {
         "block_sparse_moe.output_linear": ("down",),
     },
 }
-_GGUF_EXPERTS = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
+_GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
 
 
 def tensors_by_role(

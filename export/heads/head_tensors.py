@@ -109,27 +109,22 @@ def require_hidden_size(source: HeadSource, target: LoadedSource, size: int) -> 
         )
 
 
-def take_tensor(source: HeadSource, name: str, rows: int, columns: int) -> StoredTensor:
-    """A matrix of a head, or a vector, which has one row.
+def take_tensor(
+    source: HeadSource, name: str, rows: int | None = None, columns: int | None = None
+) -> StoredTensor:
+    """A matrix of a head, or a vector, which has one row; of any number of rows and columns unless they are given.
 
     Raises SourceError: It is missing, or has another shape.
     """
-    tensor = source.tensors.get(name)
-    if tensor is None:
+    if (tensor := source.tensors.get(name)) is None:
         raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
+    rows, columns = tensor.rows if rows is None else rows, tensor.columns if columns is None else columns
     if (tensor.rows, tensor.columns) != (rows, columns):
         raise SourceError(
             f"{source.path}: tensor {name} is {tensor.rows}×{tensor.columns}, wanted {rows}×{columns}; the head "
             "was made for another target, or is damaged"
         )
     return tensor
-
-
-def take_any(source: HeadSource, name: str) -> StoredTensor:
-    """A tensor of any shape. Raises SourceError: It is missing."""
-    if name not in source.tensors:
-        raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
-    return source.tensors[name]
 
 
 def count_names(source: HeadSource, pattern: str) -> int:

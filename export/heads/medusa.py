@@ -7,20 +7,20 @@ The first block of Hydra's head i reads i + 1 embeddings of the target too.
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
 from edgespec.export.heads.head_tensors import count_names, require_hidden_size, take_tensor
 from edgespec.export.heads.step_graphs import (
-    StepGraph,
-    hydra_step,
-    medusa_step,
+    Step,
+    StepWriter,
     plan_steps,
     recognizer,
     require_all_used,
-    step_graph,
     without_prefixes,
 )
 from edgespec.export.heads.vocabulary import fit_vocabulary, require_same_rows
@@ -52,22 +52,22 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
                 tensors[f"{i}.{k}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
         own = head.format(i, num_blocks[-1])
         own = "lm_heads.0.weight" if own not in source.tensors and source.settings.get("original_lm_head") else own
-        rows = source.tensors[own].rows if own in source.tensors else target.config.vocab_size
-        heads.append(take_tensor(source, own, rows, hidden))
+        heads.append(take_tensor(source, own, columns=hidden))
     tokens = _medusa_tokens(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     require_all_used(source, tensors, r"\d+\..*|blocks\..*|lm_heads\..*")
-    steps = [
-        StepGraph(
-            file=step_graph(i),
-            width=hidden,
-            next_width=hidden,
-            head=f"{i}.head",
-            body=medusa_step(i, num_blocks[i]),
-        )
-        for i in range(num_heads)
-    ]
+    steps = [Step(hidden, hidden, f"{i}.head", partial(_medusa_step, i, num)) for i, num in enumerate(num_blocks)]
     return plan_steps("Medusa", "medusa", target, steps, tensors, tokens=tokens)
+
+
+def _medusa_step(
+    i: int, num_blocks: int, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Residual blocks on the target's hidden state, the state of all steps."""
+    x = hidden
+    for block in range(num_blocks):
+        x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
+    return x, hidden
 
 
 def _medusa_tokens(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:
@@ -114,29 +114,37 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
                 name = f"hydra_mlp.{i}.{k}.{part}"
                 tensors[role] = take_tensor(source, f"{name}.weight", hidden, columns)
                 tensors[f"{role}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
-        head = source.tensors.get(f"hydra_lm_head.{i}.weight")
-        rows = target.config.vocab_size if head is None else head.rows
-        heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", rows, hidden))
+        heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", columns=hidden))
         if has_biases:
+            rows = heads[-1].rows
             bias = take_tensor(source, f"hydra_lm_head.{i}.bias", 1, rows)
             tensors[f"{i}.head_bias"] = replace(bias, rows=min(rows, target.config.vocab_size), columns=1)
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     require_all_used(source, tensors, r"hydra_mlp\..*|hydra_lm_head\..*")
     steps = [
-        StepGraph(
-            file=step_graph(i),
-            width=hidden * (i + 1),
-            next_width=hidden * (i + 2),
-            head=f"{i}.head",
-            body=hydra_step(i, num_blocks[i]),
-        )
-        for i in range(num_heads)
+        Step(hidden * (i + 1), hidden * (i + 2), f"{i}.head", partial(_hydra_step, i, num))
+        for i, num in enumerate(num_blocks)
     ]
     layer = _hydra_layer(source, target.config.num_layers)
     return plan_steps(
         "Hydra", "hydra", target, steps, tensors, tokens=tokens, borrowed=("embedding",), layer=layer
     )
+
+
+def _hydra_step(
+    i: int, num_blocks: int, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Blocks on the hidden state and the embeddings of all tokens since.
+
+    All of these, one after the other, are the state. The first block projects what it adds to as well.
+    """
+    state = writer.op("Concat", hidden, writer.rows("embedding", input_ids), axis=-1)
+    active = writer.silu(writer.multiply(f"{i}.0", state))
+    x = writer.op("Add", writer.multiply(f"{i}.residual", state), active)
+    for block in range(1, num_blocks):
+        x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
+    return x, state
 
 
 def _hydra_layer(source: HeadSource, num_layers: int) -> int | None:

@@ -4,27 +4,92 @@ Names of their tensors have one number, or two where parts are sequences of one.
 """
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
+
+import numpy as np
+import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
-from edgespec.export.heads.head_tensors import require_hidden_size, take_any, take_tensor
-from edgespec.export.heads.step_graphs import (
-    Mixing,
-    StepGraph,
-    lstm_step,
-    mlp_step,
-    plan_steps,
-    recognizer,
-    step_graph,
-    without_prefixes,
-)
+from edgespec.export.heads.head_tensors import require_hidden_size, take_tensor
+from edgespec.export.heads.step_graphs import Step, StepWriter, plan_steps, recognizer, without_prefixes
 from edgespec.export.heads.vocabulary import fit_vocabulary, last_known_token
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
 _MAX_STEPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixing:
+    """The roles of a step of an MLP or LSTM speculator among the tensors, and how state and token are mixed.
+
+    alpha: Weight of the token's embedding over that of the state.
+    scales_input: Whether the target's hidden state is normed and divided by √2.
+    last_token: The last one with a row in the embedding, which later ones are read as; None where each has one.
+    """
+
+    projection: str
+    embedding: str
+    norm: str
+    alpha: float
+    scales_input: bool
+    last_token: int | None = None
+
+    def token(self, writer: StepWriter, input_ids: ir.Value) -> ir.Value:
+        """The weighted embedding of a token."""
+        if self.last_token is not None:
+            # Gathered outside of a matrix of blocks, a row would be whatever lies there.
+            input_ids = writer.op("Min", input_ids, writer.constant("last_token", np.array(self.last_token)))
+        return writer.scale(writer.rows(self.embedding, input_ids), self.alpha)
+
+    def scaled(self, writer: StepWriter, hidden: ir.Value, width: int) -> ir.Value:
+        if not self.scales_input:
+            return hidden
+        gain = np.full(width, 0.5**0.5, writer.floats)
+        return writer.normalize(hidden, writer.weights.append("input_gain", [gain], gain.shape))
+
+
+def _mlp_step(
+    mixing: _Mixing, width: int, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """state = gelu(norm(projected state + alpha · embedding))."""
+    projected = writer.multiply(mixing.projection, mixing.scaled(writer, hidden, width))
+    token = mixing.token(writer, input_ids)
+    state = writer.gelu(writer.norm(mixing.norm, writer.op("Add", projected, token)))
+    return state, state
+
+
+def _lstm_step(
+    mixing: _Mixing,
+    width: int,
+    size: int,
+    is_first: bool,
+    writer: StepWriter,
+    input_ids: ir.Value,
+    hidden: ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """A cell with gates, whose four parts add the same embedding; its state is output and cell, in this order.
+
+    The first step's cell is zero, and its state the target's hidden state.
+    """
+    cell, given = None, hidden
+    if is_first:
+        given = mixing.scaled(writer, hidden, width)
+    else:
+        given, cell = writer.split(hidden, [size, size])
+    token = mixing.token(writer, input_ids)
+    parts = writer.split(writer.multiply(mixing.projection, given), [size] * 4)
+    forget, enter, leave, candidate = (writer.op("Add", part, token) for part in parts)
+    candidate = writer.gelu(writer.norm(mixing.norm, candidate))
+    filled = writer.op("Mul", candidate, writer.op("Sigmoid", enter))
+    if cell is not None:
+        filled = writer.op("Add", writer.op("Mul", cell, writer.op("Sigmoid", forget)), filled)
+    active = writer.gelu(writer.norm("state_norm", filled))
+    output = writer.op("Mul", active, writer.op("Sigmoid", leave))
+    return output, writer.op("Concat", output, filled, axis=-1)
 
 
 def _unnested(source: HeadSource) -> HeadSource:
@@ -59,8 +124,8 @@ def _alpha(num_trained: int, size: int) -> float:
 
 def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     source = _unnested(source)
-    hidden, size = target.config.hidden_size, take_any(source, "proj.0.weight").rows
-    require_hidden_size(source, target, take_any(source, "proj.0.weight").columns)
+    hidden, size = target.config.hidden_size, take_tensor(source, "proj.0.weight").rows
+    require_hidden_size(source, target, take_tensor(source, "proj.0.weight").columns)
     trained, drafted = _num_steps(source)
     is_tied = bool(source.settings.get("tie_weights"))
     # Of tied steps the first and the second have projections of their own; the second serves the others too.
@@ -72,15 +137,13 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
         own = 0 if is_tied else i
         width = hidden if i == 0 else size
         tensors[f"{i}.proj"] = take_tensor(source, f"proj.{i}.weight", size, width)
-        rows = take_any(source, f"emb.{own}.weight").rows
-        tensors[f"{own}.embedding"] = take_tensor(source, f"emb.{own}.weight", rows, size)
+        tensors[f"{own}.embedding"] = take_tensor(source, f"emb.{own}.weight", columns=size)
         tensors[f"{own}.norm"] = take_tensor(source, f"ln.{own}.weight", 1, size)
         tensors[f"{own}.norm_bias"] = take_tensor(source, f"ln.{own}.bias", 1, size)
         if own == len(heads):
-            rows = take_any(source, f"head.{own}.weight").rows
-            heads.append(take_tensor(source, f"head.{own}.weight", rows, size))
+            heads.append(take_tensor(source, f"head.{own}.weight", columns=size))
         scales = i == 0 and bool(source.settings.get("scale_input"))
-        mixing = Mixing(
+        mixing = _Mixing(
             projection=f"{i}.proj",
             embedding=f"{own}.embedding",
             norm=f"{own}.norm",
@@ -88,11 +151,7 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
             scales_input=scales,
             last_token=last_known_token(source, tensors[f"{own}.embedding"], target),
         )
-        steps.append(
-            StepGraph(
-                file=step_graph(i), width=width, next_width=size, head=f"{own}.head", body=mlp_step(mixing, width)
-            )
-        )
+        steps.append(Step(width, size, f"{own}.head", partial(_mlp_step, mixing, width)))
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     num_steps = drafted if is_tied else num_graphs
@@ -107,25 +166,24 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
         raise SourceError(
             f"{source.path} has an embedding for each gate, which is not read; give one with tie_lstm_embs"
         )
-    hidden, size = target.config.hidden_size, take_any(source, "projs.0.weight").rows // 4
-    require_hidden_size(source, target, take_any(source, "projs.0.weight").columns)
+    hidden, size = target.config.hidden_size, take_tensor(source, "projs.0.weight").rows // 4
+    require_hidden_size(source, target, take_tensor(source, "projs.0.weight").columns)
     trained, drafted = _num_steps(source)
-    rows = take_any(source, "forget_emb.0.weight").rows
     tensors = {
         "0.proj": take_tensor(source, "projs.0.weight", 4 * size, hidden),
         "1.proj": take_tensor(source, "projs.1.weight", 4 * size, size),
-        "embedding": take_tensor(source, "forget_emb.0.weight", rows, size),
+        "embedding": take_tensor(source, "forget_emb.0.weight", columns=size),
     }
     for role, name in (("norm", "cell_ln"), ("state_norm", "state_ln")):
         tensors[role] = take_tensor(source, f"{name}.0.weight", 1, size)
         tensors[f"{role}_bias"] = take_tensor(source, f"{name}.0.bias", 1, size)
-    heads = [take_tensor(source, "head.0.weight", take_any(source, "head.0.weight").rows, size)]
+    heads = [take_tensor(source, "head.0.weight", columns=size)]
     tokens = fit_vocabulary(source, heads, target)
     tensors["head"] = heads[0]
     steps = []
     for i in range(min(drafted, 2)):
         scales = i == 0 and bool(source.settings.get("scale_input"))
-        mixing = Mixing(
+        mixing = _Mixing(
             projection=f"{i}.proj",
             embedding="embedding",
             norm="norm",
@@ -134,8 +192,7 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
             last_token=last_known_token(source, tensors["embedding"], target),
         )
         width = hidden if i == 0 else 2 * size
-        body = lstm_step(mixing, width, size, is_first=i == 0)
-        steps.append(StepGraph(file=step_graph(i), width=width, next_width=2 * size, head="head", body=body))
+        steps.append(Step(width, 2 * size, "head", partial(_lstm_step, mixing, width, size, i == 0)))
     return plan_steps(
         "LSTM speculator", "mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens
     )

@@ -1,4 +1,4 @@
-"""Heads that have a graph for each token of a draft and no attention: names of their tensors, plans and graphs.
+"""Heads that have a graph for each token of a draft and no attention: names of their tensors, plans and writers.
 
 Inputs of each:
     input_ids  int64 [1, 1]           the token before: the text's newest, then the one that was drafted before
@@ -10,7 +10,8 @@ Outputs:
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -93,137 +94,22 @@ Body = Callable[[StepWriter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 """From input_ids, [1, 1], and hidden, [1, 1, width], to what the vocabulary head reads and the next state."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepGraph:
-    """One of the graphs.
+class Step(NamedTuple):
+    """One of the graphs; head is the role of its vocabulary head among the tensors."""
 
-    head: Role of its vocabulary head among the tensors.
-    """
-
-    file: str
     width: int
     next_width: int
     head: str
     body: Body
 
-
-def write_steps(
-    steps: Sequence[StepGraph], tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
-) -> dict[str, ir.Model]:
-    """Write the weights, and return the graphs over them by file name."""
-    return {step.file: _write_step(step, StepWriter(tensors, weights, rule)) for step in steps}
-
-
-def _write_step(step: StepGraph, writer: StepWriter) -> ir.Model:
-    input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
-    given, hidden = writer.input_state("hidden", [1, 1, step.width])
-    features, state = step.body(writer, input_ids, hidden)
-    rows = writer.tensors[step.head].rows
-    logits = writer.output("logits", writer.head(step.head, features), [1, 1, rows])
-    outputs = [logits, writer.output("state", state, [1, 1, step.next_width])]
-    return writer.nodes.model("step", [input_ids, given], outputs)
-
-
-def medusa_step(i: int, num_blocks: int) -> Body:
-    """Residual blocks on the target's hidden state, the state of all steps (Cai et al., arXiv:2401.10774)."""
-
-    def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        x = hidden
-        for block in range(num_blocks):
-            x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
-        return x, hidden
-
-    return body
-
-
-def hydra_step(i: int, num_blocks: int) -> Body:
-    """Blocks on the hidden state and the embeddings of all tokens since (Ankner et al., arXiv:2402.05109).
-
-    All of these, one after the other, are the state. The first block projects what it adds to as well.
-    """
-
-    def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        state = writer.op("Concat", hidden, writer.rows("embedding", input_ids), axis=-1)
-        active = writer.silu(writer.multiply(f"{i}.0", state))
-        x = writer.op("Add", writer.multiply(f"{i}.residual", state), active)
-        for block in range(1, num_blocks):
-            x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
-        return x, state
-
-    return body
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mixing:
-    """The roles of a step of an MLP or LSTM speculator among the tensors, and how state and token are mixed.
-
-    alpha: Weight of the token's embedding over that of the state.
-    scales_input: Whether the target's hidden state is normed and divided by √2.
-    last_token: The last one with a row in the embedding, which later ones are read as; None where each has one.
-    """
-
-    projection: str
-    embedding: str
-    norm: str
-    alpha: float
-    scales_input: bool
-    last_token: int | None = None
-
-    def token(self, writer: StepWriter, input_ids: ir.Value) -> ir.Value:
-        """The weighted embedding of a token."""
-        if self.last_token is not None:
-            # Gathered outside of a matrix of blocks, a row would be whatever lies there.
-            input_ids = writer.op("Min", input_ids, writer.constant("last_token", np.array(self.last_token)))
-        return writer.scale(writer.rows(self.embedding, input_ids), self.alpha)
-
-    def scaled(self, writer: StepWriter, hidden: ir.Value, width: int) -> ir.Value:
-        if not self.scales_input:
-            return hidden
-        gain = np.full(width, 0.5**0.5, writer.floats)
-        return writer.normalize(hidden, writer.weights.append("input_gain", [gain], gain.shape))
-
-
-def mlp_step(mixing: Mixing, width: int) -> Body:
-    """state = gelu(norm(projected state + alpha · embedding)) (Wertheimer et al., arXiv:2404.19124)."""
-
-    def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        projected = writer.multiply(mixing.projection, mixing.scaled(writer, hidden, width))
-        token = mixing.token(writer, input_ids)
-        state = writer.gelu(writer.norm(mixing.norm, writer.op("Add", projected, token)))
-        return state, state
-
-    return body
-
-
-def lstm_step(mixing: Mixing, width: int, size: int, *, is_first: bool) -> Body:
-    """A cell with gates, whose four parts add the same embedding; its state is output and cell, in this order.
-
-    The first step's cell is zero, and its state the target's hidden state.
-    """
-
-    def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        cell, given = None, hidden
-        if is_first:
-            given = mixing.scaled(writer, hidden, width)
-        else:
-            given, cell = writer.split(hidden, [size, size])
-        token = mixing.token(writer, input_ids)
-        parts = writer.split(writer.multiply(mixing.projection, given), [size] * 4)
-        forget, enter, leave, candidate = (writer.op("Add", part, token) for part in parts)
-        candidate = writer.gelu(writer.norm(mixing.norm, candidate))
-        filled = writer.op("Mul", candidate, writer.op("Sigmoid", enter))
-        if cell is not None:
-            filled = writer.op("Add", writer.op("Mul", cell, writer.op("Sigmoid", forget)), filled)
-        active = writer.gelu(writer.norm("state_norm", filled))
-        output = writer.op("Mul", active, writer.op("Sigmoid", leave))
-        return output, writer.op("Concat", output, filled, axis=-1)
-
-    return body
-
-
-def step_graph(i: int) -> str:
-    """The file name of the graph of a step."""
-    return f"model_step_{i}.onnx"
+    def write_graph(self, writer: StepWriter) -> ir.Model:
+        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
+        given, hidden = writer.input_state("hidden", [1, 1, self.width])
+        features, state = self.body(writer, input_ids, hidden)
+        rows = writer.tensors[self.head].rows
+        logits = writer.output("logits", writer.head(self.head, features), [1, 1, rows])
+        outputs = [logits, writer.output("state", state, [1, 1, self.next_width])]
+        return writer.nodes.model("step", [input_ids, given], outputs)
 
 
 def without_prefixes(source: HeadSource) -> HeadSource:
@@ -243,7 +129,7 @@ def plan_steps(
     name: str,
     method: str,
     target: LoadedSource,
-    steps: list[StepGraph],
+    steps: Sequence[Step],
     tensors: Mapping[str, StoredTensor],
     *,
     num_steps: int | None = None,
@@ -257,13 +143,13 @@ def plan_steps(
         num_steps: The steps of a draft, where the last graph serves several.
         layer: The layer of the target after which it reads; None for the state after the final norm.
     """
-    files = [step.file for step in steps]
-    files += files[-1:] * ((num_steps or len(files)) - len(files))
+    files = [f"model_step_{i}.onnx" for i in range(len(steps))]
 
     def write(
         manifest: Manifest, roles: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
     ) -> dict[str, ir.Model]:
-        return write_steps(steps, roles, weights, rule)
+        made = zip(files, steps, strict=True)
+        return {file: step.write_graph(StepWriter(roles, weights, rule)) for file, step in made}
 
     return HeadPlan(
         dialect=name,
@@ -273,7 +159,7 @@ def plan_steps(
             target_layers=(target.config.num_layers if layer is None else layer,),
             target_hidden_size=target.config.hidden_size,
             state_size=steps[0].width,
-            step_graphs=tuple(files),
+            step_graphs=(*files, *files[-1:] * ((num_steps or len(files)) - len(files))),
         ),
         kv_cache=_NO_CACHE,
         tensors=tensors,
