@@ -5,13 +5,13 @@ What is read is passed on at once where the form allows it.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from edgespec.text.call_events import CallOutput
 from edgespec.text.formats import Body, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
-from edgespec.text.notations import WrittenCall, escape_halves, load_json, parse_pairs, parse_python, write_json
+from edgespec.text.notations import escape_halves, load_json, parse_pairs, parse_python, write_json
 from edgespec.text.text_reader import EndOfText, JsonScanner, Reading, TextReader
 from edgespec.text.tool import Tool
 
@@ -108,7 +108,8 @@ class CallBodyReader:
                 yield from reader.skip_space()
                 if (yield from reader.peek()) == '"':
                     continue
-            yield from self._require_next("}")
+            if (yield from reader.peek()) != "}":
+                raise NoCall
         reader.at += 1
         if self._output.num_calls == num_calls:
             self._require_known(name)
@@ -116,10 +117,6 @@ class CallBodyReader:
                 raise NoCall
             self._pass_on(name, "{}")
         reader.keep()
-
-    def _require_next(self, character: str) -> Reading[None]:
-        if (yield from self._reader.peek()) != character:
-            raise NoCall
 
     def _arguments(self, name: str) -> Reading[None]:
         """Pass on arguments as they come; a text that holds them, and null, once they are whole."""
@@ -251,12 +248,10 @@ class CallBodyReader:
             if isinstance(body, PairsBody):
                 calls = [parse_pairs("".join(parts), body.quote)]
             else:
-                calls = parse_python("".join(parts), {name: _argument_names(t) for name, t in self._tools.items()})
+                names = {name: list(tool.parameters.get("properties", {})) for name, tool in self._tools.items()}
+                calls = parse_python("".join(parts), names)
         except ValueError:
             raise NoCall from None
-        self._pass_on_all(calls)
-
-    def _pass_on_all(self, calls: Sequence[WrittenCall]) -> None:
         for call in calls:
             self._require_known(call.name)
         for call in calls:
@@ -290,21 +285,13 @@ def _is_of_name(character: str) -> bool:
     return character.isalnum() or character in "_-:"
 
 
-def _argument_names(tool: Tool) -> list[str]:
-    return list(tool.parameters.get("properties", {}))
-
-
 def _key_and_type(body: TagBody, tool: Tool, written: str) -> tuple[str, Any]:
     """The name of an argument, and the type of its value: as the model says, or else its schema."""
     for mark, kind in zip(body.kinds, ("string", None), strict=True):
         if mark and written.endswith(mark):
             return written.removesuffix(mark), kind
-    return written, _type_of(tool, written)
-
-
-def _type_of(tool: Tool, key: str) -> Any:
-    schema = tool.parameters.get("properties", {}).get(key)
-    return schema.get("type") if isinstance(schema, Mapping) else None
+    schema = tool.parameters.get("properties", {}).get(written)
+    return written, schema.get("type") if isinstance(schema, Mapping) else None
 
 
 def _as_json(text: str) -> str:

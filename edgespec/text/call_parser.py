@@ -203,11 +203,6 @@ class CallReader:
         for part in found:
             if isinstance(part, CallStart):
                 self.has_calls = True
-                part = replace(part, id=_make_call_id())
+                part = replace(part, id="call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24)))
             parts.append(part)
         return parts
-
-
-def _make_call_id() -> str:
-    """A name for a call that no other has."""
-    return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))

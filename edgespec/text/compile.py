@@ -3,6 +3,8 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -31,25 +33,28 @@ _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is w
 _LOCATED_S = 2.0  # for which they are tried
 _MAX_COMPILED = 32  # grammars that are kept for later answers
 _OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
+_LIBRARY_GRAMMARS: dict[str, Any] = {
+    "json_schema": partial(llguidance.LLMatcher.grammar_from_json_schema, overrides=_JSON_OPTIONS),
+    "regex": llguidance.LLMatcher.grammar_from_regex,
+    "grammar": llguidance.LLMatcher.grammar_from_lark,
+}
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledGrammar:
     """A grammar over the tokens of one model.
 
     kind: That of its ResponseFormat.
+    matcher: At the beginning of a text; each thread has a copy.
     largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
     """
 
-    def __init__(
-        self, kind: str, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int
-    ) -> None:
-        self.kind, self._matcher = kind, matcher
-        self.vocabulary, self.closer, self.largest_opening = vocabulary, closer, largest_opening
-
-    def start(self) -> Any:
-        """A matcher at the beginning of a text, for one thread."""
-        return self._matcher.deep_copy()
+    kind: str
+    matcher: Any
+    vocabulary: GrammarVocabulary
+    closer: Closer
+    largest_opening: int
 
 
 class GrammarCompiler:
@@ -114,7 +119,7 @@ class GrammarCompiler:
             max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS, verbose_errors=False
         )
         try:
-            grammar = _library_grammar(wanted)
+            grammar = _LIBRARY_GRAMMARS[wanted.kind](wanted.source)
             return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
@@ -139,12 +144,3 @@ class GrammarCompiler:
                 if (matcher if isinstance(matcher, str) else first_words(matcher.get_error())) == reason:
                     place = pointer
         return f" (at {place})"
-
-
-def _library_grammar(wanted: ResponseFormat) -> str:
-    match wanted.kind:
-        case "json_schema":
-            return str(llguidance.LLMatcher.grammar_from_json_schema(wanted.source, overrides=_JSON_OPTIONS))
-        case "regex":
-            return str(llguidance.LLMatcher.grammar_from_regex(wanted.source))
-    return str(llguidance.LLMatcher.grammar_from_lark(wanted.source))

@@ -113,7 +113,10 @@ class GrammarConstraint(TokenConstraint):
         if last.position == len(answer) and last.way and last.way[0] == token:
             return True
         behind = self._checked_walk(append(answer, [token]))
-        return behind is None or self._has_way(behind.checks[-1])
+        if behind is None:
+            return True
+        check = behind.checks[-1]
+        return check.way is not None and len(check.way) <= self._limit - check.position
 
     def way_out(self, answer: TokenIds) -> int:
         walk = self._checked_walk(answer)
@@ -144,7 +147,7 @@ class GrammarConstraint(TokenConstraint):
         """The grammar behind an answer; None where the answer has ended or does not match."""
         walk: _Walk | None = getattr(self._threads, "walk", None)
         if walk is None:
-            walk = self._threads.walk = _Walk(self._grammar.start())
+            walk = self._threads.walk = _Walk(self._grammar.matcher.deep_copy())
         shared = _num_shared(walk.tokens, answer)
         if num_back := len(walk.tokens) - shared:
             walk.matcher.rollback(num_back)
@@ -190,9 +193,6 @@ class GrammarConstraint(TokenConstraint):
         if last and last.way and len(last.way) <= left and closer.leads_to_end(walk.matcher, last.way):
             return last.way  # within a text it stays the same, and to find one takes a hundred times as long
         return closer.find(walk.matcher, left)
-
-    def _has_way(self, check: _Check) -> bool:
-        return check.way is not None and len(check.way) <= self._limit - check.position
 
     def _bias_of(self, matcher: Matcher) -> npt.NDArray[np.float32]:
         if matcher.is_stopped():  # any end token is as good

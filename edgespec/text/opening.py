@@ -29,21 +29,15 @@ def largest_opening(schema: Any, *, is_part: bool = False) -> int:
     """
     root, known = schema, dict[int, int]()
     # The shortest answer is known, and one of several values or matches may be longer.
-    has_whole = is_part or _holds_itself(schema) or _may_branch(schema)
     parts = [part for _, part in subschemas(schema)]
+    holds_itself = any(isinstance(part, Mapping) and part.get("$ref") == "#" for part in parts)
+    may_branch = isinstance(schema, Mapping) and not _BRANCHING.isdisjoint(schema)
+    has_whole = is_part or holds_itself or may_branch
     try:
         least = [_least_bytes(part, root, known) for part in parts[0 if has_whole else 1 :]]
         return max([2, *least, *(_least_pair(part, root, known) for part in parts)])
     except RecursionError:  # references through hundreds of levels
         return _ENDLESS
-
-
-def _holds_itself(schema: Any) -> bool:
-    return any(isinstance(part, Mapping) and part.get("$ref") == "#" for _, part in subschemas(schema))
-
-
-def _may_branch(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and not _BRANCHING.isdisjoint(schema)
 
 
 def _least_bytes(schema: Any, root: Any, known: dict[int, int]) -> int:

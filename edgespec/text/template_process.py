@@ -107,8 +107,9 @@ def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
         exchange.join(_POLL_S)
         if monotonic() - started > _MAX_S:
             raise ModelError(f"{_REFUSED}: it does not finish within {_MAX_S:.0f} s")
-        if _resident_bytes(process.pid) > most_bytes:
-            raise ModelError(f"{_REFUSED}: it takes more than {most_bytes >> 20} MiB")
+        with suppress(psutil.Error):
+            if psutil.Process(process.pid).memory_info().rss > most_bytes:
+                raise ModelError(f"{_REFUSED}: it takes more than {most_bytes >> 20} MiB")
     if not answers or not answers[0]:
         raise ModelError(
             f"{_REFUSED}: {sys.executable}, which renders it, ended; was the engine closed, or is memory short?"
@@ -123,12 +124,6 @@ def _exchange(process: "subprocess.Popen[bytes]", request: bytes, answers: list[
         process.stdin.write(request)
         process.stdin.flush()
         answers.append(process.stdout.readline())
-
-
-def _resident_bytes(pid: int) -> int:
-    with suppress(psutil.Error):
-        return int(psutil.Process(pid).memory_info().rss)
-    return 0
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

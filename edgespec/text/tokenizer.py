@@ -108,7 +108,7 @@ class Tokenizer:
 
     def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
         """Raises ManifestError: The file is not a tokenizer, or is malicious."""
-        self._path = path
+        self.path = path  # the tokenizer.json that was read
         self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
         self._tokenizer.encode_special_tokens = (
             True  # the library's option by which special tokens in a text stay text
@@ -126,11 +126,6 @@ class Tokenizer:
         self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
 
     @property
-    def path(self) -> Path:
-        """The tokenizer.json that was read."""
-        return self._path
-
-    @property
     def pieces(self) -> dict[int, str]:
         """The spelling of each token of the vocabulary, by id."""
         return {token: piece for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -141,11 +136,10 @@ class Tokenizer:
         decoder = self._tokenizer.decoder
         is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         added = self._tokenizer.get_added_tokens_decoder()
-        special = set(self.special_tokens.values())
         return {
             token: _decode_byte_level(piece) if is_byte_level and token not in added else _decode_piece(piece)
             for token, piece in self.pieces.items()
-            if token not in special
+            if token not in self._special_ids
         }
 
     def piece(self, token: int) -> str | None:
@@ -157,7 +151,7 @@ class Tokenizer:
         """True if the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
         if not self._has_byte_tokens:
             return False
-        last = next((token for token in reversed(tokens) if token not in self.special_tokens.values()), None)
+        last = next((token for token in reversed(tokens) if token not in self._special_ids), None)
         return last is not None and _BYTE_PIECE.fullmatch(self.piece(last) or "") is not None
 
     def encode(self, text: str, *, special: bool = False, ignore: str = "") -> TokenIds:
@@ -177,7 +171,7 @@ class Tokenizer:
                 ids.append(self.special_tokens[token])
             else:
                 plain = part.replace(ignore, "") if ignore else part
-                with translate_errors(self._path, ManifestError, "export the model again"):
+                with translate_errors(self.path, ManifestError, "export the model again"):
                     ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
         if self._bos and ids[:1] != self._bos:
             ids = [*self._bos, *ids]

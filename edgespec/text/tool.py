@@ -137,9 +137,9 @@ def _parse_tool(given: Any, where: str) -> Tool:
     name = _require_name(stated.get("name"), place)
     return Tool(
         name=name,
-        description=_require_text(stated.get("description"), name, f"{place}.description"),
+        description=_require_kind(stated.get("description"), str, "a text", name, f"{place}.description") or "",
         parameters=_require_schema(stated.get("parameters"), name, f"{place}.parameters"),
-        strict=_require_switch(stated.get("strict"), name, f"{place}.strict"),
+        strict=bool(_require_kind(stated.get("strict"), bool, "true or false", name, f"{place}.strict")),
         place=place,
     )
 
@@ -153,18 +153,10 @@ def _require_name(name: Any, where: str) -> str:
     return name
 
 
-def _require_text(text: Any, name: str, where: str) -> str:
-    if text is not None and not isinstance(text, str):
-        raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(text)}; wanted a text", field=where)
-    return text or ""
-
-
-def _require_switch(value: Any, name: str, where: str) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise ToolError(
-            f"{where} of the tool '{name}' is {reprlib.repr(value)}; wanted true or false", field=where
-        )
-    return bool(value)
+def _require_kind(value: Any, kind: type, wanted: str, name: str, where: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(value)}; wanted {wanted}", field=where)
+    return value
 
 
 def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
@@ -204,7 +196,7 @@ def parse_choice(given: Any, tools: Sequence[Tool]) -> str:
     if given is None:
         return "auto"
     if isinstance(given, Mapping):
-        given = _named(given)
+        given = _name_in(given)
     elif given in CHOICES:
         if given == "required" and not tools:
             raise UsageError("tool_choice is 'required', and there are no tools; give tools, or leave it out")
@@ -218,7 +210,7 @@ def parse_choice(given: Any, tools: Sequence[Tool]) -> str:
     return given
 
 
-def _named(given: Mapping[str, Any]) -> Any:
+def _name_in(given: Mapping[str, Any]) -> Any:
     """The name in a choice of one function, in the form of chat completions or of responses."""
     stated = given.get("function", given)
     if given.get("type") != "function" or not isinstance(stated, Mapping) or "name" not in stated:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
+from os.path import commonprefix
 from re import search
 from typing import Any, Protocol
 
@@ -145,7 +146,7 @@ class _Probe:
         """True if a call can be read from what the template writes for it."""
         for follows in ([_result()], []):  # some templates write calls only if results follow, others otherwise
             whole = self.text([_USER, message, *follows], **names)
-            same = _num_same(whole, self.text([_USER], **names))
+            same = len(commonprefix([whole, self.text([_USER], **names)]))  # noqa: RUF071  characters are meant
             # What both begin with may hold the first characters of a call: <think> and <tool_call>.
             for start in {same, max(whole.rfind(begin, 0, same) for begin in "<[>")} - {-1}:
                 if self._reads(format, whole[start:].partition(_RESULT)[0]):
@@ -159,12 +160,6 @@ class _Probe:
             if len(calls) == 1 and calls[0].parse() == {"place": _VALUE}:
                 return True
         return False
-
-
-def _num_same(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _call(content: str | None, has_text: bool) -> dict[str, Any]:
