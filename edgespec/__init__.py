@@ -84,8 +84,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import LoadProgress
     from edgespec.text.call_events import CallArguments, CallEnd, CallStart, in_order
-    from edgespec.text.chat_template import Message, Turn
-    from edgespec.text.messages import CallMessage, ResultMessage
+    from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
     from edgespec.text.prompt_encoder import parse_ids, parse_messages
     from edgespec.text.response_format import read_format
     from edgespec.text.tokenizer import TextStream, Tokenizer
@@ -209,8 +208,7 @@ _WING_NAMES = _by_name(
         "setup.profile": "Profile",
         "setup.wish": "Wish",
         "text.call_events": "in_order",
-        "text.chat_template": "Turn",
-        "text.messages": "CallMessage ResultMessage",
+        "text.chat_template": "CallMessage ResultMessage Turn",
         "text.prompt_encoder": "parse_ids parse_messages",
         "text.response_format": "read_format",
         "text.tokenizer": "TextStream Tokenizer",

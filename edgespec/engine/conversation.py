@@ -22,8 +22,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.text.chat_template import Message, Turn
-from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
 from edgespec.text.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
-from edgespec.text.chat_template import ROLES, Message, Turn
-from edgespec.text.messages import CallMessage, ResultMessage, parse_calls
+from edgespec.text.chat_template import ROLES, CallMessage, Message, ResultMessage, Turn, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
 _MAX_BYTES = 64 << 20

@@ -10,8 +10,16 @@ import numpy as np
 
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
-from edgespec.text.chat_template import ROLES, Message, Turn, encode_chat
-from edgespec.text.messages import CallMessage, ResultMessage, parse_calls, require_answerable
+from edgespec.text.chat_template import (
+    ROLES,
+    CallMessage,
+    Message,
+    ResultMessage,
+    Turn,
+    encode_chat,
+    parse_calls,
+    require_answerable,
+)
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool import Tool

@@ -11,7 +11,7 @@ from scripted import scripted_engine
 
 from edgespec import ContextOverflow, Message, UsageError
 from edgespec.engine.conversation import Conversation
-from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.chat_template import CallMessage, ResultMessage
 
 
 def weather(city: str) -> str:

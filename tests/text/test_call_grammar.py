@@ -49,7 +49,9 @@ pytestmark = pytest.mark.usefixtures("one_template_process")
 @pytest.fixture
 def make(tiny_model: Path, tmp_path: Path) -> Make:
     def make(format: CallFormat, answer: str = "", **settings: Any) -> Engine:
-        template = "{# " + " ".join(format.signs[0] if format.signs else (format.frames[0][0],)) + " #}" + TOOL_TEMPLATE
+        template = (
+            "{# " + " ".join(format.signs[0] if format.signs else (format.frames[0][0],)) + " #}" + TOOL_TEMPLATE
+        )
         rule = answer_always(answer)
         return scripted_engine(tiny_model, tmp_path, rule, template, special_marks(format), **settings)
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.text.chat_template import Message, names_for
-from edgespec.text.messages import CallMessage, ResultMessage
+from edgespec.text.chat_template import CallMessage, Message, ResultMessage, names_for
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tool import ToolCall, parse_tools
 from edgespec.text.tool_template import ToolTemplate, probe_template
