@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -97,7 +96,7 @@ def export_model(
         context_length=context_length,
     )
 
-    def export_as(options: ExportOptions, output: Path, report: Report, *, is_quick: bool) -> Manifest:
+    def export_as(options: ExportOptions, output: Path, report: Report, is_quick: bool) -> Manifest:
         report(f"reading {source}")
         show_progress("reading the file's tokenizer and its list of weights")
         planned = plan_model(source, options, is_checked=open_decoder is not None)
@@ -105,7 +104,10 @@ def export_model(
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
-            _report_contents(planned, report)
+            if num_left_out := planned.loaded.num_left_out:
+                report(f"leaving out {num_left_out} tensors {planned.loaded.use_of_left_out}")
+            num_layers = planned.loaded.config.num_layers
+            report(f"writing {num_layers} layers in {planned.rule.precision} precision")
             tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
             manifest = _describe(name or utf8_name(output.name), planned, origin, tokenizer)
             written = ExportProgress(planned.cost.write_bytes, report, manifest.name, progress)
@@ -120,7 +122,7 @@ def export_model(
             return finish(folder, manifest)
 
     try:
-        return export_as(options, output, report, is_quick=is_quick)
+        return export_as(options, output, report, is_quick)
     except PrecisionLoss as loss:
         passing = _find_passing(export_as, replace(options, precision=loss.precision), output, report)
         raise PrecisionLoss(f"{loss}. {passing}") from None
@@ -135,13 +137,6 @@ def _require_steps(
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
     if open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-
-
-def _report_contents(planned: PlannedModel, report: Report) -> None:
-    loaded = planned.loaded
-    if loaded.num_left_out:
-        report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
-    report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")
 
 
 def _describe(name: str, planned: PlannedModel, origin: Origin, tokenizer: Tokenizer) -> Manifest:
@@ -191,10 +186,8 @@ def _write_draft_head(folder: Path, loaded: LoadedSource, trimming: Trimming) ->
     return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}
 
 
-class _ExportAs(Protocol):
-    """Exports the source to an output with some options."""
-
-    def __call__(self, options: ExportOptions, output: Path, report: Report, *, is_quick: bool) -> Manifest: ...
+_ExportAs = Callable[[ExportOptions, Path, Report, bool], Manifest]
+"""Exports the source to an output with some options; the last tells whether quickly."""
 
 
 def _find_passing(export: _ExportAs, options: ExportOptions, output: Path, report: Report) -> str:
@@ -207,7 +200,7 @@ def _find_passing(export: _ExportAs, options: ExportOptions, output: Path, repor
         try:
             with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
                 wanted = replace(options, precision=other)
-                check = export(wanted, Path(folder) / other, lambda line: None, is_quick=True).check
+                check = export(wanted, Path(folder) / other, lambda line: None, True).check
         except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
             continue
         if check is not None:

@@ -49,18 +49,18 @@ def written_bytes(
 ) -> int:
     """The bytes of the weights and graphs that a function writes, with the texts of a vocabulary."""
     weights = _CountedWeights(Path(file))
-    graphs = write({role: _Unread.of(tensor) for role, tensor in tensors.items()}, weights)
+    unread = {
+        role: _Unread(**{field.name: getattr(tensor, field.name) for field in fields(tensor)})
+        for role, tensor in tensors.items()
+    }
+    graphs = write(unread, weights)
     graphs_bytes: int = sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
     texts = vocabulary.tokenizer_json, vocabulary.chat_template or ""
-    return weights.num_bytes + graphs_bytes + sum(len(text.encode()) for text in texts) + OTHER_BYTES
+    return weights.end + graphs_bytes + sum(len(text.encode()) for text in texts) + OTHER_BYTES
 
 
 class _Unread(StoredTensor):
     """A tensor of which every operation sees one row of zeros, so that nothing is read."""
-
-    @classmethod
-    def of(cls, tensor: StoredTensor) -> "_Unread":
-        return cls(**{field.name: getattr(tensor, field.name) for field in fields(tensor)})
 
     def chunks(self) -> Iterator[Bytes]:
         yield np.zeros((1, self.row_bytes), np.uint8)
@@ -77,13 +77,7 @@ class _CountedWeights(WeightsFile):
     """Counts the bytes of weights by the shapes of their tensors, and writes nothing."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._end = 0
-        self._written = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return self._end
+        self.path, self.end, self._written = path, 0, {}
 
     def append(
         self,
@@ -98,6 +92,6 @@ class _CountedWeights(WeightsFile):
         seen, extents = list(parts), list(shape)
         dtype = dtype or ir.DataType.from_numpy(seen[0].dtype)
         length = int(prod(extents) * dtype.itemsize)
-        start = aligned(self._end, length)
-        self._end = start + length
+        start = aligned(self.end, length)
+        self.end = start + length
         return self.initializer(name, dtype, extents, start, length)

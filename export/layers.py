@@ -87,17 +87,15 @@ class LayerWriter:
         """Cosines and sines by position, shared by all layers with the rotary."""
         if rotary not in self.tables:
             angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
-            scale, number = np.float32(rotary.scale), self._number(rotary)
+            # Its index among the rotaries of the whole model, whichever layers are kept.
+            number = list(dict.fromkeys(layer.rotary for layer in self.config.layers)).index(rotary)
+            scale = np.float32(rotary.scale)
             cos, sin = ((wave(angles) * scale).astype(self.floats) for wave in (np.cos, np.sin))
             self.tables[rotary] = (
                 self.weights.append(f"cos_{number}", [cos], cos.shape),
                 self.weights.append(f"sin_{number}", [sin], sin.shape),
             )
         return self.tables[rotary]
-
-    def _number(self, rotary: Rotary) -> int:
-        """Its index among the rotaries of the whole model, whichever layers are kept."""
-        return list(dict.fromkeys(layer.rotary for layer in self.config.layers)).index(rotary)
 
     def attention(
         self,

@@ -198,20 +198,17 @@ def _read_graph(source: Path, graph: ir.Graph) -> dict[str, Any]:
     if past is None or past.shape is None or len(past.shape) != 4 or "logits" not in outputs:
         raise SourceError(f"optimum's graph of {source} has no key-value cache in a known form")
     logits = outputs["logits"].shape
-    sizes = {
+    sizes: dict[str, Any] = {
         "heads": past.shape[1],
         "head size": past.shape[3],
         "vocabulary": logits[2] if logits and len(logits) == 3 else None,
     }
-    num_kv_heads, head_dim, vocab_size = (_require_size(source, what, size) for what, size in sizes.items())
+    for what, size in sizes.items():
+        if not isinstance(size, int):
+            raise SourceError(f"optimum's graph of {source} does not fix its {what} ({size}), wanted a number")
+    num_kv_heads, head_dim, vocab_size = sizes.values()
     return {
         "signature": names,
         "vocab_size": vocab_size,
         "kv_cache": KVCache(form="growing", num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim),
     }
-
-
-def _require_size(source: Path, what: str, size: object) -> int:
-    if not isinstance(size, int):
-        raise SourceError(f"optimum's graph of {source} does not fix its {what} ({size}), wanted a number")
-    return size

@@ -78,33 +78,28 @@ def atomic_folder(output: Path, needed_bytes: int = 0, report: Report = lambda l
 
 
 @contextmanager
-def _remove_new_parents(output: Path) -> Iterator[None]:
-    """Remove, after a failure, the empty folders above output that did not exist before."""
+def _lock_output(output: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of output; after a failure the empty folders above it go that did not exist before."""
     missing = [parent for parent in output.parents if not os.path.lexists(parent)]
     try:
-        yield
+        with ExitStack() as stack:
+            try:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                lock = hold_lock(
+                    output.with_name(f".{output.name}.lock"),
+                    lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
+                )
+                stack.enter_context(lock)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write to {output.parent}: {error.strerror}; choose another --output"
+                ) from None
+            yield
     except BaseException:
         with defer_signals(), suppress(OSError):  # another process has begun to use them
             for parent in missing:
                 parent.rmdir()
         raise
-
-
-@contextmanager
-def _lock_output(output: Path, report: Report) -> Iterator[None]:
-    with _remove_new_parents(output), ExitStack() as stack:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            lock = hold_lock(
-                output.with_name(f".{output.name}.lock"),
-                lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
-            )
-            stack.enter_context(lock)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
-            ) from None
-        yield
 
 
 class ExportProgress:

@@ -74,27 +74,19 @@ def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
     highest = np.float32((1 << bits) - 1)
     low = block.min(axis=2, keepdims=True)
     extent = block.max(axis=2, keepdims=True) - low
-    best: tuple[Floats, Floats, Floats] | None = None  # levels, scales, minima
+    best: list[Floats] = []  # levels, scales, minima
     least: Floats = np.full_like(low, np.inf)
     for share in _RANGES:
         scales, minima = extent * np.float32(share / highest), low + extent * np.float32((1 - share) / 2)
         for _ in range(1 + _REFINEMENTS):
             levels = np.clip(np.rint((block - minima) * _inverse(scales)), 0, highest)
             errors = np.square(levels * scales + minima - block).sum(axis=2, keepdims=True)
-            found = (levels, scales, minima)
             better = errors < least
             least = np.where(better, errors, least)
-            best = found if best is None else _select(better, found, best)
+            found = [levels, scales, minima]
+            best = [np.where(better, new, old) for new, old in zip(found, best or found, strict=True)]
             scales, minima = _least_squares(block, levels, scales)
-    assert best is not None
     return split_minimum(bits, block_size, best[0].astype(np.uint8), best[1][..., 0], best[2][..., 0])
-
-
-def _select(
-    better: npt.NDArray[np.bool_], one: tuple[Floats, ...], other: tuple[Floats, Floats, Floats]
-) -> tuple[Floats, Floats, Floats]:
-    levels, scales, minima = (np.where(better, new, old) for new, old in zip(one, other, strict=True))
-    return levels, scales, minima
 
 
 def _least_squares(block: Floats, levels: Floats, scales: Floats) -> tuple[Floats, Floats]:

@@ -119,7 +119,11 @@ class _Reference:
 
     def _linear(self, rows: list[Floats], role: str) -> list[Floats]:
         bias = self.tensors.get(f"{role}_bias")
-        stacked = [self._stack(rows, model) for model in range(len(self.models))]
+        # The rows of all streams of a model are multiplied at once.
+        stacked = [
+            np.concatenate([x for x, stream in zip(rows, self.streams, strict=True) if stream.model == model])
+            for model in range(len(self.models))
+        ]
         products: list[list[Floats]] = [[] for _ in self.models]
         for parts in zip(*(model[role].floats() for model in self.models), strict=True):
             self.observe(role, parts)
@@ -128,10 +132,6 @@ class _Reference:
         joined = [np.concatenate(product, axis=-1) for product in products]
         found = self._unstack(joined, rows)
         return found if bias is None else [product + bias.vector() for product in found]
-
-    def _stack(self, rows: list[Floats], model: int) -> Floats:
-        """The rows of all streams of a model, to be multiplied at once."""
-        return np.concatenate([x for x, stream in zip(rows, self.streams, strict=True) if stream.model == model])
 
     def _unstack(self, stacked: list[Floats], rows: list[Floats]) -> list[Floats]:
         """Stacked products as one for each stream, with as many rows as it has."""

@@ -121,7 +121,9 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
     whole = read_safetensors(folder)
     if pooling:
-        whole = _name_as_decoder(whole)
+        # By their names below a vocabulary head; models saved without one lack a prefix.
+        prefix = "" if any(name.startswith("model.") for name in whole) else "model."
+        whole = {name if name.startswith("lm_head.") else prefix + name: each for name, each in whole.items()}
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored, context_length)
@@ -138,12 +140,6 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         sampling=read_sampling(folder),
         pooling=pooling,
     )
-
-
-def _name_as_decoder(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Tensors by the names that they have below a vocabulary head; models saved without one lack a prefix."""
-    prefix = "" if any(name.startswith("model.") for name in stored) else "model."
-    return {name if name.startswith("lm_head.") else prefix + name: each for name, each in stored.items()}
 
 
 def read_sampling(folder: Path) -> SuggestedSampling | None:

@@ -28,7 +28,7 @@ class WeightsFile:
         self.path = path
         self._progress = progress
         self._file = path.open("wb")
-        self._end = 0
+        self.end = 0  # bytes so far
         self._written: dict[str, ir.ExternalTensor] = {}
 
     def __enter__(self) -> "WeightsFile":
@@ -57,13 +57,12 @@ class WeightsFile:
             return known
         parts = iter(parts)
         first = next(parts)
-        start = self._align(first.nbytes)
+        start = aligned(self.end, first.nbytes)
+        self._write(np.zeros(start - self.end, np.uint8))
         self._write(first)
         for part in parts:
             self._write(part)
-        return self.initializer(
-            name, dtype or ir.DataType.from_numpy(first.dtype), shape, start, self._end - start
-        )
+        return self.initializer(name, dtype or ir.DataType.from_numpy(first.dtype), shape, start, self.end - start)
 
     def find(self, name: str) -> ir.Value | None:
         """A new initializer over the array of a name, if there is one; a value belongs to one graph."""
@@ -81,14 +80,10 @@ class WeightsFile:
         self._written[name] = tensor
         return _value(tensor)
 
-    def _align(self, num_bytes: int) -> int:
-        self._write(np.zeros(aligned(self._end, num_bytes) - self._end, np.uint8))
-        return self._end
-
     def _write(self, part: npt.NDArray[np.generic]) -> None:
         self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-        self._end += part.nbytes
-        self._progress(self._end)
+        self.end += part.nbytes
+        self._progress(self.end)
 
 
 def _value(tensor: ir.ExternalTensor) -> ir.Value:

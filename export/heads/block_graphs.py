@@ -234,7 +234,11 @@ class _BlockWriter:
         query = self.write.scale(query, config.attention_scale)
         own = self.constant("own_heads", np.array([num_tokens, kv_heads, head_dim]))
         key, value = (op("Transpose", op("Reshape", each[1], own), perm=[1, 0, 2]) for each in (keys, values))
-        scores = op("Concat", *(self._times_transposed(query, each) for each in (keys[0], key)), axis=-1)
+        if self.write.rule.has_fused_products:
+            products = [op("FusedMatMul", query, each, transB=1) for each in (keys[0], key)]
+        else:
+            products = [op("MatMul", query, op("Transpose", each, perm=[0, 2, 1])) for each in (keys[0], key)]
+        scores = op("Concat", *products, axis=-1)
         shares = op("Softmax", scores, axis=-1)
         start, end = self._index(0), self._index(int(np.iinfo(np.int64).max))
         of_text = op("Slice", shares, start, num_before, self._index(2))
@@ -243,8 +247,3 @@ class _BlockWriter:
         apart = self.constant("apart", np.array([kv_heads, groups, num_tokens, head_dim]))
         row = self.constant("row", np.array([1, num_tokens, config.num_heads * head_dim]))
         return op("Reshape", op("Transpose", op("Reshape", attended, apart), perm=[2, 0, 1, 3]), row)
-
-    def _times_transposed(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        if self.write.rule.has_fused_products:
-            return self.op("FusedMatMul", x, y, transB=1)
-        return self.op("MatMul", x, self.op("Transpose", y, perm=[0, 2, 1]))

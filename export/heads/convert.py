@@ -1,6 +1,5 @@
 """From a drafting head and its target's source to a model folder, whole or not at all."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from edgespec.export.plan import ExportCost, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.settings import translate_unusual
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Origin, Signature
 from edgespec.system.console import show_progress
@@ -155,15 +153,11 @@ def export_head(
             np.save(folder / VOCAB_SUBSET, plan.tokens)
         with WeightsFile(folder / manifest.weights, ExportProgress(cost.write_bytes, report)) as weights:
             graphs = plan.write_graphs(manifest, plan.tensors, weights, rule)
-        _save(folder, graphs)
+        for file, graph in graphs.items():
+            ir.save(graph, folder / file)
         manifest = hash_files(folder, manifest, report)
         show_progress("")
         return finish(folder, manifest)
-
-
-def _save(folder: Path, graphs: Mapping[str, ir.Model]) -> None:
-    for file, graph in graphs.items():
-        ir.save(graph, folder / file)
 
 
 def _trim(plan: HeadPlan, target: LoadedSource, trimming: Trimming) -> HeadPlan:
@@ -183,13 +177,12 @@ def _trim(plan: HeadPlan, target: LoadedSource, trimming: Trimming) -> HeadPlan:
     always = target.vocabulary.eos_token_ids
     require_head_size(trimming.num_tokens, always, num_rows)
     tokens = frequent_tokens(target.vocabulary.tokenizer_json, trimming, always, num_rows)
-    trimmed = {role: _select_rows(head, tokens.astype(np.intp)) for role, head in heads.items()}
-    return replace(plan, tensors={**plan.tensors, **trimmed}, tokens=tokens)
-
-
-def _select_rows(tensor: StoredTensor, rows: Index) -> StoredTensor:
-    order = rows if tensor.row_order is None else tensor.row_order[rows]
-    return replace(tensor, rows=len(rows), row_order=order)
+    rows = tokens.astype(np.intp)
+    for role, head in heads.items():
+        heads[role] = replace(
+            head, rows=len(rows), row_order=rows if head.row_order is None else head.row_order[rows]
+        )
+    return replace(plan, tensors={**plan.tensors, **heads}, tokens=tokens)
 
 
 def _describe(name: str, target: LoadedSource, plan: HeadPlan, rule: Rule, form: str) -> Manifest:

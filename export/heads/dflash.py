@@ -7,10 +7,10 @@ after it, and where it is the last one mean the state after the final norm, as t
 (hidden_states[i + 1]); speculators counts from the embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
@@ -44,8 +44,7 @@ class _Stated:
     skips_known: bool
 
 
-class _Read(Protocol):
-    def __call__(self, source: HeadSource, target: LoadedSource, /) -> _Stated: ...
+_Read = Callable[[HeadSource, LoadedSource], _Stated]
 
 
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
@@ -135,7 +134,9 @@ def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
 
 def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of a head; read gives what its settings say."""
-    source = _unwrapped(source)
+    source = replace(
+        source, tensors={name.removeprefix(_WRAPPER): tensor for name, tensor in source.tensors.items()}
+    )
     stated = read(source, target)
     if not 2 <= stated.num_tokens <= _MAX_BLOCK_TOKENS:
         raise SourceError(
@@ -157,14 +158,18 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     head = vocabulary.head
-    order = _row_order(source, head, target)
+    # Rows of a Markov head follow the order in which those of a trimmed vocabulary head are read.
+    has_own_tokens = read_tokens(source, head.rows, target.config.vocab_size) is not None
+    order = head.row_order if has_own_tokens else None
     tensors["embedding"] = vocabulary.embedding
     if head is not vocabulary.embedding:  # the target's may be one matrix for both
         tensors["head"] = head
     tensors |= (markov := _read_markov(source, reader, config, head.rows, order))
     tensors |= (confidence := _read_confidence(source, reader, config, markov))
     reader.require_all_taken(name)
-    _require_shapes(source, tensors, config, columns)
+    shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}
+    shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, config.hidden_size))
+    require_shapes(source, tensors, shapes)
     block = BlockShape(
         config=replace(config, context_length=config.context_length + stated.num_tokens),
         num_tokens=stated.num_tokens,
@@ -194,18 +199,6 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         tokens=vocabulary.tokens,
         vocabulary_heads=("head", "markov_head"),
     )
-
-
-def _unwrapped(source: HeadSource) -> HeadSource:
-    return replace(
-        source, tensors={name.removeprefix(_WRAPPER): tensor for name, tensor in source.tensors.items()}
-    )
-
-
-def _row_order(source: HeadSource, head: StoredTensor, target: LoadedSource) -> Any:
-    """The order in which rows of a trimmed vocabulary head are read, which those of a Markov head follow."""
-    is_own = read_tokens(source, head.rows, target.config.vocab_size) is not None
-    return head.row_order if is_own else None
 
 
 def _markov_kind(source: HeadSource) -> str:
@@ -269,29 +262,12 @@ def _require_norms(source: HeadSource, tensors: dict[str, StoredTensor], num_lay
                 )
 
 
-def _require_shapes(
-    source: HeadSource, tensors: dict[str, StoredTensor], config: DecoderConfig, num_features: int
-) -> None:
-    hidden = config.hidden_size
-    shapes = {**layer_shapes(config, hidden), "fuse": (hidden, num_features)}
-    shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, hidden))
-    require_shapes(source, tensors, shapes)
-
-
 def _is_speculators(method: str, source: HeadSource) -> bool:
     return bool(source.settings.get("speculators_model_type") == method)
 
 
-def _is_deepseek(source: HeadSource) -> bool:
-    return any(name.endswith("DSparkModel") for name in source.architectures)
-
-
 def _is_specforge_dspark(source: HeadSource) -> bool:
     return _dflash_settings(source).get("projector_type") == "dspark" or "DSparkDraftModel" in source.architectures
-
-
-def _is_zlab(source: HeadSource) -> bool:
-    return "dflash_config" in source.settings.values or "DFlashDraftModel" in source.architectures
 
 
 BLOCK_DIALECTS: tuple[Dialect, ...] = (
@@ -303,11 +279,21 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         )
         for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
     ),
-    Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)),
+    Dialect(
+        name="DSpark",
+        recognizes=lambda source: any(name.endswith("DSparkModel") for name in source.architectures),
+        plan=partial(_plan, "DSpark", "dspark", _read_deepseek),
+    ),
     Dialect(
         name="DSpark (SpecForge)",
         recognizes=_is_specforge_dspark,
         plan=partial(_plan, "DSpark (SpecForge)", "dspark", _read_zlab),
     ),
-    Dialect(name="DFlash", recognizes=_is_zlab, plan=partial(_plan, "DFlash", "dflash", _read_zlab)),
+    Dialect(
+        name="DFlash",
+        recognizes=lambda source: (
+            "dflash_config" in source.settings.values or "DFlashDraftModel" in source.architectures
+        ),
+        plan=partial(_plan, "DFlash", "dflash", _read_zlab),
+    ),
 )
