@@ -16,8 +16,16 @@ from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, BlockShape
 from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
-from edgespec.export.heads.head_tensors import LAYER_NAMES, Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layers_config, read_numbers, require_layers
+from edgespec.export.heads.head_tensors import (
+    LAYER_NAMES,
+    Reader,
+    layer_settings,
+    layers_config,
+    read_numbers,
+    require_hidden_size,
+    require_layers,
+    require_shapes,
+)
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings

@@ -4,11 +4,10 @@ from pathlib import Path
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.dflash import BLOCK_DIALECTS
-from edgespec.export.heads.eagle import EAGLE_DIALECTS
+from edgespec.export.heads.eagle import EAGLE_DIALECTS, MTP_DIALECT
 from edgespec.export.heads.head_source import Dialect, HeadSource, is_pickle, read_head
 from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
 from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
-from edgespec.export.heads.mtp import MTP_DIALECT
 from edgespec.export.settings import SourceSettings, read_json
 
 # In the order in which they are tried.

@@ -1,4 +1,6 @@
-"""EAGLE heads: EAGLE-1 and 2 (Li et al., arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840) in three dialects.
+"""Heads of decoder layers that draft one token after another: EAGLE and multi-token prediction.
+
+EAGLE-1 and 2 (Li et al., arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840) in three dialects.
 
 An EAGLE-3 head reads hidden states of three layers, which a matrix fuses to one, and has a vocabulary head of its
 own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and
@@ -10,15 +12,29 @@ read.
 An EAGLE-1 or 2 head reads the state after the final norm, joined with the embedding by a matrix, and uses the
 vocabulary head of its target. Heads of the speculators format, which `edgespec train` writes too, may have norms
 there; then the state that goes on is the one after the norm before the vocabulary head.
+
+Multi-token prediction (DeepSeek-V3, arXiv:2412.19437) is a layer in a model's own checkpoint that was trained to
+draft. It is read from those of MiMo, a qwen2 with one such layer: it joins the state after the last layer, before
+the final norm, with the embedding of the next token, and uses the model's own embedding and vocabulary head.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested
-from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layers_config, read_numbers, require_layers
+from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested, read_head
+from edgespec.export.heads.head_tensors import (
+    Reader,
+    layer_settings,
+    layers_config,
+    read_numbers,
+    require_hidden_size,
+    require_layers,
+    require_shapes,
+)
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
@@ -30,6 +46,8 @@ from edgespec.manifest import Head
 _NORMED_NORMS = {"token_norm": "embedding_layernorm.weight", "final_norm": "pre_lm_head_layernorm.weight"}
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _DEEPSEEK_LAYERS = "target_layer_ids"
+_PREFIX, _MTP = "mtp_layers.0.", "MTP of MiMo"
+_MTP_NORMS = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm", "final_norm": "final_layernorm"}
 
 
 def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -70,15 +88,8 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         returns_normed=_switch(source, "norm_output"),
     )
     fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
-    made = Head(
-        method="eagle3",
-        kind="recurrent",
-        target_layers=layers,
-        target_hidden_size=target.config.hidden_size,
-        state_size=hidden,
-        fuse_graph=fuse_graph,
-    )
-    return plan_recurrent(name, made, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+    head = _recurrent_head("eagle3", layers, target, config, fuse_graph)
+    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
 def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -115,24 +126,39 @@ def _plan_joined(
         returns_normed: The state that goes on is the one after the norm before the vocabulary head.
     """
     config = layers_config(settings, tensors, target, num_layers)
-    hidden = config.hidden_size
-    vocabulary = read_vocabulary(source, reader, target, settings, hidden)
+    vocabulary = read_vocabulary(source, reader, target, settings, config.hidden_size)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
     tensors = {**tensors, "embedding": vocabulary.embedding, "head": vocabulary.head}
+    _require_joined_shapes(source, tensors, config)
+    recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
+    head = _recurrent_head("eagle", (target.config.num_layers,), target, config)
+    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+
+
+def _require_joined_shapes(source: HeadSource, tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> None:
+    hidden = config.hidden_size
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
     shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))
     require_shapes(source, tensors, shapes)
-    head = Head(
-        method="eagle",
+
+
+def _recurrent_head(
+    method: str,
+    layers: tuple[int, ...],
+    target: LoadedSource,
+    config: DecoderConfig,
+    fuse_graph: str | None = None,
+) -> Head:
+    return Head(
+        method=method,
         kind="recurrent",
-        target_layers=(target.config.num_layers,),
+        target_layers=layers,
         target_hidden_size=target.config.hidden_size,
-        state_size=hidden,
+        state_size=config.hidden_size,
+        fuse_graph=fuse_graph,
     )
-    recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
-    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
 def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -147,6 +173,46 @@ def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
     return _plan_joined(_NORMED, source, target, settings, reader, tensors, 1, returns_normed=has_norms)
+
+
+def read_mtp(path: Path) -> HeadSource:
+    """The layers for multi-token prediction within a model's own checkpoint.
+
+    Raises SourceError: It has none, or none that are read.
+    """
+    if not path.is_dir():
+        raise SourceError(
+            f"{path} has no layers for multi-token prediction that are read; they are read from a folder with "
+            "safetensors, and only of MiMo"
+        )
+    source = read_head(path)
+    own = {name: tensor for name, tensor in source.tensors.items() if ".mtp_layers." in f".{name}"}
+    if not own:
+        raise SourceError(
+            f"{path} has no layers for multi-token prediction (mtp_layers), of which those of MiMo are read; name "
+            "a head or a smaller model with --drafter instead"
+        )
+    return replace(source, tensors=own, integers={})
+
+
+def _plan_mtp(source: HeadSource, target: LoadedSource) -> HeadPlan:
+    """The plan of the first layer for multi-token prediction, which drafts one token after another."""
+    settings, reader = layer_settings(source), Reader(source)
+    join = reader.take(f"{_PREFIX}input_proj.weight")
+    require_hidden_size(source, target, join.rows)
+    tensors = {"join": join, **reader.layer(_PREFIX, 0)}
+    tensors |= {role: reader.take(f"{_PREFIX}{name}.weight") for role, name in _MTP_NORMS.items()}
+    if "0.input_norm" not in tensors:
+        reader.take(f"{_PREFIX}input_layernorm.weight")
+    if "0.q_bias" in target.tensors and "0.q_bias" not in tensors:
+        reader.take(f"{_PREFIX}self_attn.q_proj.bias")
+    reader.require_all_taken(_MTP, _PREFIX)
+    config = with_logits_of(target, layers_config(settings, tensors, target, 1))
+    _require_joined_shapes(source, tensors, config)
+    recurrence = Recurrence(config=config, is_wide=False, has_state_first=True, returns_normed=True)
+    head = _recurrent_head("mtp", (target.config.num_layers - 1,), target, config)
+    tensors |= {"embedding": target.tensors["embedding"], "head": target.head}
+    return plan_recurrent(_MTP, head, recurrence, tensors, borrowed=("embedding", "vocabulary head"))
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
@@ -245,4 +311,9 @@ EAGLE_DIALECTS = (
         recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle",
         plan=_plan_normed,
     ),
+)
+MTP_DIALECT = Dialect(
+    name=_MTP,
+    recognizes=lambda source: any(name.removeprefix("model.").startswith(_PREFIX) for name in source.tensors),
+    plan=_plan_mtp,
 )

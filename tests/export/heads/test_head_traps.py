@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from edgespec.errors import EdgeSpecError, SourceError, UsageError, VocabularyMismatch
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.dialects import DIALECTS, is_head
+from edgespec.export.heads.eagle import read_mtp
 from edgespec.export.heads.head_source import HeadPlan, read_head
-from edgespec.export.heads.mtp import read_mtp
 from edgespec.export.options import Trimming
 from edgespec.export.sources import LoadedSource, read_source
 
