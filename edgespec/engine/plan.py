@@ -20,9 +20,9 @@ from edgespec.setup.drafter_search import rank_drafters
 from edgespec.setup.drafting_target import find_target
 from edgespec.setup.head_target import require_whole_model
 from edgespec.setup.home import ModelHome
+from edgespec.setup.measured_placements import Planned, weigh_models
 from edgespec.setup.open_model import ModelFolder, read_any_manifest
 from edgespec.setup.pair import FILE_NAME
-from edgespec.setup.plan_models import Planned, weigh_models
 from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of
 from edgespec.setup.planner import decide

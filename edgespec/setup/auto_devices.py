@@ -6,7 +6,7 @@ It chooses from the devices of this machine, with the forms of the models that a
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from edgespec.setup.device_search import (
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, read_any_manifest, self_drafter
-from edgespec.setup.pair import DRAFTER, TARGET, Pair, read_pair
+from edgespec.setup.pair import DRAFTER, TARGET, read_pair
 from edgespec.setup.plan_option import Plan
 
 
@@ -46,7 +46,16 @@ def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:
     if fixed is None:
         return _forms_in_home(models, name)
     pair = read_pair(fixed)
-    return _fixed_forms(name, lambda device: _folder_for(fixed, pair, part, device))
+
+    def find(device: Device) -> ModelFolder | None:
+        folder = fixed if pair is None else pair.part(part, device.form)
+        if folder is None:
+            return None
+        found = ModelFolder(folder, read_any_manifest(folder, lambda line: None))
+        return found if device.kind == "cpu" or found.manifest.form == device.form else None
+
+    # Somebody else has made the folders: there are no other forms.
+    return ModelForms(name=name, find=_remember(find), prepare=None, foresee=_never)
 
 
 def forms_of_self(target: ModelForms) -> ModelForms:
@@ -74,23 +83,6 @@ def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
     return ModelForms(
         name=name, find=_remember(find), prepare=prepare, foresee=partial(foresee_model, models, name)
     )
-
-
-def _fixed_forms(name: str, folder_for: Callable[[Device], Path | None]) -> ModelForms:
-    """The forms of folders that somebody else has made: there are no others."""
-
-    def find(device: Device) -> ModelFolder | None:
-        folder = folder_for(device)
-        if folder is None:
-            return None
-        found = ModelFolder(folder, read_any_manifest(folder, lambda line: None))
-        return found if device.kind == "cpu" or found.manifest.form == device.form else None
-
-    return ModelForms(name=name, find=_remember(find), prepare=None, foresee=_never)
-
-
-def _folder_for(folder: Path, pair: Pair | None, part: str, device: Device) -> Path | None:
-    return folder if pair is None else pair.part(part, device.form)
 
 
 def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device], ModelFolder | None]:
@@ -129,14 +121,6 @@ class Candidates:
         """The devices that are not left to auto."""
         lists = zip(self.asked, (self.targets, self.drafters), strict=True)
         return {name for asked, names in lists if asked != AUTO for name in names}
-
-    def without(self, names: Mapping[str, str]) -> "Candidates":
-        """The candidates without devices that did not run their model."""
-        return replace(
-            self,
-            targets=[name for name in self.targets if name not in names],
-            drafters=[name for name in self.drafters if name not in names],
-        )
 
 
 def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
@@ -236,7 +220,7 @@ class AutoDevices:
         """
         self.target.find(self.candidates.devices[CPU])  # a wrong name is reported before anything is probed
         probes, refused = self._probe_all()
-        candidates = self.candidates.without(refused)
+        placements = self._placements(refused)
         options = DeviceOptions(
             target=self.target,
             drafters=self.drafters,
@@ -249,7 +233,6 @@ class AutoDevices:
             report=self.models.report,
             remeasure=remeasure,
         )
-        placements = self._placements(candidates)
 
         def is_wanted(where: Where) -> bool:
             return options.is_known(where) or (measures_prepared and options.is_prepared(where))
@@ -258,7 +241,8 @@ class AutoDevices:
         plan = search.best_of(placements)
         plan = options.with_text_drafters(plan)
         where = where_of(plan)
-        shown = {name: options.devices[name] for name in dict.fromkeys((*candidates.targets, *where))}
+        targets = [name for name in self.candidates.targets if name not in refused]
+        shown = {name: options.devices[name] for name in dict.fromkeys((*targets, *where))}
         decision = Decision(
             made_for=self._made_for,
             device=where.device,
@@ -274,7 +258,7 @@ class AutoDevices:
     @property
     def has_choice(self) -> bool:
         """True if there is more than one placement; raises ModelError: there is no such model."""
-        return len(self._placements(self.candidates)) > 1
+        return len(self._placements({})) > 1
 
     @cached_property
     def target(self) -> ModelForms:
@@ -290,14 +274,18 @@ class AutoDevices:
             forms_of_self(self.target) if name == SELF else forms_of(self.models, name, DRAFTER) for name in named
         ]
 
-    def _placements(self, candidates: Candidates) -> list[Where]:
-        """Devices that can have the models, and can run them at the same time."""
-        devices = self.candidates.devices
-        targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
+    def _placements(self, refused: Mapping[str, str]) -> list[Where]:
+        """Devices that can have the models, and can run them at the same time; without those that are refused."""
+        devices = {name: each for name, each in self.candidates.devices.items() if name not in refused}
+        targets = [
+            name for name in self.candidates.targets if name in devices and self.target.can_have(devices[name])
+        ]
         if not self.drafters:
             return [Where(name, CPU) for name in targets]
         others = [
-            name for name in candidates.drafters if all(each.can_have(devices[name]) for each in self.drafters)
+            name
+            for name in self.candidates.drafters
+            if name in devices and all(each.can_have(devices[name]) for each in self.drafters)
         ]
         is_named = len(others) == 1
         return [
@@ -340,10 +328,8 @@ class AutoDevices:
         drafters = [name for cascade in self.names.cascades for name in cascade.models]
         place = self.placement
         how = [place.num_threads, place.drafter_threads, place.deterministic, sorted(self.names.simple)]
-        return [*map(self._identify, (self.model, *drafters)), json.dumps([*how, *self.candidates.asked])]
-
-    def _identify(self, name: str) -> str:
-        return _identity(str(self.models.fixed_folder(name) or name))
+        models = [_identity(str(self.models.fixed_folder(name) or name)) for name in (self.model, *drafters)]
+        return [*models, json.dumps([*how, *self.candidates.asked])]
 
     def _key(self, name: str) -> str:
         """A device with the versions of all that its speed depends on."""

@@ -17,8 +17,8 @@ from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_search import Refusal, Where
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target
+from edgespec.setup.measured_placements import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.setup.open_model import ModelFolder, known_stats
-from edgespec.setup.plan_models import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan
 from edgespec.setup.planner import Weighed, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile

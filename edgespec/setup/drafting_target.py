@@ -36,10 +36,9 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Basis
 from edgespec.setup.foresee import ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
-from edgespec.setup.measured_placements import known_layout
+from edgespec.setup.measured_placements import known_layout, without_trees
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.setup.pair import Pair
-from edgespec.setup.plan_models import without_trees
 from edgespec.setup.plan_option import shortage
 from edgespec.setup.planner import plan_on
 from edgespec.setup.profile import Profile

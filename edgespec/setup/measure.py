@@ -278,26 +278,7 @@ def _text(num_tokens: int, decoder: Decoder, first: int) -> TokenIds:
     return (np.arange(num_tokens, dtype=np.int32) + first) % decoder.vocab_size
 
 
-_PASS_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-_PAST_TOKENS = 64
-_MEASURE_S = 1.0
-_PASS_ROUNDS = (2, 7)  # at least and at most
-
-
 def measure_passes(decoder: Decoder) -> PassCosts:
-    """Run passes of several widths alternately for about a second; the fastest of each counts."""
-    past = np.arange(min(_PAST_TOKENS, decoder.context_length // 2), dtype=np.int32) % decoder.vocab_size
-    widths = [width for width in _PASS_WIDTHS if len(past) + width <= decoder.context_length]
-    taken_s: dict[int, float] = {}
-    started = perf_counter()
-    for i in range(_PASS_ROUNDS[1] + 1):
-        if i > _PASS_ROUNDS[0] and perf_counter() - started > _MEASURE_S:
-            break
-        for width in widths:
-            # Another token after the same past each time, so that the cache serves the past alone.
-            new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
-            begun = perf_counter()
-            decoder.logits(append(past, new), width)
-            if i:  # the first round warms up
-                taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
-    return pass_costs(taken_s)
+    """Run passes of several widths after a short text, alternately; the fastest of each counts."""
+    with _hold_text(decoder) as text:
+        return pass_costs(_measure_passes(decoder, text, {len(text): _WIDTHS}, _PASSES_S)[len(text)])

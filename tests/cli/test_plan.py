@@ -224,7 +224,7 @@ def test_lack_of_memory_is_a_downgrade_of_the_plan_and_load_agrees(
     least = estimate_full_context(manifest, size, 2048).host_bytes(FreeMemory(0, "a test"))
     room = FreeMemory(least + RESERVE_BYTES, "a test")
     run(capsys, target, "--drafter", tiny_drafter)
-    for module in ("setup.plan_models", "setup.resolve"):
+    for module in ("setup.measured_placements", "setup.resolve"):
         monkeypatch.setattr(f"edgespec.{module}.free_memory", lambda *limit: room)
     code, out, _ = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)
@@ -247,7 +247,7 @@ def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
     room = FreeMemory(
         estimate_memory(manifest, size, 700).host_bytes(FreeMemory(0, "a test")) + RESERVE_BYTES, "a test"
     )
-    monkeypatch.setattr("edgespec.setup.plan_models.free_memory", lambda *limit: room)
+    monkeypatch.setattr("edgespec.setup.measured_placements.free_memory", lambda *limit: room)
     code, out, err = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)
     assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
