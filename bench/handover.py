@@ -16,7 +16,7 @@ from interleaved import measure_in_turn
 from edgespec import load
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import AnswerSettings, Request
-from edgespec.engine.request_queue import Ticket
+from edgespec.engine.run_ahead import Ticket
 
 PROMPT = "Tell a long story about a lighthouse, a storm and a letter that came too late."
 NUM_TOKENS = 96

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.engine.request_queue import Ticket
-from edgespec.engine.run_ahead import Made, RunAhead
+from edgespec.engine.run_ahead import Made, RunAhead, Ticket
 from edgespec.system.processes import Owner
 from edgespec.text.call_events import join_calls
 from edgespec.text.chat_template import Turn

@@ -3,10 +3,9 @@
 A lane has one model, or a cascade in which each drafts for the one before it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import partial
 
-from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.draft.answer_cache import AnswerDrafter
 from edgespec.draft.cross_vocabulary import TranslatedDecoder, respell
@@ -78,13 +77,13 @@ def open_chain(
             hidden_states=hidden_states,
             cancel=cancel,
         )
-        if learner is not None and learner.is_of(model.folder) and decoder.correctable:
+        if learner is not None and learner.folder == model.folder and decoder.correctable:
             learner.attach(decoder.correctable)
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,
             model.manifest.name,
-            _measured_speculation(decoder, inner) if inner else None,
+            Speculation(partial(list, inner), ratios=measure_passes(decoder).ratios) if inner else None,
             partial(respell, tokenizer=read_tokenizer(*served), spellings=translate.target_bytes)
             if translate
             else None,
@@ -111,7 +110,7 @@ def make_sets(
         cached: The drafter from stored answers, if the user wants it.
     """
     window, manifest = setup.window, setup.memory.target.manifest
-    ahead, num_drafted = {"lookahead"} if window else set(), setup.wish.max_draft_tokens
+    num_drafted = setup.wish.max_draft_tokens
 
     def bytes_of_texts(names: frozenset[str]) -> int:
         widest = max(num_drafted, window.width - 1) if window and "lookahead" in names else num_drafted
@@ -120,7 +119,7 @@ def make_sets(
     return drafter_sets(
         [_candidates(chain, setup.memory.reading, hidden_states, learner) for chain in setup.drafters],
         setup.texts | {each.name for each in cached},
-        frozenset({"suffix"} | ahead),
+        frozenset({"suffix", "lookahead"} if window else {"suffix"}),
         bytes_of_texts,
     )
 
@@ -184,7 +183,3 @@ def _runs_trees(model: ModelFolder, device: Device) -> bool:
     manifest = model.manifest
     is_whole = manifest.head is not None or manifest.vocab_subset is None
     return is_whole and manifest.parallel is None and can_run_trees(manifest, device)
-
-
-def _measured_speculation(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
-    return Speculation(lambda: drafters, ratios=measure_passes(decoder).ratios)

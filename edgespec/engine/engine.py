@@ -34,8 +34,8 @@ from edgespec.engine.request import (
     require_embedding_model,
     require_known,
 )
-from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.request_reader import RequestReader
+from edgespec.engine.run_ahead import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest

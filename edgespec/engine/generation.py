@@ -30,8 +30,7 @@ from edgespec.engine.answers import Chunk, Stats, Tally, was_alone
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
-from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.run_ahead import RunAhead
+from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 from edgespec.text.call_events import Part, TextPart, in_order, split_parts
 from edgespec.text.call_parser import CallReader
 from edgespec.text.tokenizer import TextStream, Tokenizer

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from threading import Condition, RLock, Thread
 from weakref import ReferenceType, ref
 
@@ -29,13 +28,14 @@ class HeadLearner:
     """The lessons of one head in one domain, and their file. Knows no threads.
 
     learned: So far; None before the first answer.
+    folder: That of the head.
     """
 
     def __init__(
         self, file: LearnedFile, report: Report = lambda line: None, rule: TrainingRule | None = None
     ) -> None:
         """Read what was learned earlier; a file that cannot be used is reported."""
-        self._file, self._rule = file, rule or TrainingRule()
+        self._file, self._rule, self.folder = file, rule or TrainingRule(), file.head
         self._head: ReferenceType[CorrectableHead] | None = None
         self.learned: LearnedHead | None = file.read(report)
         self._num_unwritten = 0  # rows
@@ -49,10 +49,6 @@ class HeadLearner:
     def head(self) -> CorrectableHead | None:
         """The head that learns; None while it is not open."""
         return self._head() if self._head is not None else None
-
-    def is_of(self, folder: Path) -> bool:
-        """True if this learner is of the head in a folder."""
-        return self._file.head == folder
 
     def interrupt(self) -> None:
         """End the pass of the head in which another thread reads rows."""
@@ -244,8 +240,7 @@ def make_learner(
     for folder, manifest in models:
         if manifest.head is not None and manifest.head.kind in _KINDS:
             file = LearnedFile(folder, domain)
-            lock = _lock(file, report)
-            return IdleLearner(HeadLearner(file, report), lock, report)
+            return IdleLearner(HeadLearner(file, report), _lock(file, report), report)
     blocks = [model.manifest.name for model in models if model.manifest.head is not None]
     if blocks:
         why = f"{blocks[0]} drafts in blocks"

@@ -18,7 +18,6 @@ from edgespec.draft.overlap import best_length, expected_tokens
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
-from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.setup.head_target import PROMPTS
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
@@ -108,19 +107,15 @@ def check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: 
         return None
 
 
-def _distinct_names(target: Manifest, drafter: Manifest) -> tuple[str, str]:
-    """Both names, with their precisions where the names are equal."""
-    if target.name != drafter.name:
-        return target.name, drafter.name
-    return f"{target.name} ({target.precision})", f"{drafter.name} ({drafter.precision})"
-
-
 def measure_pair(engine: Engine, target: ModelFolder, drafter: ModelFolder, report: Report) -> PairCheck:
     """Measure an engine with its drafter.
 
     Raises MemoryExhausted: The drafter was not opened for lack of memory, so that nothing can be measured.
     """
-    names = _distinct_names(target.manifest, drafter.manifest)
+    own, other = target.manifest, drafter.manifest
+    names = own.name, other.name
+    if own.name == other.name:
+        names = f"{own.name} ({own.precision})", f"{other.name} ({other.precision})"
     with engine.speculation.hold():
         if all(each.can.is_free for each in engine.speculation.drafters()):
             raise MemoryExhausted(

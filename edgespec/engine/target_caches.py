@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.decoding.decoder import Can, Decoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.pool import DrafterPool
-from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.run_ahead import RequestQueue, Ticket
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.types import TokenIds
 

@@ -113,7 +113,12 @@ class KeptPrefixes:
             raise UsageError(
                 f"it takes {format_bytes(needed_bytes)}, and at most {format_bytes(self.max_bytes)} are kept"
             )
-        found = [file for folder in _entries(self.folder) if _is_own_folder(folder) for file in _files(folder)]
+        found = [
+            file
+            for folder in _entries(self.folder)
+            if _OWN_FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+            for file in _files(folder)
+        ]
         total = sum(file.num_bytes for file in found)
         for file in sorted(found, key=_used_ns):
             if total + needed_bytes <= self.max_bytes:
@@ -149,23 +154,17 @@ def _worth_keeping(texts: Mapping[int, TokenIds]) -> dict[int, TokenIds]:
     return {
         cache: tokens
         for cache, tokens in texts.items()
-        if len(tokens) >= _FEWEST_KEPT and not any(_begins(tokens, other) for other in texts.values())
+        if len(tokens) >= _FEWEST_KEPT
+        and not any(
+            len(other) > len(tokens) and np.array_equal(other[: len(tokens)], tokens) for other in texts.values()
+        )
     }
-
-
-def _begins(tokens: TokenIds, other: TokenIds) -> bool:
-    return len(other) > len(tokens) and np.array_equal(other[: len(tokens)], tokens)
 
 
 def _texts_in(folder: Path) -> Sequence[_File]:
     """The kept texts in a folder, those used last first; without files that are being written."""
     whole = [file for file in _files(folder) if file.path.suffix == _SUFFIX and file.path.name[0] != "."]
     return sorted(whole, key=_used_ns, reverse=True)
-
-
-def _is_own_folder(path: Path) -> bool:
-    """True if it is a folder of a key, and no link to another place."""
-    return _OWN_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 def _files(folder: Path) -> list[_File]:

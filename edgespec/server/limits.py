@@ -51,7 +51,8 @@ class Admission:
             raise ApiError(
                 429,
                 f"{self.num_taken} answers are being made or wait, and {self.num_places} may; ask again later",
-                headers={"Retry-After": str(self._retry_s())},
+                # An answer leaves after about the mean over the number of them.
+                headers={"Retry-After": str(min(_LONGEST_S, max(1, ceil(self._mean_s / max(1, self.num_taken)))))},
             )
         self.num_taken += num_answers
         started = monotonic()
@@ -60,10 +61,6 @@ class Admission:
         finally:
             self.num_taken -= num_answers
             self._mean_s += _NEWEST * (monotonic() - started - self._mean_s)
-
-    def _retry_s(self) -> int:
-        """When a place may be free: an answer leaves after about the mean over the number of them."""
-        return min(_LONGEST_S, max(1, ceil(self._mean_s / max(1, self.num_taken))))
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The models that clients may name: those that are prepared in the model home, and the one of the command line."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -79,7 +79,10 @@ class ModelNames:
             if self.own_name or len(names) == 1:
                 return names[0]
             raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
-        near = _near_names(asked, names)
+        # Whatever their case; of an id or a path its last part counts.
+        by_form = {name.casefold(): name for name in names}
+        wanted = asked.rstrip("/").rpartition("/")[2][:_NAME_LENGTH].casefold()
+        near = [by_form[form] for form in get_close_matches(wanted, by_form, n=3, cutoff=0.4)]
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise ApiError(
             404,
@@ -106,13 +109,6 @@ class ModelNames:
             return None if self.own is None else self.home.find(self.own)
         except EdgeSpecError:
             return None
-
-
-def _near_names(asked: str, names: Sequence[str]) -> list[str]:
-    """Names that are like one that was asked for, whatever their case; of an id or a path its last part counts."""
-    by_form = {name.casefold(): name for name in names}
-    wanted = asked.rstrip("/").rpartition("/")[2][:_NAME_LENGTH].casefold()
-    return [by_form[form] for form in get_close_matches(wanted, by_form, n=3, cutoff=0.4)]
 
 
 def _read(name: str, folder: Path) -> Iterator[ServedModel]:

@@ -70,12 +70,7 @@ class RequestLog:
             raise
         finally:
             taken_s = perf_counter() - started
-            self._metrics.count_request(_known_path(scope), record.status, taken_s)
+            path = _ONE_MODEL if scope.get("path_params") else str(scope["path"])
+            # No client can fill the metrics with paths that are no routes.
+            self._metrics.count_request(path if "endpoint" in scope else "other", record.status, taken_s)
             _LOG.info("%s", record.line(taken_s))
-
-
-def _known_path(scope: Scope) -> str:
-    """The path of a route; another one is "other", so that no client can fill the metrics."""
-    if "endpoint" not in scope:
-        return "other"
-    return _ONE_MODEL if scope.get("path_params") else str(scope["path"])

@@ -120,9 +120,10 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None]) -> Server:
+    bounds = {"headers_s": limits.headers_s, "reader_s": limits.reader_s}
     config = uvicorn.Config(
         app,
-        http=patient_for(limits.headers_s, limits.reader_s),
+        http=type("PatientProtocol", (_PatientProtocol,), bounds),  # uvicorn takes a class
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -155,7 +156,11 @@ async def run_server(
 
 
 class _PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections of clients that send or read nothing for too long."""
+    """HTTP/1.1 that closes connections of clients that send or read nothing for too long.
+
+    uvicorn limits the time between two requests alone. So a client that sends one byte now and then, or never
+    reads the end of a response, could hold a connection for ever.
+    """
 
     headers_s: float  # in which the whole head of a request has to come
     reader_s: float  # in which a client has to take something of what is left of a response
@@ -218,17 +223,3 @@ class _PatientProtocol(H11Protocol):
         self._deadline = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
-
-
-def patient_for(headers_s: float, reader_s: float) -> type[H11Protocol]:
-    """A protocol that closes connections of clients that send or read nothing.
-
-    uvicorn limits the time between two requests alone. So a client that sends one byte now and then, or never
-    reads the end of a response, could hold a connection for ever.
-
-    Args:
-        headers_s: In which the whole head of a request has to come.
-        reader_s: In which a client has to take something of what is left of a response.
-    """
-    limits = {"headers_s": headers_s, "reader_s": reader_s}
-    return type("PatientProtocol", (_PatientProtocol,), limits)  # uvicorn takes a class

@@ -57,7 +57,10 @@ def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool |
         raise ApiError(
             400, f"{_SWITCH} is {stated!r:.40}; wanted true or false", param=f"chat_template_kwargs.{_SWITCH}"
         )
-    if stated is None and _effort_of(asked) == "none":
+    effort = (
+        asked.reasoning_effort if isinstance(asked, ChatRequest) else asked.reasoning and asked.reasoning.effort
+    )
+    if stated is None and effort == "none":
         stated = False
     return stated if engine.can_switch_thinking else None
 
@@ -83,12 +86,6 @@ def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | No
             400, f"{name} is given, but {asked.model} does not reason before it answers; leave it out", param=name
         )
     return budget
-
-
-def _effort_of(asked: ChatRequest | ResponsesRequest) -> str | None:
-    if isinstance(asked, ChatRequest):
-        return asked.reasoning_effort
-    return asked.reasoning.effort if asked.reasoning else None
 
 
 def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:

@@ -5,8 +5,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from edgespec.engine import request_queue
-from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine import run_ahead
+from edgespec.engine.run_ahead import RequestQueue, Ticket
 
 
 def taking(queue: RequestQueue, ticket: Ticket, asker: str, taken: list[str]) -> Thread:
@@ -118,7 +118,7 @@ def test_a_cancelled_answer_waits_for_nobody() -> None:
 
 def test_a_step_goes_ahead_of_its_request_until_others_may_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(request_queue, "monotonic", lambda: now_s)
+    monkeypatch.setattr(run_ahead, "monotonic", lambda: now_s)
     queue, ticket, taken = RequestQueue(idle_s=0.05), Ticket(), list[str]()
     assert not queue.take_ahead(ticket), "the first step is asked for"
     queue.take(ticket, "a")
@@ -146,7 +146,7 @@ def test_a_step_does_not_go_ahead_of_a_request_where_its_asker_waits_for_another
 
 def test_taking_a_step_that_was_made_counts_as_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(request_queue, "monotonic", lambda: now_s)
+    monkeypatch.setattr(run_ahead, "monotonic", lambda: now_s)
     queue, ticket = RequestQueue(idle_s=0.2), Ticket()
     queue.take(ticket, "a")
     queue.release(ticket)

@@ -18,8 +18,7 @@ from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.draft.answer_cache import AnswerCache
 from edgespec.engine.engine import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
-from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.run_ahead import RunAhead
+from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Stats
-from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.run_ahead import RunAhead
+from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 
 
 class _Given:

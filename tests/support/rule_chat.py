@@ -27,7 +27,7 @@ from edgespec.chat.tool_box import ask_at_terminal, open_tools
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Tally
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.request_queue import Ticket
+from edgespec.engine.run_ahead import Ticket
 from edgespec.setup.home import default_home
 from edgespec.text.call_events import CallArguments, CallEnd, CallStart
 
