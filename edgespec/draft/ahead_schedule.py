@@ -73,7 +73,8 @@ class AheadSchedule:
         Args:
             min_gain: What drafting ahead has to promise over plain decoding to begin.
         """
-        if self._is_plan_due():
+        is_new_pace = self.plan and not 1 / _NEW_PACE < self.stats.step(self.plan) / self._planned_step < _NEW_PACE
+        if is_new_pace or self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS):
             self._make_plan(request, min_gain)
         if not self.plan or self._rests_for_once(self.plan):
             return None
@@ -82,14 +83,11 @@ class AheadSchedule:
     def observe(
         self, round: Proposal, num_accepted: int, emitted: TokenIds, verify_s: float, *, is_run: bool
     ) -> bool:
-        """Learn from a round, whoever drafted in it.
+        """Learn from a round, whoever drafted in it; returns whether what the pass took is learned here.
 
         Args:
             num_accepted: Tokens of the draft's trunk.
             is_run: The draft was this drafter's.
-
-        Returns:
-            Whether what the pass took is learned here.
         """
         self._num_rounds += 1
         self._emitted, self._num_verified = emitted, len(round.draft.tokens)
@@ -102,11 +100,6 @@ class AheadSchedule:
         has_offer = any(offer.source == self.drafter.name for offer in round.offers)
         self._has_news |= is_run or (self.plan is not None and has_offer)
         return is_beside
-
-    def _is_plan_due(self) -> bool:
-        if self.plan and not 1 / _NEW_PACE < self.stats.step(self.plan) / self._planned_step < _NEW_PACE:
-            return True
-        return self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS)
 
     def _make_plan(self, request: DraftRequest, min_gain: float) -> None:
         """Decide whether to draft ahead, how far, and how long the target waits."""

@@ -144,11 +144,7 @@ class PassCosts:
 
     def mean_spread(self, shares: Mapping[int, float]) -> float:
         """How unsure a mean over ratios is, by the share of each width in it."""
-        runs: dict[int, float] = {}
-        for width, share in shares.items():
-            run = self._run_width(width)
-            runs[run] = runs.get(run, 0.0) + share
-        return self._started().mean_spread(runs)
+        return self._started().mean_spread([(self._run_width(width), share) for width, share in shares.items()])
 
     @property
     def is_measured(self) -> bool:
@@ -164,14 +160,12 @@ class PassCosts:
             self.warm.add(width)
             return
         estimate = self.estimate or self._started()
-        is_long = self._is_long
-        if is_long:
-            # Seconds after a short text, by what the present one is known to add.
-            taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
+        # Seconds after a short text, by what the present one is known to add.
+        taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
         self._list(estimate.ratios())
         self._row, self._has_seen = (self._listed[-1] - 1) / (NUM_WIDTHS - 1), True
-        self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
+        self.step_s = estimate.step_s * self._step()
 
     def known_ratios(self) -> dict[int, float]:
         """The field ratios, updated by what passes have shown."""
@@ -204,8 +198,6 @@ class PassCosts:
             times_s = self.pass_times_s(width)
             return times_s[-1] / times_s[0]
         width = self._run_width(width)
-        if width == 1:
-            return 1.0
         if not self._is_long:
             return self._ratio(width)
         return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()

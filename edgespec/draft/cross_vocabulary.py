@@ -174,7 +174,9 @@ class TranslatedDecoder(ForwardingDecoder):
         if not len(known):
             return Rows(rows)
         first = int(ends[known[0]])
-        start = self._start(len(drafted))
+        # Left out in quarters of the context, so that the cache starts over only now and then.
+        quarter = max(1, self.context_length // 4)
+        start = -(-max(0, len(drafted) - self.context_length) // quarter) * quarter
         if first <= start:
             raise ContextOverflow(len(drafted) - first + 1, self.context_length)
         own = self._decoder.logits(drafted[start:], len(drafted) - first + 1)
@@ -182,11 +184,6 @@ class TranslatedDecoder(ForwardingDecoder):
         wider[:, :-1] = own[ends[known] - first]
         rows[known] = wider.take(self._columns, axis=1)  # 0.18 ms a row, 0.35 ms by assigning shared tokens alone
         return Rows(rows)
-
-    def _start(self, num_drafted: int) -> int:
-        # In quarters of the context, so that the cache starts over only now and then.
-        quarter = max(1, self.context_length // 4)
-        return -(-max(0, num_drafted - self.context_length) // quarter) * quarter
 
 
 def respell(guess: list[int], tokenizer: Tokenizer, spellings: Mapping[int, bytes]) -> list[int]:

@@ -217,8 +217,7 @@ class DraftModelStats:
     def observe_pass(self, surprise: float, beside: float) -> float:
         """Learn from a pass that took surprise times what it takes alone, beside a drafter for a share of it.
 
-        Returns:
-            What of the surprise the machine's speed is to be blamed for.
+        Returns what of the surprise is due to the machine's speed.
         """
         verify, draft = self.contention
         if beside < _LEAST_BESIDE:

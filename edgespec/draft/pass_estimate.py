@@ -6,7 +6,7 @@ ratio says that it is not known: neither is blamed for what the other may have d
 Gaussian process of the width.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from math import exp, log, sqrt
 from typing import TypeAlias
@@ -84,12 +84,12 @@ class PassEstimate:
         at = self._cov.item
         return sqrt(max(0.0, at(i, i) + at(0, 0) - 2 * at(i, 0)))
 
-    def mean_spread(self, shares: Mapping[int, float]) -> float:
-        """Standard deviation of the log of a mean over several widths' ratios, by the share of each in it."""
+    def mean_spread(self, shares: Iterable[tuple[int, float]]) -> float:
+        """Standard deviation of the log of a mean over several widths' ratios, by the shares of widths in it."""
         weights = np.zeros(NUM_WIDTHS)
-        for width, share in shares.items():
+        for width, share in shares:
             weights[min(width, NUM_WIDTHS) - 1] += share
-        weights[0] -= sum(shares.values())
+        weights[0] -= weights.sum()
         return sqrt(max(0.0, float(weights @ self._cov @ weights)))
 
     def observe(self, width: int, taken_s: float) -> None:

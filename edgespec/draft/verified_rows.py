@@ -128,11 +128,13 @@ def verify_rows(
     """
     kept = [_keep(row, said, columns) for row, said in zip(found, target, strict=True)]
     chosen, logits, rest, chances = (np.array(part) for part in zip(*kept, strict=True))
+    largest = np.finfo(np.float16).max
+    halves = np.where(np.isneginf(logits), _NONE, np.clip(logits, -largest, largest))
     return VerifiedRows(
         contexts=contexts_in(tokens[:-1], len(found)),
         wanted=column_of(tokens[-len(found) :], columns).astype(np.int32),
         columns=chosen.astype(np.int32),
-        logits=_halves(logits),
+        logits=halves.astype(np.float16),
         rest=rest.astype(np.float32),
         chances=chances.astype(np.float16),
     )
@@ -166,11 +168,6 @@ def _keep(
         float(np.log(left) + row.max()),
         np.concatenate([chances, np.zeros(_WIDTH - len(chances), np.float32)]),
     )
-
-
-def _halves(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float16]:
-    limit = np.finfo(np.float16).max
-    return np.where(np.isneginf(values), _NONE, np.clip(values, -limit, limit)).astype(np.float16)
 
 
 Floats = npt.NDArray[np.float32]

@@ -134,7 +134,9 @@ def synthetic_drafter(acceptance: float, seed: int = 0, known: Sequence[bool | N
         is_right = known[num_tokens] if num_tokens < len(known) else None
         if is_right:
             return 0
-        num_wrong = _num_wrong(_hash(2 * seed + 1, context, num_tokens), chance)
+        num_wrong = 0 if chance == 1 else VOCAB_SIZE  # attempts that fail before one succeeds
+        if 0 < chance < 1:
+            num_wrong = int(log((_hash(2 * seed + 1, context, num_tokens) + 1) / 2**64) / log(1 - chance))
         return min(num_wrong + (is_right is False), VOCAB_SIZE - 1)
 
     def row_of(context: Context, num_tokens: int) -> Row:
@@ -152,13 +154,6 @@ def _log_probs(chance: float) -> npt.NDArray[np.float32]:
 
 def _token(seed: int, context: Context, num_tokens: int) -> int:
     return _hash(2 * seed, context, num_tokens) % VOCAB_SIZE
-
-
-def _num_wrong(bits: int, chance: float) -> int:
-    """Attempts that fail before one succeeds, by 64 random bits."""
-    if chance in (0.0, 1.0):
-        return 0 if chance else VOCAB_SIZE
-    return int(log((bits + 1) / 2**64) / log(1 - chance))
 
 
 def _hash(seed: int, context: Context, num_tokens: int) -> int:
