@@ -304,7 +304,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", ["", "--json --max-tokens 3"])
+@pytest.mark.parametrize("options", ["", pytest.param("--json --max-tokens 3", marks=pytest.mark.slow)])
 def test_reader_that_leaves_early_ends_the_command_quietly(
     tiny_model: Path, options: str, unbuffered: str
 ) -> None:

@@ -81,7 +81,7 @@ def plain(tiny_with_states: Path) -> list[tuple[int, ...]]:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("length", [3, "auto"])
+@pytest.mark.parametrize("length", [3, pytest.param("auto", marks=SLOW)])
 @pytest.mark.parametrize(
     ("kind", "schedule"),
     [

@@ -266,7 +266,7 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
 
 
 @pytest.mark.parametrize("chain", ["{near},ngram", "{near},{target},suffix", "{near},{near}", "auto+{near}"])
-@pytest.mark.parametrize("length", [3, "auto"])
+@pytest.mark.parametrize("length", [3, pytest.param("auto", marks=slow)])
 def test_cascade_gives_the_text_of_plain_decoding(
     tiny_model: Path, tiny_drafter: Path, chain: str, length: int | str
 ) -> None:
