@@ -1,6 +1,5 @@
 """Check a new model folder against its source: its weights, its graph and its loss."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.export.written import WeightErrors, read_written
 from edgespec.manifest import Check, Manifest
 from edgespec.system.console import show_progress
+from edgespec.system.processes import environment_variable
 from edgespec.text.tokenizer import translate_errors
 from edgespec.types import Logits, TokenIds
 
@@ -76,7 +76,8 @@ def check_folder(
     is_half = manifest.kv_cache.dtype == "float16"
     with _exact_graph(folder, manifest) as exact:
         show_progress("checking the graph")
-        with _experts_in_floats():
+        # A QMoE kernel that another thread makes meanwhile does not round either, which costs it nothing but time.
+        with environment_variable(_QMOE_PRODUCTS, _IN_FLOATS):
             decoder = open_decoder(folder, exact, deterministic=True)
         structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
         del decoder  # one at a time is in memory
@@ -143,20 +144,3 @@ def _exact_graph(folder: Path, manifest: Manifest) -> Iterator[Manifest]:
         yield replace(manifest, graph=_EXACT, tree_graph=None)
     finally:
         (folder / _EXACT).unlink()
-
-
-@contextmanager
-def _experts_in_floats() -> Iterator[None]:
-    """QMoE kernels that are made meanwhile do not round their activations.
-
-    One that another thread makes meanwhile does not either, which costs it nothing but time.
-    """
-    before = os.environ.get(_QMOE_PRODUCTS)
-    os.environ[_QMOE_PRODUCTS] = _IN_FLOATS
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_QMOE_PRODUCTS]
-        else:
-            os.environ[_QMOE_PRODUCTS] = before

@@ -178,13 +178,9 @@ def usable_devices() -> list[Device]:
     Raises DeviceUnavailable: ONNX Runtime is not installed properly.
     """
     providers = dict.fromkeys(provider for kind in BY_KIND for provider in BY_KIND[kind])
-    found = [device for provider in providers for device in _list_devices(provider) if device.kind != "cpu"]
+    listed = [devices for provider in providers if not isinstance(devices := find_devices(provider), Missing)]
+    found = [device for devices in listed for device in devices if device.kind != "cpu"]
     return [find_device("cpu"), *sorted(found, key=lambda device: device.kind)]
-
-
-def _list_devices(provider: str) -> Sequence[Device]:
-    devices = find_devices(provider)
-    return () if isinstance(devices, Missing) else devices
 
 
 def find_devices(provider: str) -> tuple[Device, ...] | Missing:

@@ -1,7 +1,6 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -24,6 +23,7 @@ from edgespec.runtimes.node_placement import (
 )
 from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
+from edgespec.system.processes import environment_variable
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
@@ -134,16 +134,8 @@ def without_flash_attention() -> Iterator[None]:
     ONNX Runtime has a switch for that in the environment alone, which it reads as it opens a session. One that
     another thread opens meanwhile may lose its tiles as well, which costs it nothing but some time.
     """
-    with _environment_lock:
-        before = os.environ.get(_NO_FLASH_ATTENTION)
-        os.environ[_NO_FLASH_ATTENTION] = "1"
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_NO_FLASH_ATTENTION]
-            else:
-                os.environ[_NO_FLASH_ATTENTION] = before
+    with _environment_lock, environment_variable(_NO_FLASH_ATTENTION, "1"):
+        yield
 
 
 def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:

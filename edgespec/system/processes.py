@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Thread
 from time import sleep
 
@@ -83,6 +84,20 @@ def _next_signal() -> tuple[int, bool]:
         return found.si_signo, found.si_code > 0  # the kernel sends codes above 0, processes 0 or less
     number = int(signal.sigwait(awaited))
     return number, number == signal.SIGINT and is_in_foreground()  # macOS does not say who sent it
+
+
+@contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of this process within the block; other threads see it meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class Owner:

@@ -25,6 +25,7 @@ from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
+from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.costs import Gain
 from edgespec.engine.answers import Chunk, Stats, Tally
 from edgespec.engine.conversation import Conversation
@@ -566,8 +567,11 @@ def test_progress_counts_what_the_cache_held_before(session: ChatSession) -> Non
         assert _prompt_progress(reply) == f"reading the prompt, {num} of {num} tokens"
 
 
-def test_progress_counts_what_was_run_where_the_cache_does_not_say_what_it_holds(tiny_model: Path) -> None:
-    """Caches of a target that runs trees, and of one in a static form, do not say it."""
+def test_progress_counts_what_was_run_where_the_cache_does_not_say_what_it_holds(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of a target in a static form does not say it."""
+    monkeypatch.setattr("edgespec.engine.target_caches._held_tokens", lambda decoder: NO_DRAFT.tokens)
     with load(tiny_model, drafter="lookahead", deterministic=False) as engine:
         engine.generate("the in the an", max_tokens=20)
         with engine.chat().stream("the in the an " * 8) as reply:
