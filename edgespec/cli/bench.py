@@ -107,6 +107,8 @@ def _read(path: Path) -> "BenchDocument":
 
 
 def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocument":
+    from edgespec import SamplingParams
+    from edgespec.evaluation.benchmark import measure
     from edgespec.evaluation.prompts import own_prompts, read_prompts
 
     for name in ("per_category", "max_tokens", "rounds"):
@@ -126,32 +128,18 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
         _open_other_ways(options, engine) as others,
         open_peers(engine) as peers,
     ):
-        return _measure_with(options, engine, plain, [*others, *peers], prompts, journal)
-
-
-def _measure_with(
-    options: argparse.Namespace,
-    engine: "Engine",
-    plain: "Engine | None",
-    peers: Sequence["Peer"],
-    prompts: Sequence["BenchPrompt"],
-    journal: "Journal | None",
-) -> "BenchDocument":
-    from edgespec import SamplingParams
-    from edgespec.evaluation.benchmark import measure
-
-    return measure(
-        engine,
-        prompts,
-        plain=plain,
-        max_tokens=options.max_tokens,
-        sampling=SamplingParams(temperature=options.temperature),
-        rounds=options.rounds,
-        learned=options.learned,
-        peers=peers,
-        journal=journal,
-        report=info,
-    )
+        return measure(
+            engine,
+            prompts,
+            plain=plain,
+            max_tokens=options.max_tokens,
+            sampling=SamplingParams(temperature=options.temperature),
+            rounds=options.rounds,
+            learned=options.learned,
+            peers=[*others, *peers],
+            journal=journal,
+            report=info,
+        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec import MAX_FIXED_TOKENS, UsageError
 from edgespec.cli.arguments import add_count, add_file, print_result
@@ -90,7 +90,7 @@ def _simulate(options: argparse.Namespace) -> None:
         title += "" if machine else f"{1e3 * scenario.machine.draft_s:g} ms a token"
         _draw(options.trace, scenario, speeds, title, lines)
     figures = {name: speed._asdict() for name, speed in speeds.items()}
-    origin = {"machine": _document(machine)} if machine else {}
+    origin = {"machine": asdict(machine)} if machine else {}
     print_result(options, {**figures, "bound": most, "acceptance": acceptance, **origin}, *lines)
 
 
@@ -99,11 +99,7 @@ def _list_machines(options: argparse.Namespace) -> None:
 
     machines = read_machines()
     lines = ["\n".join([name, *describe(machine, None), ""]) for name, machine in machines.items()]
-    print_result(options, {name: _document(machine) for name, machine in machines.items()}, *lines)
-
-
-def _document(machine: "PublishedMachine") -> dict[str, Any]:
-    return asdict(machine)
+    print_result(options, {name: asdict(machine) for name, machine in machines.items()}, *lines)
 
 
 def _require_picture(path: Path) -> None:

@@ -94,7 +94,8 @@ def t_quantile(confidence: float, degrees: float) -> float:
     angle = atan(2 / sqrt(degrees))
     for _ in range(60):
         slope = factor * cos(angle) ** (degrees - 1)
-        excess = _integral(factor, degrees, angle) - confidence
+        angles = angle / 2 * (_NODES + 1)
+        excess = float(factor * angle / 2 * (_WEIGHTS @ np.cos(angles) ** (degrees - 1))) - confidence
         low, high = (low, angle) if excess > 0 else (angle, high)
         newton = angle - excess / slope if slope > 1e-12 else low
         following = newton if low < newton < high else (low + high) / 2
@@ -102,11 +103,6 @@ def t_quantile(confidence: float, degrees: float) -> float:
             break
         angle = following
     return sqrt(degrees) * tan(angle)
-
-
-def _integral(factor: float, degrees: float, angle: float) -> float:
-    angles = angle / 2 * (_NODES + 1)
-    return float(factor * angle / 2 * (_WEIGHTS @ np.cos(angles) ** (degrees - 1)))
 
 
 def _mean_of_logs(logs: Sequence[float]) -> Mean:

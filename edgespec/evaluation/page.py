@@ -16,6 +16,13 @@ _FEW = 5
 _SHORTEST_CURVE = 8  # tokens
 _CATEGORY_CHARACTERS = 22  # before the count, which a chart must have room for
 _MOST_BEYOND = 1.25  # how far an interval is drawn beyond the answers
+_VERDICTS = (
+    figures.decided_text,
+    figures.slower_prompts_text,
+    figures.advice_text,
+    figures.texts_text,
+    figures.setup_text,
+)
 
 
 def page(document: BenchDocument) -> str:
@@ -41,18 +48,8 @@ def page(document: BenchDocument) -> str:
         charts={name: Markup(svg) for name, svg in _charts(document).items()},
         positions=figures.drafted_positions(document.get("acceptance_by_position", ())),
         few=_FEW,
-        verdicts=[text for text in _verdicts(document) if text],
+        verdicts=[text for describe in _VERDICTS if (text := describe(document))],
     )
-
-
-def _verdicts(document: BenchDocument) -> list[str | None]:
-    return [
-        figures.decided_text(document),
-        figures.slower_prompts_text(document),
-        figures.advice_text(document),
-        figures.texts_text(document),
-        figures.setup_text(document),
-    ]
 
 
 def _charts(document: BenchDocument) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, quantiles
 
 from edgespec.evaluation.document import (
@@ -11,7 +12,6 @@ from edgespec.evaluation.document import (
     BenchSetup,
     Category,
     Figures,
-    PassFigures,
     PeerCategory,
     PeerInfo,
     PeerRow,
@@ -84,7 +84,10 @@ def build_document(
         else None
     )
     worst = _worst(by_category)
-    plain_passes = slow.widths.get(1, (0, 0.0))
+    num_steps, steps_s = slow.widths.get(1, (0, 0.0))
+    texts: Texts = {"equal": 0, "near_tie": 0, "different": 0, "not_judged": 0}
+    for turn in turns:
+        texts[turn["text"]] += 1
     return {
         **setup,
         **_figures(turns),
@@ -94,12 +97,23 @@ def build_document(
         "worst_ratio": worst["ratio"] if worst else None,
         "worst_ratio_interval": worst["ratio_interval"] if worst else None,
         "worst": worst,
-        "below_one": [name for name, row in categories.items() if _is_below_one(row.get("ratio_interval"))],
+        "below_one": [
+            name
+            for name, row in categories.items()
+            if (interval := row.get("ratio_interval")) is not None and interval[1] < 1.0
+        ],
         "by_prompt": _prompt_ratios(compared),
-        "texts": _texts(turns),
+        "texts": texts,
         "answers": len(turns),
-        "same_answers": sum(turn["text"] == "equal" for turn in turns),
-        "passes": _passes(plain_passes, fast, setup.get("pass_ratios", {})),
+        "same_answers": texts["equal"],
+        "passes": {
+            "step_s": steps_s / num_steps if num_steps else None,
+            "ratios": dict(sorted(setup.get("pass_ratios", {}).items())),
+            "widths": {
+                width: {"passes": passes, "seconds": taken_s}
+                for width, (passes, taken_s) in sorted(fast.widths.items())
+            },
+        },
         "sample": sample,
         "peers": [_peer_row(peer, turns) for peer in peers],
         "turns": list(turns),
@@ -194,10 +208,6 @@ def _worst(by_category: Mapping[str, Sequence[TurnRecord]]) -> Worst | None:
     return {"category": name, "ratio": means[name].ratio, "ratio_interval": interval}
 
 
-def _is_below_one(interval: tuple[float, float] | None) -> bool:
-    return interval is not None and interval[1] < 1.0
-
-
 def _prompt_ratios(turns: Sequence[TurnRecord]) -> list[PromptRatio]:
     """The ratio of each prompt. Its observations are the rounds, each the mean of the prompt's turns."""
     found: list[PromptRatio] = []
@@ -216,25 +226,6 @@ def _prompt_ratios(turns: Sequence[TurnRecord]) -> list[PromptRatio]:
             }
         )
     return found
-
-
-def _texts(turns: Sequence[TurnRecord]) -> Texts:
-    counts: Texts = {"equal": 0, "near_tie": 0, "different": 0, "not_judged": 0}
-    for turn in turns:
-        counts[turn["text"]] += 1
-    return counts
-
-
-def _passes(plain: tuple[int, float], fast: Totals, ratios: Mapping[int, float]) -> PassFigures:
-    steps, seconds = plain
-    return {
-        "step_s": seconds / steps if steps else None,
-        "ratios": dict(sorted(ratios.items())),
-        "widths": {
-            width: {"passes": passes, "seconds": taken_s}
-            for width, (passes, taken_s) in sorted(fast.widths.items())
-        },
-    }
 
 
 def peer_key(name: str, way: str) -> str:
@@ -256,9 +247,9 @@ def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
         failure = f"its text is nonsense: this model finds {share:.0%} of its first tokens plausible; no speed"
     compared = {} if judged.is_nonsense else _group(mine, lambda turn: turn["category"])
     by_category = {name: row for name, each in compared.items() if (row := _peer_category(key, each))}
-    mean = _mean_by_category(compared, lambda turn: _ratio(_peer_speed(key, turn), speed_of(turn["plain"])))
+    mean = _mean_by_category(compared, partial(_peer_ratio, key))
     over_it = _mean_by_category(
-        compared, lambda turn: _ratio(speed_of(turn["speculative"]), _peer_speed(key, turn))
+        compared, lambda turn: _ratio(speed_of(turn["speculative"]), speed_of(turn["peers"][key]))
     )
     cold = [turn["peers"][key]["first_token_s"] for turn in mine]
     return {
@@ -276,8 +267,8 @@ def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
     }
 
 
-def _peer_speed(key: str, turn: TurnRecord) -> float | None:
-    return speed_of(turn["peers"][key])
+def _peer_ratio(key: str, turn: TurnRecord) -> float | None:
+    return _ratio(speed_of(turn["peers"][key]), speed_of(turn["plain"]))
 
 
 def _mean_by_category(groups: Mapping[str, Sequence[TurnRecord]], value: Value) -> Mean | None:
@@ -288,13 +279,13 @@ def _mean_by_category(groups: Mapping[str, Sequence[TurnRecord]], value: Value) 
 
 def _peer_category(key: str, turns: Sequence[TurnRecord]) -> PeerCategory | None:
     """A peer in the turns of one category; None where none of its answers has a speed."""
-    ratios = _by_prompt(turns, lambda turn: _ratio(_peer_speed(key, turn), speed_of(turn["plain"])))
+    ratios = _by_prompt(turns, partial(_peer_ratio, key))
     if not ratios:
         return None
     mean, answers = mean_by_prompt(list(ratios.values())), add_up([(turn["peers"][key], False) for turn in turns])
     drafted = answers.count("drafted")
     return {
-        "tokens_per_second": _mean_by_prompt(turns, lambda turn: _peer_speed(key, turn)),
+        "tokens_per_second": _mean_by_prompt(turns, lambda turn: speed_of(turn["peers"][key])),
         "ratio": mean.ratio,
         "ratio_interval": mean.interval(),
         "tokens_per_pass": answers.tokens / answers.passes if answers.passes else None,
