@@ -3,42 +3,152 @@
 What is not prepared on this machine is found as the catalogue and the table of known drafters list it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.draft.limits import MAX_PLANNED_TOKENS
-from edgespec.manifest import Manifest
+from edgespec.errors import EdgeSpecError
+from edgespec.manifest import Manifest, read_manifest
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking, rank
 from edgespec.setup.drafting_target import (
+    DraftingCosts,
     DraftingTarget,
+    Evidence,
+    evidence_of_check,
     evidence_of_report,
     evidence_of_text,
+    evidence_of_use,
     no_evidence,
     published_name,
 )
-from edgespec.setup.foresee import file_bytes, foresee_model
+from edgespec.setup.foresee import ModelSize, file_bytes, foresee_model
 from edgespec.setup.home import ModelHome
-from edgespec.setup.open_model import ModelFolder, self_drafter
-from edgespec.setup.prepared_drafters import (
-    OwnPair,
-    chat_in,
-    chat_with,
-    describe_model,
-    describe_pair,
-    describe_prepared,
-    export_layers_command,
-    export_pair_command,
-    find_models,
-    folder_for,
-    pull_command,
-    read_model,
-    read_own_pair,
-    train_command,
-)
+from edgespec.setup.measured_placements import known_layout
+from edgespec.setup.open_model import ModelFolder, known_stats, self_drafter, weights_bytes, weights_size
+from edgespec.setup.pair import DRAFTER, TARGET, Pair, read_pair
+from edgespec.setup.row_proof import settle_placement
+from edgespec.system.command_line import join_words
+
+
+def chat_with(target: DraftingTarget, drafter: str) -> str:
+    """Use a drafter beside what drafts from the text; drafter: a word of --drafter."""
+    return _command("chat", [target.model, "--drafter", drafter], target.devices)
+
+
+def chat_in(folder: str, target: DraftingTarget) -> str:
+    """Use a pair, or a model that has its drafter within."""
+    return _command("chat", [folder], target.devices)
+
+
+def folder_for(target: DraftingTarget, known: KnownDrafter) -> str:
+    """A name for the folder of what an export makes of a known drafter."""
+    made = {"self": "layers", "train": "own-head", "mtp": "mtp"}.get(known.way)
+    return f"{target.short_name}-{made}" if made else f"pair-{plain_name(known.name)}"
+
+
+def _command(name: str, words: Sequence[str], devices: Mapping[str, str]) -> str:
+    flags = [word for option, device in devices.items() for word in (f"--{option}", device)]
+    return join_words(["edgespec", *name.split(), *words, *flags])
+
+
+_LARGEST_SHARE = 0.5  # of the target's weights, that a drafter model may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPair:
+    """A pair of the target that is looked at, in the forms of its devices.
+
+    target: The target as the pair has it, and the pair's name in commands.
+    """
+
+    pair: Pair
+    target: DraftingTarget
+    own: ModelFolder
+    drafter: ModelFolder
+
+
+def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
+    """The pair in a folder; None where it is none of this target, lacks forms for the devices, or is damaged."""
+    placement = target.placement
+    with suppress(EdgeSpecError, OSError):
+        if (pair := read_pair(folder)) is None:
+            return None
+        paths = pair.part(TARGET, placement.device.form), pair.part(DRAFTER, placement.drafter_device.form)
+        if paths[0] is None or paths[1] is None:
+            return None
+        own, drafter = (ModelFolder(path, read_manifest(path)) for path in paths if path)
+        source = own.manifest.source
+        if target.names.isdisjoint(plain_name(name) for name in (source.name, source.repository) if name):
+            return None
+        size = ModelSize(manifest=own.manifest, file_bytes=weights_bytes(own))
+        placement = settle_placement(own, placement)
+        within = replace(target, model=str(folder), folder=own, size=size, placement=placement)
+        return OwnPair(pair=pair, target=within, own=own, drafter=drafter)
+    return None
+
+
+def describe_pair(found: OwnPair) -> PossibleDrafter:
+    """The drafter of a pair, with its check."""
+    check = evidence_of_check(found.pair, (found.own, found.drafter), found.target.placement)
+    described = describe_prepared(found.target, found.drafter, check)
+    return replace(described, use=chat_in(str(found.pair.folder), found.target))
+
+
+def describe_prepared(
+    target: DraftingTarget, drafter: ModelFolder, check: Evidence | None = None
+) -> PossibleDrafter:
+    """A drafter that is ready to be used, but for the command; check: what the check of its pair says."""
+    known = evidence_of_use(target.folder, drafter, target.placement) if target.folder else None
+    if known is None or (known.basis != "measured" and check is not None):
+        known = check or no_evidence(target, _costs_of(target, drafter))
+    memory_bytes, obstacle = target.memory_of(drafter.manifest, weights_size(drafter))
+    return PossibleDrafter(
+        kind="head" if drafter.manifest.head else "model",
+        name=drafter.manifest.name,
+        **known._asdict(),
+        was_run="here" if known.basis != "unknown" else "",
+        memory_bytes=memory_bytes,
+        obstacle=obstacle,
+    )
+
+
+def _costs_of(target: DraftingTarget, drafter: ModelFolder) -> DraftingCosts | None:
+    """Costs of a prepared drafter as measured, or by the bytes that it reads."""
+    manifest, placement = drafter.manifest, target.placement
+    longest = min(MAX_PLANNED_TOKENS, manifest.most_draft_tokens or MAX_PLANNED_TOKENS)
+    layout = known_layout(manifest, placement, known_stats(target.folder)) if target.folder else None
+    if layout is None:
+        return target.costs_of(weights_bytes(drafter), manifest.tokens_per_pass, longest)
+    step = layout.profile.draft_costs(placement.drafter_key(manifest.name)).step
+    return target.costs_by_share(step, manifest.tokens_per_pass, longest)
+
+
+def read_model(path: Path) -> ModelFolder | None:
+    """A model folder that edgespec made, and that is no drafting head; None for anything else."""
+    with suppress(EdgeSpecError, OSError):
+        manifest = read_manifest(path)
+        return ModelFolder(path, manifest) if manifest.head is None else None
+    return None
+
+
+def _suits(target: DraftingTarget, drafter: ModelFolder) -> bool:
+    """True if to name a model: it was measured here, or is small, in one vocabulary and for the device."""
+    if target.folder is None or target.size is None:
+        return False
+    if known_layout(drafter.manifest, target.placement, known_stats(target.folder)) is not None:
+        return True
+    manifest = drafter.manifest
+    return (
+        manifest.form == target.placement.drafter_device.form
+        and manifest.vocab_sha256 == target.folder.manifest.vocab_sha256
+        and _LARGEST_SHARE * target.size.file_bytes >= weights_bytes(drafter)
+    )
+
 
 _SHARE_OF_LAYERS = (2, 3)  # that a drafter of the target's own layers keeps
 _FEWEST_LAYERS = 3
@@ -69,6 +179,7 @@ def describe_listed(target: DraftingTarget, home: ModelHome, name: str) -> Possi
     entry = CATALOG[name]
     manifest, num_bytes = foresee_model(home, name, target.placement.drafter_device.form)
     memory_bytes, obstacle = target.memory_of(manifest, num_bytes)
+    on = {"device": device} if (device := target.devices.get("drafter-device")) else {}
     return PossibleDrafter(
         kind="model",
         name=name,
@@ -78,7 +189,7 @@ def describe_listed(target: DraftingTarget, home: ModelHome, name: str) -> Possi
         disk_bytes=file_bytes(entry),
         memory_bytes=memory_bytes,
         note=_GATED if entry.is_gated else "",
-        get=pull_command(target, name),
+        get=_command("models pull", [name, "--no-drafter"], on),
         use=chat_with(target, f"auto+{name}"),
         obstacle=obstacle,
     )
@@ -116,13 +227,14 @@ def _describe_layers(target: DraftingTarget, known: KnownDrafter) -> PossibleDra
     kept_bytes = target.size.file_bytes * kept // num_layers
     memory_bytes, obstacle = target.memory_of(_with_layers(target.size.manifest, kept), kept_bytes)
     output = folder_for(target, known)
+    on = {"device": device} if (device := target.devices.get("device")) else {}
     return PossibleDrafter(
         kind=known.kind,
         name=f"{kept} of its {num_layers} layers",
         evidence=no_evidence(target, target.costs_of(kept_bytes)).evidence,
         disk_bytes=target.size.file_bytes,
         memory_bytes=memory_bytes,
-        get=export_layers_command(target, target.source, kept, output),
+        get=_command("export", [*target.source.words, "--keep-layers", f"0-{kept - 1}", "--output", output], on),
         use=chat_with(replace(target, model=output), "auto+self"),
         obstacle=obstacle,
     )
@@ -146,10 +258,7 @@ def _describe_import(target: DraftingTarget, known: KnownDrafter) -> PossibleDra
     found = PossibleDrafter(
         kind=known.kind,
         name=known.name,
-        basis=known_gain.basis,
-        gain=known_gain.gain,
-        num_draft=known_gain.num_draft,
-        evidence=known_gain.evidence,
+        **known_gain._asdict(),
         download_bytes=None if known.num_weights is None else _DOWNLOADED_BYTES * known.num_weights,
         disk_bytes=size.file_bytes + stored_bytes if size and stored_bytes else None,
         memory_bytes=memory_bytes,
@@ -169,7 +278,8 @@ def _describe_made(target: DraftingTarget, known: KnownDrafter) -> PossibleDraft
         return _with_export(replace(found, obstacle=_NOT_IN_GGUF if is_gguf else ""), target, known, known.way)
     head = f"{target.short_name}-head"
     found = _with_export(replace(found, note=_TRAINING), target, known, head)
-    return replace(found, get=f"{train_command(target, head)} && {found.get}") if found.get else found
+    train = _command("train", [target.model, "--output", head], {})
+    return replace(found, get=f"{train} && {found.get}") if found.get else found
 
 
 def _with_export(
@@ -181,7 +291,10 @@ def _with_export(
     if target.source is None:
         return replace(found, obstacle=_NO_SOURCE)
     output = folder_for(target, known)
-    get = export_pair_command(target, target.source, drafter, output, is_model=known.kind == "model")
+    # The usual precision of a model is that of its files, which are floats; of a head it is 8 bits.
+    precision = ["--drafter-precision", "int8"] if known.kind == "model" else []
+    words = [*target.source.words, "--drafter", drafter, *precision, "--output", output]
+    get = _command("export", words, target.devices)
     return replace(found, get=get, use=chat_in(output, target))
 
 
@@ -220,11 +333,14 @@ def _find_models(
     form, family = target.placement.drafter_device.form, smaller_of_family(target.names)
     prepared = {name: path for name in sorted(family) if (path := home.find(name, form)) is not None}
     chosen = {name: model for name, path in prepared.items() if (model := read_model(path)) is not None}
-    folders = {path: path.name for path in sorted(home.models.glob("[!.]*"))}
-    in_pairs = {pair.drafter.folder for pair in pairs}
-    for path, (word, drafter) in find_models(target, folders, {**chosen, **named}).items():
-        if path not in in_pairs:
-            yield describe_model(target, drafter, word)
+    found = {model.folder: (word, model) for word, model in {**chosen, **named}.items()}
+    for path in sorted(home.models.glob("[!.]*")):
+        if path not in found and (drafter := read_model(path)) is not None and _suits(target, drafter):
+            found[path] = (path.name, drafter)
+    left_out = {pair.drafter.folder for pair in pairs} | ({target.folder.folder} if target.folder else set())
+    for path, (word, model) in found.items():
+        if path not in left_out:
+            yield replace(describe_prepared(target, model), use=chat_with(target, f"auto+{word}"))
     for name in sorted(family - chosen.keys()):
         yield describe_listed(target, home, name)
 

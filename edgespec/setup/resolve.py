@@ -173,14 +173,12 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
     """Find the target and its drafters in the forms for their devices, preparing them first if need be."""
     model, asked = str(wish.model), wish.names
     target_form, drafter_form = devices.forms(placement)
-    finder = _Finder(models, placement.device, target_form, wish.allow_fallback)
-    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, wish.allow_fallback)
     models.find(model, target_form or "cpu")  # an unknown name is refused before any model is fetched
     for cascade in asked.cascades:
         for name in cascade.models:
             if name != SELF:
                 models.find(name, drafter_form or "cpu")
-    target, pair = finder.find(model, TARGET)
+    target, pair = _find_folder(models, model, TARGET, placement.device, target_form, wish.allow_fallback)
     require_whole_model(target.manifest, model)
     if target.manifest.pooling:
         if asked.cascades or asked.simple - {"auto"}:
@@ -195,7 +193,9 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
         found = [
             ModelFolder(target.folder, self_drafter(target.manifest))
             if name == SELF
-            else drafter_finder.find(name, DRAFTER)[0]
+            else _find_folder(models, name, DRAFTER, placement.drafter_device, drafter_form, wish.allow_fallback)[
+                0
+            ]
             for name in cascade.models
         ]
         drafters.append(NamedDrafter(tuple(found), cascade.text))
@@ -270,30 +270,22 @@ def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str
     return {argument: found for argument, asked, found in named if asked == "auto"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Finder:
-    """Finds models for a device, in the form that it needs if the device was named.
+def _find_folder(
+    models: ModelHome, model: str, part: str, device: Device, form: Kind | None, allow_fallback: bool
+) -> tuple[ModelFolder, Pair | None]:
+    """The folder of a model for a device, or of that part of a pair; and the pair.
 
-    form: None where auto was asked for: of a pair with several forms, the one whose device this machine has.
+    form: The one that the device needs. None where auto was asked for: of a pair with several forms, the one whose
+        device this machine has.
+
+    Raises DeviceUnavailable: A pair has that part in other forms alone.
     """
-
-    models: ModelHome
-    device: Device
-    form: Kind | None
-    allow_fallback: bool
-
-    def find(self, model: str, part: str) -> tuple[ModelFolder, Pair | None]:
-        """The folder of a model, or of that part of a pair; and the pair.
-
-        Raises DeviceUnavailable: A pair has that part in other forms alone.
-        """
-        lacks = partial(lacks_half_floats, self.device)
-        folder = self.models.resolve(model, self.form or "cpu", lacks_half_floats=lacks)
-        pair = read_pair(folder)
-        if pair is not None:
-            may_differ = self.form is None or (self.allow_fallback and pair.part(part, self.form) is None)
-            folder = require_part(pair, part, usable_form(pair, part) if may_differ else self.form)
-        return ModelFolder(folder, read_any_manifest(folder, self.models.report)), pair
+    folder = models.resolve(model, form or "cpu", lacks_half_floats=partial(lacks_half_floats, device))
+    pair = read_pair(folder)
+    if pair is not None:
+        may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
+        folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
+    return ModelFolder(folder, read_any_manifest(folder, models.report)), pair
 
 
 def _name_drafters(
