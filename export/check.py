@@ -9,7 +9,6 @@ is measured, and refused where it is large.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.logprobs import negative_log_likelihood
@@ -204,11 +203,9 @@ def _difference(some: Logits, others: Logits) -> float:
 
 def _divergence(reference: Logits, row: Logits) -> float:
     """Kullback-Leibler divergence of softmax(row) from softmax(reference), in nats."""
-    expected, found = (_log_softmax(values.astype(np.float64)) for values in (reference, row))
+    logs = []
+    for values in (reference.astype(np.float64), row.astype(np.float64)):
+        shifted = values - values.max()
+        logs.append(shifted - np.log(np.exp(shifted).sum()))
+    expected, found = logs
     return float(np.exp(expected) @ (expected - found))
-
-
-def _log_softmax(row: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    shifted = row - row.max()
-    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return result

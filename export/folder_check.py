@@ -50,7 +50,9 @@ def check_folder(
 
     is_quick: Compare fewer tokens, and no passes of one token beside others, for a first use.
     """
-    tokens = _text_tokens(loaded, tokenizer, manifest.context_length)
+    with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
+        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    tokens = np.array(ids, np.int32)[: manifest.context_length]
     if is_quick:
         tokens = tokens[:_QUICK_TOKENS]
     if manifest.kv_cache.form == "static":  # whose weights have other layouts
@@ -121,12 +123,6 @@ def _compare(
     del decoder  # one at a time is in memory
     narrow = open_decoder(folder, manifest, deterministic=False)
     return replace(check, one_row_difference=one_row_difference(narrow, some, rows))
-
-
-def _text_tokens(loaded: LoadedSource, tokenizer: Tokenizer, context_length: int) -> TokenIds:
-    with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
-        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-    return np.array(ids, np.int32)[:context_length]
 
 
 @contextmanager

@@ -63,17 +63,14 @@ def read_gguf(path: Path) -> GGUF:
             raise SourceError(
                 f"{part} is missing, one of {len(paths)} parts of one model; put all parts into one folder"
             )
-    files = [_read_file(part) for part in paths]
+    files = []
+    for part in paths:
+        if (size := part.stat().st_size) < 24:
+            raise SourceError(f"{part} has {size} bytes, too few for a GGUF file; fetch it again")
+        with part.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            files.append(_Header(part, data).read())
     is_part = files[0].metadata.get("split.count", 1) not in (0, 1)
     return _join_parts(files) if len(files) > 1 or is_part else files[0]
-
-
-def _read_file(path: Path) -> GGUF:
-    size = path.stat().st_size
-    if size < 24:
-        raise SourceError(f"{path} has {size} bytes, too few for a GGUF file; fetch it again")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Header(path, data).read()
 
 
 def _join_parts(files: list[GGUF]) -> GGUF:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.blocks import Bytes, Floats
+from edgespec.export.blocks import Blocks, Bytes, Floats
 from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor
 
 _NUMPY: dict[ir.DataType, type[np.generic]] = {
@@ -104,15 +104,11 @@ class WrittenMatrix:
             return values.astype(np.float32)
         assert self.scales is not None
         scales = self.scales.read(start, stop).astype(np.float32)
-        levels = _unpack(values.view(np.uint8), self.bits).reshape(*scales.shape, self.block_size)
-        zero: Floats = np.full(scales.shape, 1 << (self.bits - 1), np.float32)
+        levels, zeros = _unpack(values.view(np.uint8), self.bits).reshape(len(scales), -1), None
         if self.zero_points is not None:
             packed = self.zero_points.read(start, stop).view(np.uint8)
-            zero = _unpack(packed, self.bits)[:, : scales.shape[1]].astype(np.float32)
-        weights = levels.astype(np.float32)
-        weights -= zero[:, :, None]
-        weights *= scales[:, :, None]
-        weights = weights.reshape(stop - start, -1)
+            zeros = _unpack(packed, self.bits)[:, : scales.shape[1]]
+        weights = Blocks(self.bits, self.block_size, levels, scales, zeros).dequantize()
         found = weights[:, : self.columns]
         if not self.has_offsets:
             return found
@@ -250,14 +246,12 @@ class WeightErrors:
             worst = math.inf
         self.largest = max(self.largest, worst)
         matrix = self.written[role]
-        if not worst <= (allowed := row_bound(matrix)):
-            self.wrong.append(WeightError(role, worst, allowed))
         mean = math.sqrt(error.sum() / energy.sum()) if energy.any() else 0.0
-        if not mean <= (allowed := _MEAN_SHARE * row_bound(matrix)):
-            self.wrong.append(WeightError(role, mean, allowed))
         gain = abs(float(excess / energy.sum())) if energy.any() else 0.0
-        if not gain <= (allowed := _GAIN[matrix.bits]):
-            self.wrong.append(WeightError(role, gain, allowed))
+        bound = row_bound(matrix)
+        for found, allowed in ((worst, bound), (mean, _MEAN_SHARE * bound), (gain, _GAIN[matrix.bits])):
+            if not found <= allowed:
+                self.wrong.append(WeightError(role, found, allowed))
 
 
 def _products(some: Floats, others: Floats) -> npt.NDArray[np.float64]:

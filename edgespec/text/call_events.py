@@ -121,11 +121,11 @@ class CallOutput:
 
     def add_text(self, text: str) -> None:
         """Text of the answer that is no call."""
-        if self._stop and not self.is_stopped:
+        if self.is_stopped:
+            return
+        if self._stop:
             text, self.is_stopped = self._stop.push(text)
-            self._keep_text(text)
-        elif not self.is_stopped:
-            self._keep_text(text)
+        self._keep_text(text)
 
     def _keep_text(self, text: str) -> None:
         body = text.rstrip()

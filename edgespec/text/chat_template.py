@@ -128,7 +128,9 @@ def encode_chat(
         ConversationError: The template refuses this conversation.
         ModelError: The template cannot be rendered.
     """
-    mark = _unused_character([messages, [tool.as_dict() for tool in tools]])
+    contents = "".join(_texts([messages, [tool.as_dict() for tool in tools]]))
+    private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
+    mark = next(character for character in private_use if character not in contents)
     spellings = tokenizer.special_tokens
     has_tools = tools or any(not isinstance(message, Message) for message in messages)
     how = find_tool_template() if has_tools else ToolTemplate()
@@ -139,12 +141,6 @@ def encode_chat(
     text = render(template, **names, add_generation_prompt=True, **special, **(switches or {}))
     # Cut at the template's own special tokens first; the marks in messages are dropped after that.
     return tokenizer.encode(text, special=True, ignore=mark)
-
-
-def _unused_character(value: Any) -> str:
-    contents = "".join(_texts(value))
-    private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
-    return next(character for character in private_use if character not in contents)
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -15,12 +15,11 @@ import llguidance
 from edgespec.errors import FormatError
 from edgespec.system.threads import run_with_stack
 from edgespec.text.closing import Closer, ClosingTokens
-from edgespec.text.endings import endings_of, schemas_in
+from edgespec.text.endings import endings_of
 from edgespec.text.opening import largest_opening
-from edgespec.text.response_format import ResponseFormat
-from edgespec.text.schema import subschemas
+from edgespec.text.response_format import ResponseFormat, require_bounded
+from edgespec.text.schema import schemas_in, subschemas
 from edgespec.text.vocabulary import GrammarVocabulary, first_words
-from edgespec.text.work_bounds import require_bounded
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}

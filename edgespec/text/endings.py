@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from edgespec.text.response_format import ResponseFormat
-from edgespec.text.schema import subschemas
+from edgespec.text.schema import schemas_in, subschemas
 
 # Python's own reader of expressions, which its types do not declare.
 _codes, _parser = import_module("re._constants"), import_module("re._parser")
@@ -29,7 +29,6 @@ _FORMATS = {
 }
 _MAX_ENDINGS = 1000
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
-_SCHEMA = re.compile(r"%json\s*(?=[{\w])")
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
@@ -54,15 +53,6 @@ def endings_of(wanted: ResponseFormat) -> Endings:
     within = _endings_in(list(schemas_in(wanted.source)))
     literals = _ends(dict.fromkeys(_literals(wanted.source)), min_length=1)
     return Endings([*within.texts, *literals][:_MAX_ENDINGS], within.numbers)
-
-
-def schemas_in(grammar: str) -> Iterator[Any]:
-    """The JSON schemas that a grammar holds, each behind %json."""
-    for found in _SCHEMA.finditer(grammar):
-        try:
-            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
-        except (ValueError, RecursionError):
-            continue  # the library refuses it
 
 
 def _endings_in(schemas: Sequence[Any]) -> Endings:

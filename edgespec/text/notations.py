@@ -165,7 +165,12 @@ def _write(body: Body, call: WrittenCall) -> str:
             before = body.before[0] if body.before else ""
             return before + call.name + body.between[0] + _json(dict(call.arguments)) + body.after
         case TagBody():
-            return _tags(body, call)
+            parts = [body.begin + call.name + body.name_end]
+            for key, value in call.arguments.items():
+                is_text = isinstance(value, str)
+                text = value if is_text else _json(value)
+                parts.append(body.opening(key, is_text=is_text) + text + body.space + body.value_end)
+            return "\n".join([*parts, body.end])
         case PairsBody():
             return f"call:{call.name}{_pairs(dict(call.arguments), body.quote)}"
         case PythonBody():
@@ -180,15 +185,6 @@ def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
     if body.is_keyed:
         return {call.name: dict(call.arguments)}
     return {body.names[0]: call.name, body.arguments[0]: dict(call.arguments)}
-
-
-def _tags(body: TagBody, call: WrittenCall) -> str:
-    parts = [body.begin + call.name + body.name_end]
-    for key, value in call.arguments.items():
-        is_text = isinstance(value, str)
-        text = value if is_text else _json(value)
-        parts.append(body.opening(key, is_text=is_text) + text + body.space + body.value_end)
-    return "\n".join([*parts, body.end] if body.end else [*parts, ""])
 
 
 def _python(call: WrittenCall) -> str:

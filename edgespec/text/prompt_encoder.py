@@ -98,7 +98,29 @@ class PromptEncoder:
         if is_bounded:
             for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
                 self._require_short(text)
-        return self._encode(parsed, tools, thinking)
+        if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
+            raise UsageError(
+                f"thinking is {thinking!r}, but the chat template of {self._manifest.name} has no switch for it; "
+                "leave it out"
+            )
+        if tools and not isinstance(parsed, list):
+            raise UsageError(
+                "tools have no place in a raw prompt or in token ids; give messages, or leave tools out"
+            )
+        if isinstance(parsed, np.ndarray):
+            return parsed
+        if isinstance(parsed, str):
+            return self.tokenizer.encode(parsed, special=True)
+        return encode_chat(
+            self._template,
+            self._renderer.render,
+            parsed,
+            self.tokenizer,
+            self._special_tokens(),
+            {} if thinking is None else {_THINKING: thinking},
+            tools,
+            lambda: self.tool_template,
+        )
 
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
         """Tokens of the beginning of an answer, [num_tokens]. Raises as a bounded encode does."""
@@ -142,31 +164,6 @@ class PromptEncoder:
             num_tokens = self.tokenizer.least_tokens(text, self.context_length)
             if num_tokens > self.context_length:
                 raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
-
-    def _encode(self, parsed: _Parsed, tools: Sequence[Tool], thinking: bool | None) -> TokenIds:
-        if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
-            raise UsageError(
-                f"thinking is {thinking!r}, but the chat template of {self._manifest.name} has no switch for it; "
-                "leave it out"
-            )
-        if tools and not isinstance(parsed, list):
-            raise UsageError(
-                "tools have no place in a raw prompt or in token ids; give messages, or leave tools out"
-            )
-        if isinstance(parsed, np.ndarray):
-            return parsed
-        if isinstance(parsed, str):
-            return self.tokenizer.encode(parsed, special=True)
-        return encode_chat(
-            self._template,
-            self._renderer.render,
-            parsed,
-            self.tokenizer,
-            self._special_tokens(),
-            {} if thinking is None else {_THINKING: thinking},
-            tools,
-            lambda: self.tool_template,
-        )
 
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self._manifest.bos_token_id}

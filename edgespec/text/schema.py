@@ -1,6 +1,8 @@
 """Checks of a JSON schema before it is compiled, and its form for the library that compiles it."""
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +37,8 @@ _LACKING_FORMATS = frozenset(
 )
 _PLAIN_IN_REFERENCES = "/~!$&'()*+,;=:@?"
 
+_IN_GRAMMAR = re.compile(r"%json\s*(?=[{\w])")
+
 Schema = Mapping[str, Any]
 
 
@@ -57,6 +61,15 @@ def prepare_schema(schema: Any) -> Any:
             _require_reference(part["$ref"], pointer, schema)
             _require_end(part, pointer, schema, ending)
     return _without_one_of(schema, _Comparison(schema), "#", 0)
+
+
+def schemas_in(grammar: str) -> Iterator[Any]:
+    """The JSON schemas that a grammar holds, each behind %json."""
+    for found in _IN_GRAMMAR.finditer(grammar):
+        try:
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+        except (ValueError, RecursionError):
+            continue  # the library refuses it
 
 
 def subschemas(schema: Any, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -147,7 +147,12 @@ class JsonScanner:
             self._expects = "value"
         elif character == "," and expects == "next":
             self._expects = "key" if self._open[-1] == "{" else "value"
-        elif character in "]}" and self._may_close(character):
+        elif (
+            character in "]}"
+            and expects in ("next", "first key", "first value")
+            and self._open
+            and _CLOSE[self._open[-1]] == character
+        ):
             self._open.pop()
             self._end_value()
         elif "value" not in expects:
@@ -158,13 +163,6 @@ class JsonScanner:
         else:
             self._add_to_scalar(character)
         return character
-
-    def _may_close(self, character: str) -> bool:
-        return (
-            bool(self._open)
-            and _CLOSE[self._open[-1]] == character
-            and self._expects in ("next", "first key", "first value")
-        )
 
     def _in_string(self, character: str) -> str:
         if self._expects == "hex":

@@ -149,16 +149,12 @@ class _Probe:
             same = len(commonprefix([whole, self.text([_USER], **names)]))  # noqa: RUF071  characters are meant
             # What both begin with may hold the first characters of a call: <think> and <tool_call>.
             for start in {same, max(whole.rfind(begin, 0, same) for begin in "<[>")} - {-1}:
-                if self._reads(format, whole[start:].partition(_RESULT)[0]):
-                    return True
-        return False
-
-    def _reads(self, format: CallFormat, written: str) -> bool:
-        for is_open in {False, format.is_open}:
-            parser = CallParser(replace(format, is_open=is_open), [_PROBE], holds_arguments=True)
-            calls = join_calls(parser.push(written) + parser.flush())
-            if len(calls) == 1 and calls[0].parse() == {"place": _VALUE}:
-                return True
+                written = whole[start:].partition(_RESULT)[0]
+                for is_open in {False, format.is_open}:
+                    parser = CallParser(replace(format, is_open=is_open), [_PROBE], holds_arguments=True)
+                    calls = join_calls(parser.push(written) + parser.flush())
+                    if len(calls) == 1 and calls[0].parse() == {"place": _VALUE}:
+                        return True
         return False
 
 

@@ -94,7 +94,9 @@ def _read_vocabulary_head(
     require_shapes(source, {"head": own}, {"head": (own.rows, hidden_size)})
     if tokens is None:
         return own, None
-    own, tokens = _sort_rows(own, tokens)
+    order = np.argsort(tokens)
+    if not np.array_equal(order, np.arange(len(order))):
+        own, tokens = replace(own, row_order=order.astype(np.intp)), tokens[order]
     return own, None if own.rows == size else tokens
 
 
@@ -151,14 +153,6 @@ def read_tokens(source: HeadSource, num_rows: int, vocab_size: int) -> TokenIds 
     if problem is not None:
         raise SourceError(f"{source.path}: its lists of tokens (d2t, t2d) {problem}; the file is damaged")
     return tokens.astype(np.int32)
-
-
-def _sort_rows(head: StoredTensor, tokens: TokenIds) -> tuple[StoredTensor, TokenIds]:
-    """A vocabulary head with its rows in the order of their tokens, and these."""
-    order = np.argsort(tokens)
-    if np.array_equal(order, np.arange(len(order))):
-        return head, tokens
-    return replace(head, row_order=order.astype(np.intp)), tokens[order]
 
 
 def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:

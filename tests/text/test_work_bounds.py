@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.text.work_bounds import LarkSize, count_repetitions, measure_lark
+from edgespec.text.response_format import LarkSize, count_repetitions, measure_lark
 
 
 @pytest.mark.parametrize(
