@@ -154,8 +154,17 @@ def judge(check: Check, precision: str, wrong: Sequence[WeightError] = ()) -> No
             f"matrix {worst.role} was written with an error of {worst.found:.3g} of its size, and rounding it to "
             f"{precision} explains {worst.allowed:.3g}; nothing was installed. {_REPORT}"
         )
-    if check.structure is not None:
-        _judge_structure(check.structure)
+    if (structure := check.structure) is not None:
+        for found, what in (
+            (structure.difference, "than its weights say"),
+            (structure.pieces_difference, "when the text is read in pieces"),
+        ):
+            if not found <= structure.allowed:
+                raise ExportMismatch(
+                    f"the graph gives other logits {what}: with activations in floats they differ by {found:.3g} "
+                    f"of their spread, and rounding explains {structure.allowed:.3g}; nothing was installed. "
+                    f"{_REPORT}"
+                )
     allowed = _ROUNDING_MARGIN * (check.rounding_difference or 0.0) + _LEAST
     if not check.pieces_difference <= allowed:
         raise ExportMismatch(
@@ -173,19 +182,6 @@ def judge(check: Check, precision: str, wrong: Sequence[WeightError] = ()) -> No
 
 
 _REPORT = "This is a fault of edgespec or of ONNX Runtime, not of the precision: report this model"
-
-
-def _judge_structure(structure: Structure) -> None:
-    """Raises ExportMismatch: The graph computes something else than its weights say."""
-    for found, what in (
-        (structure.difference, "than its weights say"),
-        (structure.pieces_difference, "when the text is read in pieces"),
-    ):
-        if not found <= structure.allowed:
-            raise ExportMismatch(
-                f"the graph gives other logits {what}: with activations in floats they differ by {found:.3g} of "
-                f"their spread, and rounding explains {structure.allowed:.3g}; nothing was installed. {_REPORT}"
-            )
 
 
 def _rms(values: Logits) -> float:

@@ -128,7 +128,15 @@ class _Header:
             if key in metadata:
                 raise SourceError(f"{self.path} has the metadata key '{key}' twice; the file is damaged")
             metadata[key] = self._value(self._scalar("I"))
-        infos = [self._tensor_info() for _ in range(num_tensors)]
+        infos: list[_Info] = []
+        for _ in range(num_tensors):
+            name, num_dimensions = self._string(), self._scalar("I")
+            if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+                raise SourceError(
+                    f"{self.path}: tensor {name} has {num_dimensions} dimensions; the file is damaged"
+                )
+            shape = [self._scalar("Q") for _ in range(num_dimensions)]
+            infos.append((name, shape, self._scalar("I"), self._scalar("Q")))
         tensors = self._place_tensors(infos, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
         return GGUF(metadata, tensors, (self.path,))
 
@@ -189,13 +197,6 @@ class _Header:
         code = _SCALARS[kind]
         self._require_room(count * struct.calcsize(code), "an array")
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(code))))
-
-    def _tensor_info(self) -> _Info:
-        name, num_dimensions = self._string(), self._scalar("I")
-        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-            raise SourceError(f"{self.path}: tensor {name} has {num_dimensions} dimensions; the file is damaged")
-        shape = [self._scalar("Q") for _ in range(num_dimensions)]
-        return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _place_tensors(self, infos: list[_Info], alignment: Any) -> dict[str, StoredTensor]:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.errors import FormatError, UsageError
+from edgespec.text.endings import largest_opening
 from edgespec.text.formats import CallFormat, JsonBody, NamedBody, TagBody
-from edgespec.text.opening import largest_opening
 from edgespec.text.response_format import ResponseFormat
 from edgespec.text.schema import is_note, prepare_schema
 from edgespec.text.tool import Tool, ToolUse, schema_refusal

@@ -15,8 +15,7 @@ import llguidance
 from edgespec.errors import FormatError
 from edgespec.system.threads import run_with_stack
 from edgespec.text.closing import Closer, ClosingTokens
-from edgespec.text.endings import endings_of
-from edgespec.text.opening import largest_opening
+from edgespec.text.endings import endings_of, largest_opening
 from edgespec.text.response_format import ResponseFormat, require_bounded
 from edgespec.text.schema import schemas_in, subschemas
 from edgespec.text.vocabulary import GrammarVocabulary, first_words

@@ -94,7 +94,8 @@ class GrammarConstraint(TokenConstraint):
         matcher = walk.matcher.deep_copy()
         for i, token in enumerate(tokens.tolist()):
             if token in self._vocabulary.end_tokens:
-                return i + self._may_end(matcher, token)
+                may_end = matcher.is_accepting() and (not matcher.is_stopped() or token == self._ends[0])
+                return i + bool(may_end)
             if not may_follow(matcher, token):
                 return i
         return len(tokens)
@@ -200,10 +201,6 @@ class GrammarConstraint(TokenConstraint):
             bias[self._vocabulary.end_tokens[0]] = 0
             return bias
         return bias_of(matcher, self._vocabulary.vocab_size)
-
-    def _may_end(self, matcher: Matcher, token: int) -> bool:
-        is_stopped, first = matcher.is_stopped(), self._vocabulary.end_tokens[0]
-        return bool(matcher.is_accepting()) and (not is_stopped or token == first)
 
 
 def _num_shared(one: TokenIds, other: TokenIds) -> int:

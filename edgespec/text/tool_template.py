@@ -1,11 +1,11 @@
 """The way in which a chat template takes tools, found by rendering it and not by the name of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
 from os.path import commonprefix
 from re import search
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.errors import ConversationError, ModelError
 from edgespec.text.call_events import join_calls
@@ -27,10 +27,8 @@ _SHORT_IDS = r"length\s*[!=]=\s*9\b"
 _VARIABLES = ("tools", "xml_tools")
 
 
-class Render(Protocol):
-    """Renders a template with names. Raises what rendering raises."""
-
-    def __call__(self, template: str, **names: Any) -> str: ...
+Render = Callable[..., str]
+"""Renders a template, its argument, with names, its keywords. Raises what rendering raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import FormatError
-from edgespec.text.endings import endings_of
-from edgespec.text.opening import largest_opening
+from edgespec.text.endings import endings_of, largest_opening
 from edgespec.text.response_format import MAX_CHARACTERS, ResponseFormat, read_format
 from edgespec.text.schema import ENSURED_FORMATS, prepare_schema
 
