@@ -3,14 +3,15 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from inspect import signature
 from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -47,6 +48,17 @@ from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _lists_options(method: Method) -> Method:
+    """Has help() and inspect.signature list the options of an answer, with their defaults, for **options."""
+    stated = signature(method)
+    own = [each for each in stated.parameters.values() if each.name != "options"]
+    options = signature(AnswerSettings).parameters.values()
+    vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
+    return method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +258,7 @@ class Engine:
         if not self._decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
 
+    @_lists_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -298,6 +311,7 @@ class Engine:
         require_known("Engine.stream", options, AnswerOptions)
         return self._stream(prompt, AnswerSettings(**options))
 
+    @_lists_options
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
 

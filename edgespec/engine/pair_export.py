@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -131,12 +132,11 @@ def export_pair(
         DiskFull: No room for both.
     """
     plan = plan_pair(target, drafter, is_checked=open_decoder is not None)
+    export = partial(_export_model, open_decoder=open_decoder, measure_ranges=measure_ranges, report=report)
     with atomic_folder(output, sum(each.write_bytes for each in plan.plans), report) as folder:
-        _export_model(
-            target, folder / TARGET, _name(target), open_decoder, measure_ranges, report, plan.hidden_layers
-        )
+        export(target, folder / TARGET, _name(target), plan.hidden_layers)
         if plan.head is None:
-            _export_model(drafter, folder / DRAFTER, _name(drafter), open_decoder, measure_ranges, report)
+            export(drafter, folder / DRAFTER, _name(drafter))
         else:
             origin = drafter.source.origin
             export_head(plan.head, folder / DRAFTER, _name(drafter), origin=origin, report=report)
@@ -179,6 +179,7 @@ def add_forms(
             )
         else:
             require_source(half, first, read_source(half.source.path).source.sha256)
+    export = partial(_export_model, open_decoder=open_decoder, measure_ranges=measure_ranges, report=report)
     added = []
     for half in halves:
         output, first = folder / f"{half.part}-{half.form}", _first_form(folder, half.part)
@@ -187,8 +188,7 @@ def add_forms(
                 planned = half.plan_head(read_source(target.path))
                 export_head(planned, output, first.name, origin=half.source.origin, report=report)
             else:
-                layers = first.hidden_layers
-                _export_model(half, output, first.name, open_decoder, measure_ranges, report, layers)
+                export(half, output, first.name, first.hidden_layers)
             added.append(output)
         except UsageError:
             if half.form not in forms_of(folder, half.part):
@@ -232,10 +232,11 @@ def _export_model(
     half: PairHalf,
     output: Path,
     name: str,
+    hidden_layers: tuple[int, ...] = (),
+    *,
     open_decoder: OpenDecoder | None,
     measure_ranges: MeasureRanges | None,
     report: Report,
-    hidden_layers: tuple[int, ...] = (),
 ) -> None:
     export_model(
         half.source.path,

@@ -24,13 +24,7 @@ _RESERVE_BYTES = 1 << 30  # of the disk that stay free
 
 
 def write_prefix(path: str | Path, decoder: Decoder) -> int:
-    """Write what a decoder holds, in a file that only its owner may read; returns how many tokens that are.
-
-    Raises:
-        ModelError: The decoder cannot give its keys and values.
-        UsageError: It holds nothing, or path is none.
-        EdgeSpecError: The file cannot be written, as where the disk has no room.
-    """
+    """Write what a decoder holds, in a file that only its owner may read; as Engine.save_prefix does."""
     path = check_path("path", path)
     key, held = _require_key(decoder)
     tokens, values = held.read_prefix()
@@ -46,13 +40,7 @@ def write_prefix(path: str | Path, decoder: Decoder) -> int:
 
 
 def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
-    """Let a decoder hold what a file has; returns the tokens.
-
-    Raises:
-        ModelError: The decoder cannot take keys and values.
-        MemoryExhausted: They do not fit.
-        UsageError: The file cannot be read, is damaged, or was written for another model or by another program.
-    """
+    """Let a decoder hold what a file has; returns the tokens, and raises as Engine.load_prefix does."""
     path = check_path("path", path)
     key, held = _require_key(decoder)
     try:
