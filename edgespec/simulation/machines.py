@@ -94,7 +94,7 @@ def _best_mixture(one: tuple[float, float, float], other: tuple[float, float, fl
     return max(rates)
 
 
-Origin = Literal["published", "derived", "assumed"]
+Origin = Literal["published", "measured", "derived", "assumed"]
 _Positive = Annotated[float, Meta(gt=0)]
 _FILE = Path(__file__).with_name("machines.toml")
 

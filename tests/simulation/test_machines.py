@@ -18,7 +18,7 @@ from edgespec.simulation.schedules import Scenario, run, virtual_devices
 
 def test_each_figure_says_where_it_comes_from_and_each_machine_has_a_source() -> None:
     machines = read_machines()
-    assert {"core-ultra-258v", "strix-halo", "desktop-12gb"} <= machines.keys()
+    assert {"core-ultra-258v", "strix-halo", "desktop-12gb", "h100", "h200"} <= machines.keys()
     for machine in machines.values():
         assert machine.sources
         figures = [machine.target_ms, machine.acceptance, machine.verify_cost, *machine.drafters.values()]
