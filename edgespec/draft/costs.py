@@ -112,9 +112,10 @@ class PassCosts:
 
     def _list(self, ratios: list[float]) -> None:
         """Use ratios from width 1 on; where passes are padded, each that of the width to which its pass is."""
-        last = len(ratios)
-        widths = (min(self._run_width(width), last) for width in range(1, last + 1))
-        self._listed = [ratios[width - 1] for width in widths] if self.widths else ratios
+        if self.widths:
+            last = len(ratios)
+            ratios = [ratios[min(self._run_width(width), last) - 1] for width in range(1, last + 1)]
+        self._listed = ratios
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
@@ -160,12 +161,14 @@ class PassCosts:
             self.warm.add(width)
             return
         estimate = self.estimate or self._started()
-        # Seconds after a short text, by what the present one is known to add.
-        taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
+        is_long = self._is_long
+        if is_long:
+            # Seconds after a short text, by what the present one is known to add.
+            taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
         self._list(estimate.ratios())
         self._row, self._has_seen = (self._listed[-1] - 1) / (NUM_WIDTHS - 1), True
-        self.step_s = estimate.step_s * self._step()
+        self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
         """The field ratios, updated by what passes have shown."""

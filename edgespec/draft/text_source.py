@@ -91,7 +91,7 @@ class TextSource:
 
     def observe(self, round: Proposal, emitted: TokenIds, verify_s: float) -> bool:
         name = self.drafter.name
-        if not any(offer.parents is not None and offer.source == name for offer in round.offers):
+        if not [offer for offer in round.offers if offer.parents is not None and offer.source == name]:
             return False
         if round.draft.source != name:
             self._budget.save(verify_s)
