@@ -88,12 +88,16 @@ def estimate_memory(
         size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
     resident, addressed = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
+    kv = manifest.kv_cache
+    # The last growth on the way to num_tokens replaces the buffers before it.
+    after = next_capacity(0, num_tokens, manifest.context_length)
+    before = next_capacity(0, (after + 1) // 2, manifest.context_length)
     return MemoryEstimate(
         int(resident * size.file_bytes) + _SESSION_BYTES[0],
         int(addressed * size.file_bytes) + _SESSION_BYTES[1],
-        cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
+        cache_bytes(kv, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
-        _replaced_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
+        kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0,
         size,
         states_bytes(manifest, num_tokens),
     )
@@ -172,13 +176,6 @@ def estimate_full_context(
         growth_bytes(kv, before, num_tokens, num_tokens),
     )
     return estimate._replace(kv_cache_bytes=before_bytes + more_bytes)
-
-
-def _replaced_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
-    """The buffers that the last growth on the way to num_tokens replaces."""
-    after = next_capacity(0, num_tokens, context_length)
-    before = next_capacity(0, (after + 1) // 2, context_length)
-    return kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:

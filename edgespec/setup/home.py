@@ -261,7 +261,9 @@ class ModelHome:
 
         usual: The precision that a folder without a precision in its name has.
         """
-        form, asked = wanted.form, _asked_precision(wanted.form, wanted.precision, usual)
+        form, asked = wanted.form, wanted.precision
+        if asked in (("source", "fp16") if form == "npu" else (usual,)):
+            asked = None  # folder names leave the usual precision of the form out
         folder = self.models / _folder_name(name, form, asked)
         if (folder / FILE_NAME).is_file():
             return folder
@@ -321,12 +323,6 @@ class _Wanted:
 
 class _NotPrepared(Exception):
     """The model would have to be exported first."""
-
-
-def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:
-    """The precision, or None if it is the usual one of the form, which folder names leave out."""
-    usuals = ("source", "fp16") if form == "npu" else (usual,)
-    return None if precision in usuals else precision
 
 
 def _folder_name(name: str, form: str, precision: str | None) -> str:

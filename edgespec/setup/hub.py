@@ -159,12 +159,10 @@ def _commit(repository: str, info: Any) -> Commit:
         for name, size, digest in listed
         if isinstance(digest, str) and type(size) is int and size >= 0 and _is_inside(name)
     )
-    return Commit(repository=repository, sha=info.sha, license=_license(info.card_data), files=files)
-
-
-def _license(card: Any) -> str | None:
+    card = info.card_data
     name = card and ((card.get("license_name") if card.get("license") == "other" else None) or card.get("license"))
-    return name if isinstance(name, str) else None
+    license = name if isinstance(name, str) else None
+    return Commit(repository=repository, sha=info.sha, license=license, files=files)
 
 
 def _is_inside(name: str) -> bool:

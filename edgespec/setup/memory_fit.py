@@ -54,7 +54,7 @@ class MemoryFit:
 
     reading: MemoryReading
     target: ModelFolder  # with the context length that fits
-    size: WeightsSize
+    estimate: MemoryEstimate  # of the target once that context is full
     needed: Bytes  # bytes that plain decoding takes in each place
     downgrades: tuple[str, ...]  # lines that say what was given up
 
@@ -63,20 +63,16 @@ class MemoryFit:
         free = self.reading.read().get(HOST)
         if free is None:
             return True
-        weights = self._estimate_target()
-        opened_bytes = weights.address_bytes if free.counts_files else weights.weights_bytes
-        return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + weights.workspace_bytes
+        target = self.estimate
+        opened_bytes = target.address_bytes if free.counts_files else target.weights_bytes
+        return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + target.workspace_bytes
 
     def limit(self, device: Device) -> Device:
         """The target's device, limited to the memory that is free on it."""
         room = self.reading.free.get(self.reading.target_place)
         if room is None:
             return device
-        return limit_arena(device, arena_bytes(self._estimate_target(), room.free_bytes))
-
-    def _estimate_target(self) -> MemoryEstimate:
-        manifest = self.target.manifest
-        return estimate_memory(manifest, self.size, manifest.context_length)
+        return limit_arena(device, arena_bytes(self.estimate, room.free_bytes))
 
 
 def fit_memory(
@@ -105,4 +101,10 @@ def fit_memory(
     if fitting < (whole := stated.manifest.context_length):
         free_parts = (f"{free.free_bytes >> 20} MiB are free within {free.bound}" for free in free_memory.values())
         downgrades = (f"the context is {fitting} of {whole} tokens: {'; '.join(free_parts)}",)
-    return MemoryFit(reading=reading, target=target, size=size, needed=needed, downgrades=downgrades)
+    return MemoryFit(
+        reading=reading,
+        target=target,
+        estimate=estimate_memory(target.manifest, size, fitting),
+        needed=needed,
+        downgrades=downgrades,
+    )

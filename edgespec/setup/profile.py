@@ -149,14 +149,12 @@ class Profile:
     def _with_ratios(self, used: PassCosts) -> "Profile":
         near_s, known = self._near_s, self.costs()
 
-        def refine_s(width: int, taken_s: float) -> float:
-            more_s = used.ratio(width) * near_s[1] - near_s.get(width, known.pass_s(width))
-            return max(taken_s + more_s, 1e-9)
-
-        passes_s = {
-            past: {width: refine_s(width, s) for width, s in taken_s.items()}
-            for past, taken_s in self.passes_s.items()
-        }
+        passes_s: dict[int, dict[int, float]] = {}
+        for past, taken_s in self.passes_s.items():
+            passes_s[past] = {}
+            for width, pass_s in taken_s.items():
+                more_s = used.ratio(width) * near_s[1] - near_s.get(width, known.pass_s(width))
+                passes_s[past][width] = max(pass_s + more_s, 1e-9)
         return replace(self, passes_s=passes_s)
 
     def draft_costs(self, drafter: str) -> DraftCosts:

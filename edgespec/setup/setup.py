@@ -263,8 +263,9 @@ def _require_possible(found: Resolved, placement: Placement) -> None:
     """Raises DeviceUnavailable or UsageError: A device does not run what is to run on it."""
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(found.drafters))
     require_form(found.target, placement.device)
-    for model in [model for drafter in found.drafters for model in drafter.models]:
-        require_form(model, placement.drafter_device)
+    for drafter in found.drafters:
+        for model in drafter.models:
+            require_form(model, placement.drafter_device)
     if placement.decides_near_ties and "lookahead" in found.names.simple:
         raise UsageError(
             f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
