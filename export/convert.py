@@ -109,7 +109,11 @@ def export_model(
             num_layers = planned.loaded.config.num_layers
             report(f"writing {num_layers} layers in {planned.rule.precision} precision")
             tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
-            manifest = _describe(name or utf8_name(output.name), planned, origin, tokenizer)
+            loaded, vocabulary = planned.loaded, planned.loaded.vocabulary
+            require_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
+            named, sha256 = name or utf8_name(output.name), vocabulary_sha256(tokenizer)
+            manifest = lay_out(named, loaded, planned.rule, planned.options, sha256)
+            manifest = replace(manifest, source=loaded.source.fetched_from(origin))
             written = ExportProgress(planned.cost.write_bytes, report, manifest.name, progress)
             _write_files(folder, planned, manifest, measure_ranges, report, written)
             written(planned.cost.write_bytes)
@@ -137,17 +141,6 @@ def _require_steps(
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
     if open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-
-
-def _describe(name: str, planned: PlannedModel, origin: Origin, tokenizer: Tokenizer) -> Manifest:
-    """The manifest of the folder, without the hashes of its files.
-
-    Raises SourceError: Tokenizer and weights do not belong together.
-    """
-    loaded = planned.loaded
-    require_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
-    manifest = lay_out(name, loaded, planned.rule, planned.options, vocabulary_sha256(tokenizer))
-    return replace(manifest, source=loaded.source.fetched_from(origin))
 
 
 def _write_files(

@@ -56,11 +56,6 @@ class LayerWriter:
         """A value of float32 in the type of activations."""
         return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
 
-    def _cast_bias(self, bias: ir.Value) -> ir.Value:
-        if bias not in self.biases:
-            self.biases[bias] = self.as_activation(bias)
-        return self.biases[bias]
-
     def as_float(self, x: ir.Value) -> ir.Value:
         return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
 
@@ -122,8 +117,10 @@ class LayerWriter:
         inputs = [*projected, *past, *lengths, *tables]
         if self.tree:
             inputs += [None] * (9 - len(inputs))
-            bias = "local_attention_bias" if layer.sliding_window else "attention_bias"
-            inputs += [self.tree["position_ids"] if tables else None, self._cast_bias(self.tree[bias])]
+            bias = self.tree["local_attention_bias" if layer.sliding_window else "attention_bias"]
+            if bias not in self.biases:
+                self.biases[bias] = self.as_activation(bias)
+            inputs += [self.tree["position_ids"] if tables else None, self.biases[bias]]
         attended = self.nodes.node(
             "GroupQueryAttention",
             inputs,

@@ -143,18 +143,14 @@ class LinearWriter:
         biases: Sequence[StoredTensor | None],
         forms: Sequence[Form],
     ) -> ir.Value:
-        bias = self._bias(name, biases)
+        bias = None
+        if present := [each.vector() for each in biases if each is not None]:
+            values = np.concatenate(present).astype(_NUMPY[self._rule.storage])
+            bias = self.weights.append(f"{name}.bias", [values], values.shape)
         if forms[0].bits is not None:
             return self._multiply_blocks(x, self._pack(name, tensors, forms), bias)
         product = self._multiply_floats(x, self._write_floats(name, tensors, forms[0]), forms[0])
         return self.nodes.op("Add", product, bias) if bias is not None else product
-
-    def _bias(self, name: str, biases: Sequence[StoredTensor | None]) -> ir.Value | None:
-        present = [bias.vector() for bias in biases if bias is not None]
-        if not present:
-            return None
-        values = np.concatenate(present).astype(_NUMPY[self._rule.storage])
-        return self.weights.append(f"{name}.bias", [values], values.shape)
 
     def _write_floats(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
         parts = (part for tensor in tensors for part in read_floats(form.storage, tensor))

@@ -24,7 +24,6 @@ from edgespec.export.layout import require_ids
 from edgespec.export.output import atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
-from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Origin, Signature, Source
 from edgespec.system.split_files import utf8_name
 from edgespec.text.tokenizer import vocabulary_sha256
@@ -71,14 +70,28 @@ def import_model(
     with atomic_folder(output, needed_bytes, report) as folder, _quiet():
         model = _load(source)
         tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-        tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids, np.int32)
-        tokens = tokens[: _context_length(model.config, report)]
+        context_length = _context_length(model.config, report)
+        tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids, np.int32)[:context_length]
         reference = _logits(model, tokens) if open_decoder else None
         report("tracing it with optimum")
         traced = _read_graph(source, _trace(source, model, folder))
         require_ids(stated.name, vocabulary, traced["vocab_size"], tokenizer)
-        manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, stated)
-        manifest = replace(manifest, sampling=read_sampling(source))
+        manifest = Manifest(
+            name=output.name,
+            architecture=model.config.model_type,
+            precision="fp32",
+            context_length=context_length,
+            **traced,
+            vocab_sha256=vocabulary_sha256(tokenizer),
+            bos_token_id=vocabulary.bos_token_id,
+            eos_token_ids=vocabulary.eos_token_ids,
+            add_bos=vocabulary.add_bos,
+            source=stated,
+            graph=_GRAPH,
+            weights=_WEIGHTS,
+            chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+            sampling=read_sampling(source),
+        )
         write_text(folder, vocabulary, manifest)
         manifest = hash_files(folder, manifest, report)
         if open_decoder is not None and reference is not None:
@@ -87,30 +100,6 @@ def import_model(
             judge(check, manifest.precision)
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
-
-
-def _describe(
-    name: str, config: Any, traced: dict[str, Any], vocabulary: Vocabulary, tokenizer: Tokenizer, source: Source
-) -> Manifest:
-    """The manifest of the new folder, without hashes.
-
-    traced: Fields that the traced graph states.
-    """
-    return Manifest(
-        name=name,
-        architecture=config.model_type,
-        precision="fp32",
-        context_length=_context_length(config, lambda line: None),
-        **traced,
-        vocab_sha256=vocabulary_sha256(tokenizer),
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=vocabulary.eos_token_ids,
-        add_bos=vocabulary.add_bos,
-        source=source,
-        graph=_GRAPH,
-        weights=_WEIGHTS,
-        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
-    )
 
 
 @contextmanager

@@ -101,7 +101,9 @@ class Rule:
                 return Form(stored.bits, size, stored.has_offsets)
         if bits is None:
             return Form(None, storage="F16" if self.is_half else tensor.storage)
-        size = self._fitting_size(tensor)
+        # The largest block size up to the one asked for that divides the columns, or else the smallest.
+        fitting = (size for size in BLOCK_SIZES if size <= self.block_size and tensor.columns % size == 0)
+        size = max(fitting, default=BLOCK_SIZES[0])
         if bits == 4 and not self.is_half and tensor.columns % size == 0:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
         return Form(bits, size, rounding="symmetric")
@@ -121,8 +123,3 @@ class Rule:
         if form.bits == 4 and form.rounding != "none":
             return replace(self, precision="int8").form(tensor)
         return form
-
-    def _fitting_size(self, tensor: StoredTensor) -> int:
-        """The largest block size up to the one asked for that divides the columns, or else the smallest."""
-        fitting = (size for size in BLOCK_SIZES if size <= self.block_size and tensor.columns % size == 0)
-        return max(fitting, default=BLOCK_SIZES[0])

@@ -199,10 +199,10 @@ class CallReader:
         return self._take(self._parser.flush())
 
     def _take(self, found: Sequence[Part]) -> list[Part]:
-        parts: list[Part] = []
-        for part in found:
-            if isinstance(part, CallStart):
-                self.has_calls = True
-                part = replace(part, id="call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24)))
-            parts.append(part)
-        return parts
+        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in found)
+        return [
+            replace(part, id="call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24)))
+            if isinstance(part, CallStart)
+            else part
+            for part in found
+        ]

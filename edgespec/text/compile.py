@@ -89,17 +89,14 @@ class GrammarCompiler:
             require_bounded(wanted)
         except FormatError as error:
             return str(error)
-        return run_with_stack(lambda: self._fault(wanted, self._matcher(wanted)), _STACK_BYTES)
+        return run_with_stack(lambda: self._fault(wanted, self._matcher(wanted)[1]), _STACK_BYTES)
 
-    def _fault(self, wanted: ResponseFormat, matcher: Any) -> str | None:
-        if not isinstance(matcher, str) and not matcher.is_error():
-            return None
-        reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
-        return f"{reason}{self._place(wanted, reason)}"
+    def _fault(self, wanted: ResponseFormat, reason: str | None) -> str | None:
+        return None if reason is None else f"{reason}{self._place(wanted, reason)}"
 
     def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
-        matcher = self._matcher(wanted)
-        if (fault := self._fault(wanted, matcher)) is not None:
+        matcher, reason = self._matcher(wanted)
+        if (fault := self._fault(wanted, reason)) is not None:
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {fault}")
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
@@ -111,18 +108,19 @@ class GrammarCompiler:
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
         return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
 
-    def _matcher(self, wanted: ResponseFormat) -> Any:
-        """The library's matcher, or what it said of a source that it does not even read."""
+    def _matcher(self, wanted: ResponseFormat) -> tuple[Any, str | None]:
+        """The library's matcher, and what the library says where the source is wrong."""
         limits = llguidance.LLParserLimits(
             max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS, verbose_errors=False
         )
         try:
             grammar = _LIBRARY_GRAMMARS[wanted.kind](wanted.source)
-            return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+            matcher = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
-            return first_words(str(error))
+            return None, first_words(str(error))
+        return matcher, first_words(matcher.get_error()) if matcher.is_error() else None
 
     def _place(self, wanted: ResponseFormat, reason: str) -> str:
         """Where in a schema the first innermost part is that is refused for the same reason."""
@@ -138,7 +136,6 @@ class GrammarCompiler:
                 break
             if i and pointer.startswith(place) and isinstance(part, Mapping):
                 alone = ResponseFormat("json_schema", json.dumps({**named, **part}))
-                matcher = self._matcher(alone)
-                if (matcher if isinstance(matcher, str) else first_words(matcher.get_error())) == reason:
+                if self._matcher(alone)[1] == reason:
                     place = pointer
         return f" (at {place})"
