@@ -72,13 +72,8 @@ def split_message(message: str) -> tuple[tuple[Attachment, ...], str]:
 def brief_message(message: str) -> str:
     """A message as its user wrote it, behind the names of its files: [notes.md, 12 lines] What is new?"""
     files, text = split_message(message)
-    named = (f"[{file.name}, {_num_lines(file.text)}] " for file in files)
-    return "".join(named) + text
-
-
-def _num_lines(text: str) -> str:
-    num = text.count("\n") + 1
-    return f"{num} line{'s' if num > 1 else ''}"
+    counted = ((file.name, file.text.count("\n") + 1) for file in files)
+    return "".join(f"[{name}, {num} line{'s' if num > 1 else ''}] " for name, num in counted) + text
 
 
 def _fenced(file: Attachment) -> str:
@@ -156,13 +151,9 @@ def read_attachment(path: Path) -> Attachment:
     text = text.replace("\r\n", "\n").strip("\n")
     if not text.strip():
         raise UsageError(f"{shown} is empty; there is nothing to attach")
-    return Attachment(_name_of(path), text)
-
-
-def _name_of(path: Path) -> str:
-    """A relative path as it is, else the name alone: the model need not know the user's folders."""
+    # Of another path the name alone: the model need not know the user's folders.
     is_inside = not path.is_absolute() and ".." not in path.parts
-    return one_line(path.as_posix() if is_inside else path.name, 200)
+    return Attachment(one_line(path.as_posix() if is_inside else path.name, 200), text)
 
 
 def _decode(data: bytes, shown: str) -> str:

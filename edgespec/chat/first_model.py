@@ -62,7 +62,8 @@ def load_first(options: argparse.Namespace, load: Callable[[argparse.Namespace],
     """
     if not _may_ask(options):
         return load(options)
-    offer = find_offer(ModelHome(default_home()), free_memory(_limit(options)).free_bytes)
+    limit = None if options.memory is None else parse_bytes(options.memory)
+    offer = find_offer(ModelHome(default_home()), free_memory(limit).free_bytes)
     if offer is None:
         return load(options)
     if not offer.is_here and (options.offline or not can_fetch(offer.repository, _PROBE_S)):
@@ -147,10 +148,6 @@ def _may_ask(options: argparse.Namespace) -> bool:
     is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & options.stated
     goes_on = options.continues is not None or options.transcript
     return is_seen and not (is_named or goes_on or options.quiet)
-
-
-def _limit(options: argparse.Namespace) -> int | None:
-    return None if options.memory is None else parse_bytes(options.memory)
 
 
 def _free_disk(folder: Path) -> int:

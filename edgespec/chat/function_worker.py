@@ -40,7 +40,11 @@ def load_functions(path: Path) -> Functions:
     module = _run(path)
     names = getattr(module, "__all__", None)
     if names is None:
-        names = [name for name, value in vars(module).items() if name[0] != "_" and _is_own(value)]
+        names = [
+            name
+            for name, value in vars(module).items()
+            if name[0] != "_" and inspect.isfunction(value) and value.__module__ == _MODULE
+        ]
     functions = {name: value for name in names if callable(value := getattr(module, name, None))}
     if lacking := [name for name in names if name not in functions]:
         raise UsageError(f"{path} has no function '{lacking[0]}', which its __all__ names")
@@ -64,10 +68,6 @@ def _run(path: Path) -> ModuleType:
     except BaseException as error:
         raise UsageError(f"{path} cannot be run: {describe_error(error, path)}") from None
     return module
-
-
-def _is_own(value: object) -> bool:
-    return inspect.isfunction(value) and value.__module__ == _MODULE
 
 
 def describe_error(error: BaseException, path: Path) -> str:

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from threading import Event, Thread
-from typing import Protocol, TextIO
+from typing import IO, Protocol, TextIO
 
 from edgespec import Chunk
 from edgespec.system.printable import printable
@@ -47,34 +47,41 @@ class PlainPrinter:
         self._stream.flush()
 
 
+class LastLine:
+    """A text on the last line of a terminal, in place of what is not shown yet; another one replaces it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self.text = stream, ""
+
+    def show(self, text: str) -> None:
+        if text != self.text:
+            erase = f"\r{' ' * len(self.text)}\r" if self.text else ""
+            self.text = text
+            self._stream.write(erase + text)
+            self._stream.flush()
+
+
 class Waiting:
     """A mark where an answer will begin, and behind it the text of progress, on a terminal that can erase them."""
 
     def __init__(self, stream: TextIO, progress: Callable[[], str] = str) -> None:
         self._stream, self._progress = stream, progress
-        self._shown = ""
+        self._line = LastLine(stream)
         self._is_over = Event()
         self._thread = Thread(target=self._show_progress, name="progress", daemon=True)
 
     def begin(self) -> None:
         if self._stream.isatty() and not is_plain(self._stream):
-            self._show("…")
+            self._line.show("…")
             self._thread.start()
 
     def end(self) -> None:
-        if self._shown:
+        if self._line.text:
             self._is_over.set()
             self._thread.join()
-            self._show("")
+            self._line.show("")
 
     def _show_progress(self) -> None:
         while not self._is_over.wait(_PROGRESS_S):
             if (text := self._progress()) and len(text) + 2 < shutil.get_terminal_size().columns:
-                self._show(f"… {text}")
-
-    def _show(self, text: str) -> None:
-        if text != self._shown:
-            erase = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
-            self._shown = text
-            self._stream.write(erase + text)
-            self._stream.flush()
+                self._line.show(f"… {text}")

@@ -19,7 +19,7 @@ from edgespec import Chunk, ReasoningStream, TextStream, Tokenizer
 from edgespec.chat.markdown.blocks import MarkdownStream, Piece, Table
 from edgespec.chat.markdown.inline import Span
 from edgespec.chat.markdown.line_wrap import LineWrap
-from edgespec.chat.plain import Printer, is_plain
+from edgespec.chat.plain import LastLine, Printer, is_plain
 from edgespec.chat.status import format_origin_shares
 from edgespec.system.console import print_stderr
 from edgespec.system.printable import printable
@@ -44,23 +44,13 @@ def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     if sum(whole) <= width:
         return whole
     if sum(words) <= width:
-        return _share(words, whole, width)
-    return _cap(words, width)
-
-
-def _share(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
-    """Give each its least, and of what is left a part in proportion to what it lacks."""
-    left, lacking = width - sum(least), [high - low for low, high in zip(least, most, strict=True)]
-    given = [left * lack // sum(lacking) for lack in lacking]
-    return [low + more for low, more in zip(least, given, strict=True)]
-
-
-def _cap(wanted: Sequence[int], width: int) -> list[int]:
-    """Cut the largest to one size, so that the sum fits."""
-    cap = max(1, max(wanted))
-    while cap > 1 and sum(min(each, cap) for each in wanted) > width:
-        cap -= 1
-    return [min(each, cap) for each in wanted]
+        # What is left is shared in proportion to what each lacks.
+        left, lacking = width - sum(words), sum(whole) - sum(words)
+        return [least + left * (most - least) // lacking for least, most in zip(words, whole, strict=True)]
+    most = max(words)
+    while most > 1 and sum(min(each, most) for each in words) > width:
+        most -= 1
+    return [min(each, most) for each in words]
 
 
 def text_width(console: Console) -> int:
@@ -79,32 +69,23 @@ class MarkdownPrinter:
         self._console = console
         self._markdown = MarkdownStream(lambda: text_width(console))
         self._ends_line = True
-        self._progress = ""  # shown on the last line, which it has for itself
+        self._progress = LastLine(console.file)  # which it has for itself
 
     def push(self, chunk: Chunk) -> None:
         self._print(self._markdown.push(chunk.text))
         if (num := self._markdown.num_held_rows) and self._ends_line and self._console.is_terminal:
-            self._show_progress(f"… a table, {num} {'row' if num == 1 else 'rows'} so far")
+            text = f"… a table, {num} {'row' if num == 1 else 'rows'} so far"
+            self._progress.show(text[: max(0, self._console.width - 1)])
 
     def end(self) -> None:
         self._print(self._markdown.end())
-        self._show_progress("")
+        self._progress.show("")
         if not self._ends_line:
             print_spans(self._console, [_BREAK])
 
-    def _show_progress(self, text: str) -> None:
-        """Replace the text of progress, which stands for what is not shown yet."""
-        if text == self._progress:
-            return
-        erase = f"\r{' ' * cell_len(self._progress)}\r" if self._progress else ""
-        self._progress = text[: max(0, self._console.width - 1)]
-        self._console.file.write(erase + self._progress)
-        self._console.file.flush()
-
     def _print(self, pieces: Iterable[Piece]) -> None:
-        pieces = [*pieces]
-        if pieces:
-            self._show_progress("")
+        if pieces := [*pieces]:
+            self._progress.show("")
         spans: list[Span] = []
         for piece in pieces:
             if isinstance(piece, Span):
@@ -206,7 +187,7 @@ class ThinkingPrinter:
         self._stream = ReasoningStream(is_open=is_open)
         self._wrap = LineWrap(lambda: text_width(console))
         self._num_tokens = 0
-        self._progress = ""
+        self._progress = LastLine(console.file)
         self._is_shown = self._is_told = False
 
     def push(self, chunk: Chunk) -> None:
@@ -233,23 +214,16 @@ class ThinkingPrinter:
         if self._view == "show" and text:
             self._is_shown = True
             print_spans(self._console, self._wrap.push([Span(text, "dim")]))
-        elif self._view == "fold" and self._num_tokens:
-            self._show_progress(f"… thinking, {self._num_tokens} tokens")
+        elif self._view == "fold" and self._num_tokens and self._console.is_terminal:
+            self._progress.show(f"… thinking, {self._num_tokens} tokens"[: max(0, self._console.width - 1)])
 
     def _tell_end(self) -> None:
         if self._is_told or not self._num_tokens:
             return
         self._is_told = True
-        self._show_progress("")
+        self._progress.show("")
         if self._is_shown:
             print_spans(self._console, [*self._wrap.flush(), _BREAK, _BREAK])
         elif self._view == "fold":
             note = f"(thought for {self._num_tokens} tokens; /think show shows what)"
             print_spans(self._console, [Span(note, "dim"), _BREAK, _BREAK])
-
-    def _show_progress(self, text: str) -> None:
-        text = text[: max(0, self._console.width - 1)] if self._console.is_terminal else ""
-        erase = f"\r{' ' * len(self._progress)}\r" if self._progress else ""
-        self._progress = text
-        self._console.file.write(erase + text)
-        self._console.file.flush()

@@ -5,6 +5,7 @@ What the model has read of one is kept beside it when the chat is left, so that 
 
 import difflib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -147,7 +148,8 @@ def describe_chats(
             each.title,
             f"{len(each.transcript.messages)} messages",
             _when(each.changed, now),
-            _brief_model(each.transcript.model or ""),
+            # Of a path the last part, which tells most.
+            one_line(re.split(r"[/\\]", (each.transcript.model or "").rstrip("/\\"))[-1], 24),
         )
         for number, each in zip(numbers, chats, strict=True)
     ]
@@ -163,11 +165,6 @@ def describe_chats(
         return set_cell_size(cell, width) if cell_len(cell) <= width else f"{set_cell_size(cell, width - 1)}…"
 
     return [(" " * _BETWEEN).join(fit(row[i], widths[i]) for i in sorted(widths)).rstrip() for row in rows]
-
-
-def _brief_model(model: str) -> str:
-    """A path by its last part, which tells most."""
-    return one_line(model.rstrip("/\\").replace("\\", "/").rpartition("/")[2], 24)
 
 
 def _when(changed: datetime, now: datetime) -> str:

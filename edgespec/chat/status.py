@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgespec import Gain, Stats
+from edgespec import Stats
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_speed
 
@@ -27,11 +27,9 @@ def _format_drafting(stats: Stats) -> str:
         return f"drafting is off: {reason_off(stats)}"
     drafted = {name: each for name, each in stats.sources.items() if each["drafted"]}
     by = ", ".join(f"{one_line(name, 40)} {each['accepted']}/{each['drafted']}" for name, each in drafted.items())
-    return f"drafting: {_format_measured(stats.gain)}, {stats.acceptance_rate:.0%} accepted ({by})"
-
-
-def _format_measured(gain: Gain | None) -> str:
-    return "gain not measured yet" if gain is None else f"{gain.value:.2f}x speed (measured, ± {gain.error:.2f})"
+    gain = stats.gain
+    measured = f"{gain.value:.2f}x speed (measured, ± {gain.error:.2f})" if gain else "gain not measured yet"
+    return f"drafting: {measured}, {stats.acceptance_rate:.0%} accepted ({by})"
 
 
 def format_stop(finish_reason: str | None, *, drops_oldest: bool = False) -> str:

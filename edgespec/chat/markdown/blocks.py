@@ -56,14 +56,11 @@ class CodeLines:
                 lines[-1].append(Span(part.removesuffix("\n"), _style(kind)))
                 if part.endswith("\n"):
                     lines.append([])
-                    restart = restart if _spans_lines(kind) else at
+                    spans_lines = any(each in (String, Comment.Multiline) for each in kind.split())
+                    restart = restart if spans_lines else at
         keep_from = restart if len(lines) > _MAX_LINES else 0
         self._before = code[keep_from:] + "\n"
         return lines[-1]
-
-
-def _spans_lines(kind: _TokenType) -> bool:
-    return any(each in (String, Comment.Multiline) for each in kind.split())
 
 
 @cache
