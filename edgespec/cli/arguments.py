@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, UnsuitedModel
+from edgespec import CATALOG, UnsuitedModel, UsageError
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.system.console import info
 
@@ -57,6 +57,13 @@ def is_given(options: argparse.Namespace, name: str) -> bool:
     """True if the command line has an option with a value of its own."""
     attribute = attribute_name(name)
     return bool(getattr(options, attribute) != options.parser.get_default(attribute))
+
+
+def require_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raises UsageError: A number that the command line has is below 1."""
+    for name in names:
+        if (value := getattr(options, attribute_name(name))) is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; wanted at least 1")
 
 
 def add_option(parser: argparse._ActionsContainer, name: str) -> None:

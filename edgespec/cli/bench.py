@@ -18,6 +18,7 @@ from edgespec.cli.arguments import (
     attribute_name,
     load_engine,
     print_result,
+    require_positive,
 )
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
@@ -33,7 +34,6 @@ OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_model(parser, is_optional=True)
     add_file(
         parser, "--prompts", "JSON Lines with prompt or turns (default: built-in); repeatable", action="append"
@@ -111,9 +111,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
     from edgespec.evaluation.benchmark import measure
     from edgespec.evaluation.prompts import own_prompts, read_prompts
 
-    for name in ("per_category", "max_tokens", "rounds"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; wanted at least 1")
+    require_positive(options, "per-category", "max-tokens", "rounds")
     _require_other_drafters(options)
     read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
     prompts = read or own_prompts(options.per_category)
@@ -224,7 +222,6 @@ def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_model(parser)
     add_file(parser, "--file", "a text file", required=True)
     add_options(parser)

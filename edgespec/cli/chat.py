@@ -20,6 +20,7 @@ from edgespec.cli.arguments import (
     decode_argument,
     load_arguments,
     load_engine,
+    require_positive,
 )
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
@@ -37,7 +38,6 @@ _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampli
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_model(parser, DEFAULT_MODEL)
     parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -161,8 +161,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 def _require_usable(options: argparse.Namespace) -> None:
     """Raises UsageError: An option has a value that it cannot have, or its file is not to be written over."""
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    require_positive(options, "max-tokens")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
     if options.allow and options.tools is None:
@@ -192,19 +191,15 @@ def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) ->
     from edgespec.chat.tool_box import ask_at_terminal
     from edgespec.system.terminal import has_unread_data
 
-    if _can_ask(options):
+    reads_prompt = "-" in (options.prompt or ())
+    if sys.stdin.isatty() and sys.stderr.isatty() and not reads_prompt:
         session.permit = partial(ask_at_terminal, show=session.info)
-    if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
+    if options.prompt and not reads_prompt and has_unread_data(sys.stdin):
         info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
     try:
         return answer_once(session, prompt, as_json=options.json)
     except FormatError as error:
         raise FormatError(f"{options.schema}: {error}") from None
-
-
-def _can_ask(options: argparse.Namespace) -> bool:
-    """True if somebody can be asked while one prompt is answered."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and "-" not in (options.prompt or ())
 
 
 def _tell_model_from_prompt(options: argparse.Namespace) -> None:

@@ -19,7 +19,6 @@ Completer = Callable[..., Iterable[str]]
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
     parser.set_defaults(run=_print_script)
 

@@ -13,6 +13,7 @@ from edgespec.cli.arguments import (
     load_engine,
     model_home,
     print_result,
+    require_positive,
 )
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
@@ -35,7 +36,6 @@ _PROMPTS = (
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
     )
@@ -52,10 +52,8 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    return _check_installation(options) if options.exactness is None else _check_exactness(options)
-
-
-def _check_installation(options: argparse.Namespace) -> int:
+    if options.exactness is not None:
+        return _check_exactness(options)
     from edgespec import Discovery, discover
     from edgespec.cli.diagnosis import machine_document
 
@@ -155,8 +153,7 @@ def _check_exactness(options: argparse.Namespace) -> int:
 
     if options.drafter == "none":
         raise UsageError("without a drafter there is nothing to compare; leave out --drafter none")
-    if options.max_tokens < 1:
-        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    require_positive(options, "max-tokens")
     texts = [prompt.turns[0] for prompt in read_prompts(options.prompts, None)] if options.prompts else _PROMPTS
     document: dict[str, Any] = {"model": options.exactness}
     for mode in _MODES:
@@ -271,7 +268,6 @@ def _format_difference(difference: Mapping[str, Any]) -> str:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.set_defaults(run=_devices)
 
 

@@ -38,7 +38,6 @@ _FORMS = ("cpu", "gpu", "npu")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument(
         "source",
         metavar="SOURCE",

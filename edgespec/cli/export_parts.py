@@ -33,6 +33,8 @@ def require_compatible(options: argparse.Namespace) -> None:
         DeviceUnavailable: A device has no such name, or no process can use both.
         UsageError: Options contradict each other.
     """
+    from edgespec import require_names_together
+
     is_pair = options.drafter is not None
     for name in ("source", "drafter"):
         if getattr(options, name) == "":
@@ -58,7 +60,7 @@ def require_compatible(options: argparse.Namespace) -> None:
     if is_pair:
         _form(options, "drafter-")
         if options.add_to is None:
-            _require_together(options)
+            require_names_together(options.device, options.drafter_device)
     if is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
         raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
     precisions = [options.precision or "source", options.drafter_precision or "source"]
@@ -70,12 +72,6 @@ def require_compatible(options: argparse.Namespace) -> None:
         raise UsageError(
             "--add-to adds forms to a pair; give --device, --form, --drafter-device or --drafter-form"
         )
-
-
-def _require_together(options: argparse.Namespace) -> None:
-    from edgespec import require_names_together
-
-    require_names_together(options.device, options.drafter_device)
 
 
 def _form(options: argparse.Namespace, prefix: str = "") -> str:
@@ -211,20 +207,21 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
 
 def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
     """Print what an export would take; the exit code says whether it is possible."""
+    from edgespec import plan_pair
     from edgespec.export.output import require_writable
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)
     sizes = [home.sizes(part.source, part.revision) for part in parts]
     forms = [part.form for part in parts]
-    plans = (
-        _plan_halves(options, parts, is_checked=is_checked)
-        if options.drafter and sizes == [None] * 2
-        else [
+    if options.drafter and sizes == [None] * 2:  # both halves are on this machine
+        target, drafter = (pair_half(options, part, home) for part in parts)
+        plans = [*plan_pair(target, drafter, is_checked=is_checked).plans]
+    else:
+        plans = [
             _plan_alone(options, part, size, is_checked=is_checked)
             for part, size in zip(parts, sizes, strict=True)
         ]
-    )
     code = 0
     try:
         require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
@@ -236,15 +233,6 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
     document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
     print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
     return code
-
-
-def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["ExportCost"]:
-    """The plans of both halves of a pair, whose sources are on this machine."""
-    from edgespec import plan_pair
-
-    home = model_home(offline=options.offline)
-    target, drafter = (pair_half(options, part, home) for part in parts)
-    return [*plan_pair(target, drafter, is_checked=is_checked).plans]
 
 
 def _plan_alone(

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import attribute_name
@@ -190,7 +190,9 @@ def main(
             raise SystemExit(_report_failure(problem, EdgeSpecError.exit_code)) from None
         raise
     except EdgeSpecError as error:
-        return _report_failure(str(error) + _origin_note(str(error), origins), error.exit_code)
+        # Where a value that the message quotes was set, if not on the command line.
+        found = dict.fromkeys(origin for quotation, origin in origins.items() if quotation in str(error))
+        return _report_failure(f"{error} ({'; '.join(found)})" if found else str(error), error.exit_code)
     except KeyboardInterrupt:
         ignore_ctrl_c()  # once is enough
         return _report_failure("interrupted", _INTERRUPTED)
@@ -206,12 +208,6 @@ def main(
         message = _stdout_problem() or str(error)
         discard_output(sys.stdout)
         return _report_failure(message, EdgeSpecError.exit_code)
-
-
-def _origin_note(message: str, origins: Mapping[str, str]) -> str:
-    """Where a value that a message quotes was set, if not on the command line."""
-    notes = dict.fromkeys(origin for quotation, origin in origins.items() if quotation in message)
-    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _quotations(name: str, value: object) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help="the target: a model, as for chat")
     add_option(parser, "drafter")
     parser.add_argument("--measure", action="store_true", help="repeat all measurements, also on separate cores")

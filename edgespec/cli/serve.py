@@ -7,7 +7,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, UsageError
-from edgespec.cli.arguments import add_model, add_options, load_any_engine, model_home, print_result
+from edgespec.cli.arguments import (
+    add_model,
+    add_options,
+    load_any_engine,
+    model_home,
+    print_result,
+    require_positive,
+)
 from edgespec.config.drafter_names import parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_model(parser, is_optional=True)
     add_options(parser)
     parser.set_defaults(run=_serve)
@@ -78,10 +84,7 @@ def _require_sense(options: argparse.Namespace) -> None:
     """Raises UsageError: A number is out of range."""
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
-    if options.max_models < 1:
-        raise UsageError(f"--max-models is {options.max_models}; wanted at least 1")
+    require_positive(options, "max-tokens", "max-models")
     if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
         raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
     if not 0 <= options.idle_timeout < 1e9:

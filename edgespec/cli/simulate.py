@@ -24,7 +24,6 @@ _SHORTEST_MS, _LONGEST_MS, _DEAREST = 1e-6, 1e9, 1e6
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument(
         "--machine",
         metavar="NAME",

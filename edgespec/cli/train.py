@@ -29,7 +29,6 @@ _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_model(parser)
     parser.add_argument(
         "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"
@@ -68,10 +67,15 @@ def _train(options: argparse.Namespace) -> None:
     from edgespec.training.corpus import own_prompts, read_corpus
     from edgespec.training.train import TrainingOptions, require_torch, train
 
+    if not _LEAST_MINUTES <= options.minutes <= _MOST_MINUTES:
+        raise UsageError(f"--minutes is {options.minutes:g}; wanted {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}")
+    disk_bytes = parse_bytes(options.disk, "--disk")
+    if options.draft_vocab < 1:
+        raise UsageError(f"--draft-vocab is {options.draft_vocab}; wanted a whole number from 1")
     settings = TrainingOptions(
-        minutes=_minutes(options.minutes),
-        disk_bytes=parse_bytes(options.disk, "--disk"),
-        draft_vocab_size=_vocab(options.draft_vocab),
+        minutes=options.minutes,
+        disk_bytes=disk_bytes,
+        draft_vocab_size=options.draft_vocab,
         device=options.train_device,
     )
     require_torch()
@@ -91,18 +95,6 @@ def _train(options: argparse.Namespace) -> None:
     print_result(options, asdict(report), *_format(report))
     target = options.model if options.model in CATALOG else source.path
     info(f"use it with: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
-
-
-def _minutes(minutes: float) -> float:
-    if not _LEAST_MINUTES <= minutes <= _MOST_MINUTES:
-        raise UsageError(f"--minutes is {minutes:g}; wanted {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}")
-    return minutes
-
-
-def _vocab(count: int) -> int:
-    if count < 1:
-        raise UsageError(f"--draft-vocab is {count}; wanted a whole number from 1")
-    return count
 
 
 def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, TokenIds]]":
