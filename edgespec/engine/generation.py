@@ -209,7 +209,8 @@ class Generation:
         )
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun, num_logprobs = Reruns(), request.options.logprobs
-        decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
+        needs_best_alone = num_logprobs is None and request.mask is None and request.constraint is None
+        decoder = plain or (decoder_for(request.sampling, target) if needs_best_alone else target)
         with self._accepting() as accept:
             blocks = speculative_decode(
                 request.tokens,

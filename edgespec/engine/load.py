@@ -28,7 +28,7 @@ from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
-from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
+from edgespec.setup.open_model import known_stats, open_model, read_chat_template, read_tokenizer
 from edgespec.setup.plan_option import branching_cost
 from edgespec.setup.profile import write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
@@ -169,8 +169,10 @@ def open_engine(setup: Setup) -> Engine:
 def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCaches, OpenDrafters]:
     """Open the target and its drafters, and measure what is not known of them; undone closes what is open."""
     wish, target, placement = setup.wish, setup.memory.target, setup.placement
-    renderer = _start_renderer(target)
+    renderer = TemplateProcess()  # renders the chat template; starts while the model is still being opened
     undone.callback(renderer.close)
+    if target.manifest.chat_template:
+        renderer.start()
     decoder = open_model(
         target,
         setup.memory.limit(placement.device),
@@ -187,7 +189,10 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     settle_rows(target, decoder, placement, wish.deterministic, setup.proof, wish.report)
     for each in (target, *setup.models):
         setup.home.mark_used(each.folder)
-    answers = _answer_cache(setup) if wish.answer_cache and "suffix" in setup.texts else None
+    answers = None  # the stored ones of the target
+    if wish.answer_cache and "suffix" in setup.texts:
+        own, folder = setup.target.manifest, setup.home.path / "memory"
+        answers = AnswerCache(folder, own.name, own.vocab_sha256, own.vocab_size, wish.report)
     cached = [AnswerDrafter(answers)] if answers else []
     sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
     watch = make_watch(setup, sets)
@@ -224,14 +229,6 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
 
 
-def _start_renderer(target: ModelFolder) -> TemplateProcess:
-    """The process that renders the chat template, started while the model is still being opened."""
-    renderer = TemplateProcess()
-    if target.manifest.chat_template:
-        renderer.start()
-    return renderer
-
-
 def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
     """The encoder of the model as stated, for the context of the target as it fits in memory."""
     target = setup.memory.target
@@ -241,14 +238,6 @@ def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
         read_chat_template(target),
         renderer,
         target.manifest.context_length,
-    )
-
-
-def _answer_cache(setup: Setup) -> AnswerCache:
-    """The stored answers of the target."""
-    manifest = setup.target.manifest
-    return AnswerCache(
-        setup.home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, setup.wish.report
     )
 
 

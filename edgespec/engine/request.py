@@ -215,11 +215,6 @@ class Request(NamedTuple):
         return check_texts("stop", self.options.stop)
 
     @property
-    def reads_logits(self) -> bool:
-        """True if it takes more of a row than the likeliest token."""
-        return self.options.logprobs is not None or self.mask is not None or self.constraint is not None
-
-    @property
     def tokens(self) -> TokenIds:
         """All that the model reads before it writes, [num_tokens]."""
         return append(self.prompt, self.prefill)

@@ -115,7 +115,7 @@ class _Items:
 
     def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[NamedEvent]:
         """Add to the message, which begins if none is open; white space between items is no message."""
-        if not self._is_last_open("message"):
+        if not self.is_last_open("message"):
             self._waiting += logprobs
             text = text.lstrip() if self.items else text
             if not text:
@@ -130,7 +130,7 @@ class _Items:
 
     def add_reasoning(self, text: str) -> Iterator[NamedEvent]:
         """Add to the reasoning, which begins if none is open."""
-        if not self._is_last_open("reasoning"):
+        if not self.is_last_open("reasoning"):
             item: dict[str, Any] = {
                 "type": "reasoning",
                 "id": new_identity("rs_").id,
@@ -178,7 +178,7 @@ class _Items:
         """End the output; one without an item becomes an empty message, and one of reasoning alone stays so."""
         if not self.items:
             yield from self._begin_message()
-        if self._is_last_open("message"):
+        if self.is_last_open("message"):
             yield from self.add_text("", self._waiting)
         yield from self.close(status)
 
@@ -195,11 +195,7 @@ class _Items:
         yield "response.content_part.added", {**self._place, "part": dict(part)}
         item["content"] = [part]
 
-    @property
-    def has_open_message(self) -> bool:
-        return self._is_last_open("message")
-
-    def _is_last_open(self, kind: str) -> bool:
+    def is_last_open(self, kind: str) -> bool:
         return self._is_open and self.items[-1]["type"] == kind
 
     @property
@@ -242,10 +238,13 @@ class _Response:
                     yield from self._end_text()
                 yield from self.items.add_call(part)
             else:
-                yield from self._add_text(part.text, is_last=not num_events)
+                parts = self._reasoning.push(part.text) if self._reasoning else [(part.text, False)]
+                yield from self._add_parts(parts, is_last=not num_events)
         if self._reason is not None:
             yield from self._end_text()
-        if self._untold and (self._use is None or (self._reason is not None and self.items.has_open_message)):
+        if self._untold and (
+            self._use is None or (self._reason is not None and self.items.is_last_open("message"))
+        ):
             yield from self.items.add_text("", self._untold)
             self._untold = []
 
@@ -261,11 +260,6 @@ class _Response:
         found, self._logprobs = self._logprobs, []
         return found
 
-    def _add_text(self, text: str, *, is_last: bool) -> Iterator[NamedEvent]:
-        """Add text, reasoning apart; is_last: no call follows in its chunk."""
-        parts = self._reasoning.push(text) if self._reasoning else [(text, False)]
-        yield from self._add_parts(parts, is_last=is_last)
-
     def _end_text(self) -> Iterator[NamedEvent]:
         """Add what was held back, as a call or the end follows."""
         held = self._reasoning.end() if self._reasoning else []
@@ -274,7 +268,7 @@ class _Response:
         )
 
     def _add_parts(self, parts: Sequence[tuple[str, bool]], *, is_last: bool) -> Iterator[NamedEvent]:
-        """Add texts, each with whether it is reasoning."""
+        """Add texts, each with whether it is reasoning; is_last: no call follows in their chunk."""
         for text, is_reasoning in parts:
             if not is_reasoning:
                 yield from self.items.add_text(text, self._take_untold(text, is_last=is_last))
