@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.decoding.decoder import Decoder
-from edgespec.decoding.logprobs import negative_log_likelihood
+from edgespec.decoding.logprobs import log_softmax, negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export.written import WeightError
 from edgespec.manifest import Check, Structure
@@ -199,9 +199,5 @@ def _difference(some: Logits, others: Logits) -> float:
 
 def _divergence(reference: Logits, row: Logits) -> float:
     """Kullback-Leibler divergence of softmax(row) from softmax(reference), in nats."""
-    logs = []
-    for values in (reference.astype(np.float64), row.astype(np.float64)):
-        shifted = values - values.max()
-        logs.append(shifted - np.log(np.exp(shifted).sum()))
-    expected, found = logs
+    expected, found = log_softmax(reference), log_softmax(row)
     return float(np.exp(expected) @ (expected - found))

@@ -7,8 +7,7 @@ pickles are never read. The result is an ordinary model folder with a growing ca
 import io
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,11 @@ def import_model(
     stated = stated.fetched_from(origin)
     # PyTorch's file and the export exist side by side for a while, each with four bytes a weight.
     needed_bytes = 4 * sum(path.stat().st_size for path in files)
-    with atomic_folder(output, needed_bytes, report) as folder, _quiet():
+    with (
+        atomic_folder(output, needed_bytes, report) as folder,
+        warnings.catch_warnings(action="ignore"),  # of the tracer, as its prints, for its developers
+        redirect_stdout(io.StringIO()),
+    ):
         model = _load(source)
         tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
         context_length = _context_length(model.config, report)
@@ -100,14 +103,6 @@ def import_model(
             judge(check, manifest.precision)
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the warnings and prints of the tracer, which are for its developers."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _load(source: Path) -> Any:

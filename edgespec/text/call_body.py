@@ -134,7 +134,6 @@ class CallBodyReader:
         return (yield from self._value())
 
     def _value(self, *, is_passed_on: bool = False) -> Reading[str]:
-        """Take a JSON value."""
         scanner, parts = JsonScanner(), []
         while not scanner.is_done:
             character = yield from self._reader.next()

@@ -191,11 +191,9 @@ class CallReader:
         return self._parser.is_stopped
 
     def push(self, text: str) -> list[Part]:
-        """Read a piece of the answer."""
         return self._take(self._parser.push(text))
 
     def flush(self) -> list[Part]:
-        """Give what was held back, when no more text comes."""
         return self._take(self._parser.flush())
 
     def _take(self, found: Sequence[Part]) -> list[Part]:

@@ -174,7 +174,15 @@ def names_for(
     if not tools:
         return {"messages": messages}
     if how.variable is None:
-        described = describe_tools(how.format, [_escape_tool(tool, escape) for tool in tools])
+        escaped = [
+            Tool(
+                name=escape(tool.name),
+                description=escape(tool.description),
+                parameters=_escape_all(dict(tool.parameters), escape),
+            )
+            for tool in tools
+        ]
+        described = describe_tools(how.format, escaped)
         return {"messages": _instruct(messages, described, takes_system=how.takes_system)}
     stated = [_escape_all(tool.as_dict(describes_all=how.describes_all), escape) for tool in tools]
     if how.variable == "message":
@@ -253,14 +261,6 @@ def _short(call_id: str) -> str:
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
     return "".join(_DIGITS[number // 62**i % 62] for i in range(9))
-
-
-def _escape_tool(tool: Tool, escape: Callable[[str], str]) -> Tool:
-    return Tool(
-        name=escape(tool.name),
-        description=escape(tool.description),
-        parameters=_escape_all(dict(tool.parameters), escape),
-    )
 
 
 def _escape_all(value: Any, escape: Callable[[str], str]) -> Any:

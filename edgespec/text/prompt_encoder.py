@@ -52,7 +52,6 @@ class PromptEncoder:
         self._renderer = renderer or TemplateProcess()
 
     def close(self) -> None:
-        """End the template's process."""
         self._renderer.close()
 
     @cached_property
@@ -66,7 +65,6 @@ class PromptEncoder:
         return self.spells_in_template(_THINKING)
 
     def spells_in_template(self, text: str) -> bool:
-        """True if the chat template has a text in it."""
         return self._template is not None and text in self._template
 
     def encode(
