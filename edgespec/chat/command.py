@@ -105,6 +105,11 @@ def split_command(text: str) -> tuple[str, str]:
     return name, rest[0].strip() if rest else ""
 
 
+def whole_number(text: str) -> int:
+    """The number that a text states in digits, of which nine count; 0 where it states none."""
+    return int(text[:9]) if text.isascii() and text.isdigit() else 0
+
+
 def is_open_block(text: str) -> bool:
     """True if a text that is typed begins a block and has not ended it, so that Enter makes a new line."""
     text = text.lstrip()

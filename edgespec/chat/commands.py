@@ -19,6 +19,7 @@ from edgespec.chat.command import (
     first_page,
     full_help,
     split_command,
+    whole_number,
 )
 from edgespec.chat.compacting import begin_compacting, undo_compacting
 from edgespec.chat.files import attach, detach, export_to, parse_new_path, parse_path, save_to, trace_to
@@ -216,11 +217,11 @@ def _load(session: ChatSession, argument: str) -> None:
 @_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
 def _history(session: ChatSession, argument: str) -> None:
     rounds = session.conversation.rounds
-    if argument and not (argument.isascii() and argument.isdigit() and int(argument[:9]) > 0):
+    if argument and not whole_number(argument):
         raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
     if session.conversation.system is not None:
         session.info(f"system message: {session.conversation.system}")
-    show_rounds(rounds[-int(argument[:9]) :] if argument else rounds, session.info)
+    show_rounds(rounds[-whole_number(argument) :] if argument else rounds, session.info)
     if not rounds:
         session.info("the conversation is empty")
 
@@ -284,10 +285,10 @@ def _think(session: ChatSession, argument: str) -> None:
         session.thinking_view = argument
     elif argument == "-":
         conversation.thinking_budget = None
-    elif argument.isascii() and argument.isdigit() and int(argument[:9]) > 0:
+    elif number := whole_number(argument):
         if not session.engine.can_think:
             raise UsageError(f"{one_line(session.engine.manifest.name)} does not reason before it answers")
-        conversation.thinking_budget = int(argument[:9])
+        conversation.thinking_budget = number
     elif argument:
         raise UsageError(
             f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens or - for no bound"

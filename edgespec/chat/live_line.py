@@ -199,32 +199,28 @@ class LiveLine(TextIOBase):
         self._column = column
 
 
-class Watched:
-    """An answer to be shown: where its text is written, and its chunks, whose figures are shown meanwhile."""
-
-    def __init__(self, stream: TextIO, line: LiveLine | None = None, figures: LiveFigures | None = None) -> None:
-        self.stream, self._line, self._figures = stream, line, figures
-
-    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        for chunk in chunks:
-            if self._figures and self._line:
-                self._figures.add(chunk)
-                yield chunk
-                self._line.renew()
-            else:
-                yield chunk
-
-
 @contextmanager
-def live_line(session: ChatSession, stream: TextIO) -> Iterator[Watched]:
-    """Show live figures below an answer if the chat is to, and the stream is a terminal that can erase them."""
+def live_line(
+    session: ChatSession, stream: TextIO, chunks: Iterable[Chunk]
+) -> Iterator[tuple[TextIO, Iterable[Chunk]]]:
+    """Show live figures below an answer if the chat is to, and the stream is a terminal that can erase them.
+
+    Yields where the text is to be written, and the chunks of the answer.
+    """
     if not session.shows_figures or is_plain(stream) or not stream.isatty() or sys.platform == "win32":
-        yield Watched(stream)
+        yield stream, chunks
         return
     figures = LiveFigures(session.engine.device_names)
     line = LiveLine(stream, figures.format_line, lambda: os.get_terminal_size(stream.fileno()))
+
+    def watched() -> Iterator[Chunk]:
+        for chunk in chunks:
+            figures.add(chunk)
+            yield chunk
+            line.renew()
+
     try:
-        yield Watched(cast(TextIO, line), line, figures)
+        yield cast(TextIO, line), watched()
     finally:
         line.take_away()
 

@@ -247,9 +247,8 @@ def _print_reply(
 ) -> tuple[Chunk, ...]:
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
-    with lines_wait(), live_line(session, sys.stdout) as live:
-        chunks = live.watch(_save_regularly(session, reply))
-        return _print_chunks(session, chunks, partial(_prompt_progress, reply), live.stream, begun)
+    with lines_wait(), live_line(session, sys.stdout, _save_regularly(session, reply)) as (stream, chunks):
+        return _print_chunks(session, chunks, partial(_prompt_progress, reply), stream, begun)
 
 
 def _print_chunks(

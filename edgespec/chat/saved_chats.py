@@ -15,6 +15,7 @@ from typing import NamedTuple
 from edgespec import CATALOG, EdgeSpecError, Stats, Transcript, UsageError
 from edgespec.chat.attachments import brief_message, fence
 from edgespec.chat.call_text import format_turn
+from edgespec.chat.command import whole_number
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
@@ -97,8 +98,8 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
     named = [each for each in chats if each.transcript.name == wanted]
     if named:
         return named[0]
-    if wanted.isascii() and wanted.isdigit() and 0 < int(wanted[:9]) <= len(numbered):
-        if (chosen := numbered[int(wanted[:9]) - 1]) is None:
+    if 0 < whole_number(wanted) <= len(numbered):
+        if (chosen := numbered[whole_number(wanted) - 1]) is None:
             raise UsageError(f"chat {wanted} of the list was deleted meanwhile; /chats lists what is there now")
         return chosen
     beginning = wanted.removesuffix("…").lower()  # as titles are cut in the list
@@ -344,11 +345,11 @@ def branch(session: ChatSession, argument: str) -> None:
     """Go on in a new file with the first messages and their answers; the present file stays as it is."""
     conversation = session.conversation
     num = len(conversation.rounds)
-    if argument and not (argument.isascii() and argument.isdigit() and 0 < int(argument[:9]) <= num):
+    if argument and not 0 < whole_number(argument) <= num:
         raise UsageError(f"/branch takes a number of a message from 1 to {num}, as /history has them")
     if not num:
         raise UsageError("there is nothing to branch from yet")
-    kept = int(argument) if argument else num
+    kept = whole_number(argument) if argument else num
     conversation.keep(kept)
     session.start_new_file()
     session.save()

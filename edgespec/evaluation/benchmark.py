@@ -207,10 +207,12 @@ class _BenchRun:
         if place.round != self._round:
             self._round = place.round
             self.engine.speculation.rates = dict(self.rates)
-            self.panel.begin_round()
+            for peer in self.panel.own:
+                peer.begin_round()
         for engine in self._engines:
             clear_cache(engine)
-        self.panel.begin_prompt()
+        for peer in self.panel.own:
+            peer.begin_prompt()
         records = list[TurnRecord]()
         messages: list[Message] = []
         for i, text in enumerate(prompt.turns):

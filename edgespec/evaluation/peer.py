@@ -86,24 +86,14 @@ class EnginePeer:
 
 
 class Panel:
-    """Asks the peers in turn, and leaves out those that have failed."""
+    """Asks the peers in turn, and leaves out those that have failed; own are those of this program."""
 
     def __init__(self, peers: Sequence[Peer], plain: Engine, report: Report) -> None:
         self._peers, self._queue = list(peers), deque(peers)
-        self._own = [peer for peer in peers if isinstance(peer, EnginePeer)]
+        self.own = [peer for peer in peers if isinstance(peer, EnginePeer)]
         self._plain, self._report = plain, report
         self._failures: dict[str, str] = {}
         self._judged: set[str] = set()  # categories
-
-    def begin_round(self) -> None:
-        """Let sessions of this program forget what they learned from answers."""
-        for peer in self._own:
-            peer.begin_round()
-
-    def begin_prompt(self) -> None:
-        """Let sessions of this program begin with nothing of a prompt in their caches."""
-        for peer in self._own:
-            peer.begin_prompt()
 
     def ask(self, messages: Sequence[Message], max_tokens: int) -> dict[str, PeerReply]:
         """The answers of all peers, by peer_key."""
