@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError, __version__
@@ -78,7 +77,11 @@ def bench(options: argparse.Namespace, open_peers: OpenPeers = lambda engine: nu
     if options.report is not None:
         if options.model is not None:
             raise UsageError("--report reads the results of an earlier run; leave out the model")
-        document = _read(options.report)
+        from edgespec.evaluation.document import read_document
+        from edgespec.evaluation.journal import read_journal
+
+        journal = read_journal(options.report)
+        document = journal.document() if journal else read_document(options.report)
     elif options.model is None:
         raise UsageError("no model is named; give a model to measure, or --report FILE")
     else:
@@ -96,14 +99,6 @@ def _require_writable(options: argparse.Namespace) -> None:
     path = options.html
     if path and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise UsageError(f"cannot write {path}; name a file in an existing folder that you may write to")
-
-
-def _read(path: Path) -> "BenchDocument":
-    from edgespec.evaluation.document import read_document
-    from edgespec.evaluation.journal import read_journal
-
-    journal = read_journal(path)
-    return journal.document() if journal else read_document(path)
 
 
 def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocument":

@@ -18,7 +18,11 @@ def table(document: BenchDocument) -> str:
     rows: list[tuple[str, ...]] = [("tokens/s", *_HEAD)]
     for name, row in document["categories"].items():
         plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
-        rows += [(name, f"{plain:.1f}", f"{fast:.1f}", *_cells(row)), *_peer_rows(document, name)]
+        rows.append((name, f"{plain:.1f}", f"{fast:.1f}", *_cells(row)))
+        for peer in document.get("peers", ()):  # with its speed in the column of speculation
+            if own := peer.get("by_category", {}).get(name):
+                speed = f"{own['tokens_per_second']:.1f}"
+                rows.append((f"  {figures.peer_label(peer)}", "", speed, *_cells(own)))
     width = max(len(name) for name, *_ in rows)
     lines = [
         "  ".join([f"{name:{width}}", *(f"{cell:>{most}}" for cell, most in zip(cells, _WIDTHS, strict=True))])
@@ -37,13 +41,6 @@ def _cells(row: Category | PeerCategory) -> tuple[str, ...]:
         figures.percent_text(row.get("acceptance_rate")),
         figures.rounds_by_source(row.get("sources", {})),
     )
-
-
-def _peer_rows(document: BenchDocument, category: str) -> Iterator[tuple[str, ...]]:
-    """Other ways to decode, with their speed in the column of speculation."""
-    for peer in document.get("peers", ()):
-        if row := peer.get("by_category", {}).get(category):
-            yield (f"  {figures.peer_label(peer)}", "", f"{row['tokens_per_second']:.1f}", *_cells(row))
 
 
 def _verdict_lines(document: BenchDocument) -> Iterator[str]:

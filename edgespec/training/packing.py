@@ -96,12 +96,8 @@ def _batch(texts: Sequence[Text], bins: Sequence[Sequence[int]], num_rows: int) 
             text[line, put] = index
             is_answer[line, put] = rows + 1 >= own.num_prompt
             place += len(rows)
-    starts = [np.flatnonzero(line) for line in is_answer & _goes_on(text)]
+    goes_on = np.pad((text[:, 1:] == text[:, :-1]) & (text[:, 1:] >= 0), ((0, 0), (0, 1)))
+    starts = [np.flatnonzero(line) for line in is_answer & goes_on]
     widest = max(1, *map(len, starts)) if starts else 1
     padded = np.stack([np.pad(own, (0, widest - len(own)), constant_values=-1) for own in starts])
     return Batch(tokens, positions, text, stored, padded)
-
-
-def _goes_on(text: Ints) -> Bools:
-    """Rows that another of the same text follows."""
-    return np.pad((text[:, 1:] == text[:, :-1]) & (text[:, 1:] >= 0), ((0, 0), (0, 1)))
