@@ -76,7 +76,7 @@ def contended(number: int, width: int) -> float:
     return 1.0 + 0.25 * min(width - 1, 3) if 150 <= number < 300 else 1.0
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("chance", [0.0, pytest.param(0.3, marks=slow), 0.7])
 @pytest.mark.parametrize("table", ["qwen", pytest.param("smollm2", marks=slow), pytest.param("a100", marks=slow)])
 @pytest.mark.parametrize("speed", [slower, stalling, contended])
 def test_a_machine_that_changes_is_followed(table: str, chance: float, speed: Speed) -> None:

@@ -72,7 +72,9 @@ def plain_answer(plain: Engine, sampling: str, max_tokens: int) -> Completion:
     return plain.generate(PROMPT, sampling=SAMPLINGS[sampling], max_tokens=max_tokens, response_format=FORMAT)
 
 
-@pytest.mark.parametrize(("sampling", "max_tokens"), [("greedy", 50), ("sampled", 70), ("cut", 50)])
+@pytest.mark.parametrize(
+    ("sampling", "max_tokens"), [("greedy", 50), ("sampled", 70), pytest.param("cut", 50, marks=pytest.mark.slow)]
+)
 def test_a_constrained_answer_is_valid_and_the_same_whatever_drafts(
     plain: Engine, drafting: Engine, sampling: str, max_tokens: int
 ) -> None:
