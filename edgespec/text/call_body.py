@@ -5,13 +5,15 @@ What is read is passed on at once where the form allows it.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from edgespec.text.call_events import CallOutput
 from edgespec.text.formats import Body, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
-from edgespec.text.notations import escape_halves, load_json, parse_pairs, parse_python, write_json
+from edgespec.text.notations import escape_halves, load_json, parse_literal, parse_pairs, parse_python, write_json
+from edgespec.text.schema import allows, argument_schema
 from edgespec.text.text_reader import EndOfText, JsonScanner, Reading, TextReader
 from edgespec.text.tool import Tool
 
@@ -206,10 +208,17 @@ class CallBodyReader:
                 yield from self._require(body.value)
             if not num_keys:
                 self._begin_call(name)
-            key, kind = _key_and_type(body, self._tools[name], "".join(parts).strip())
+            key, is_text = _key_and_kind(body, "".join(parts).strip())
+            parameters = self._tools[name].parameters
+            schema = argument_schema(parameters, key)
+            if is_text is None:
+                is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
             self._output.add_arguments(("{" if not num_keys else ", ") + json.dumps(key) + ": ")
             num_keys += 1
-            yield from self._tagged_value(body, kind)
+            if is_text:
+                yield from self._tagged_text(body)
+            else:
+                yield from self._tagged_value(body, partial(allows, schema, parameters))
         if body.end:
             yield from self._require(body.end)
         if not num_keys:
@@ -217,13 +226,13 @@ class CallBodyReader:
         self._output.add_arguments("}" if num_keys else "{}")
         self._end_call()
 
-    def _tagged_value(self, body: TagBody, kind: Any) -> Reading[None]:
-        if kind != "string":
-            parts: list[str] = []
-            yield from self._reader.take_until(body.value_end, parts.append)
-            text = "".join(parts)
-            self._output.add_arguments(_as_json(text.removeprefix(body.space).removesuffix(body.space)))
-            return
+    def _tagged_value(self, body: TagBody, is_allowed: Callable[[Any], bool]) -> Reading[None]:
+        parts: list[str] = []
+        yield from self._reader.take_until(body.value_end, parts.append)
+        text = "".join(parts).removeprefix(body.space).removesuffix(body.space)
+        self._output.add_arguments(_as_json(text, is_allowed))
+
+    def _tagged_text(self, body: TagBody) -> Reading[None]:
         if body.space:
             yield from self._reader.take(body.space)
         self._output.add_arguments('"')
@@ -284,22 +293,24 @@ def _is_of_name(character: str) -> bool:
     return character.isalnum() or character in "_-:"
 
 
-def _key_and_type(body: TagBody, tool: Tool, written: str) -> tuple[str, Any]:
-    """The name of an argument, and the type of its value: as the model says, or else its schema."""
-    for mark, kind in zip(body.kinds, ("string", None), strict=True):
+def _key_and_kind(body: TagBody, written: str) -> tuple[str, bool | None]:
+    """The name of an argument, and whether its value is text, where the model says so."""
+    for mark, is_text in zip(body.kinds, (True, False), strict=True):
         if mark and written.endswith(mark):
-            return written.removesuffix(mark), kind
-    schema = tool.parameters.get("properties", {}).get(written)
-    return written, schema.get("type") if isinstance(schema, Mapping) else None
+            return written.removesuffix(mark), is_text
+    return written, None
 
 
-def _as_json(text: str) -> str:
-    """A value that stands as JSON or, where it is none, as text."""
-    try:
-        load_json(text)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text.strip()
+def _as_json(text: str, is_allowed: Callable[[Any], bool]) -> str:
+    """A value between tags: JSON, a text, or what Python writes, whichever its schema allows first."""
+    readings: list[tuple[Any, str]] = []
+    with suppress(ValueError, RecursionError):
+        readings.append((load_json(text), text.strip()))
+    readings.append((text, json.dumps(text, ensure_ascii=False)))
+    with suppress(ValueError):
+        value = parse_literal(text)
+        readings.append((value, write_json(value)))
+    return next((written for value, written in readings if is_allowed(value)), readings[0][1])
 
 
 def _as_object(value: str) -> str:

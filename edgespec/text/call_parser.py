@@ -8,6 +8,7 @@ import re
 import secrets
 import string
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from edgespec.text.call_body import CallBodyReader, NoCall
@@ -17,6 +18,7 @@ from edgespec.text.text_reader import EndOfText, Reading, TextReader
 from edgespec.text.tool import Tool, ToolUse
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
+_MOST_SKIPPED = 200  # characters between a call and the end of its frame
 _FENCE = "```"  # around JSON, as models that were trained on code write it
 
 
@@ -135,11 +137,13 @@ class CallParser:
         except (NoCall, EndOfText):
             if self._output.is_open:
                 yield from self._rest_of_call(end)
-            else:
-                self._output.drop_call()
-                kept = reader.mark
-                reader.at = kept if kept > start else start + num_read  # what was read begins no other call
-                self._output.add_text(reader.text[kept : reader.at])
+                return
+            self._output.drop_call()
+            kept = reader.mark
+            reader.at = kept if kept > start else start + num_read  # what was read begins no other call
+            self._output.add_text(reader.text[kept : reader.at])
+            if kept > start:
+                yield from self._skip_to_end(end)
         finally:
             reader.mark = None
 
@@ -148,13 +152,25 @@ class CallParser:
         yield from reader.skip_space()
         if not (yield from self._bodies.read(self._format.body, begin, end)):
             return
-        place = reader.at
-        try:
-            yield from reader.skip_space()
-            if end and (yield from reader.take(end)):
-                place = reader.at
-        finally:
-            reader.at = place
+        yield from self._skip_to_end(end)
+
+    def _skip_to_end(self, end: str) -> Reading[None]:
+        """Leave out what stands between a call and the end of its frame, as where braces are missing or too many.
+
+        Where that end does not come soon, or something that may be another call comes first, it stays text.
+        """
+        reader, place = self._reader, self._reader.at
+        with suppress(EndOfText):
+            for _ in range(_MOST_SKIPPED):
+                if end and (yield from reader.take(end)):
+                    place = reader.at
+                    break
+                character = yield from reader.next()
+                if character in "{<[" or not (end or character.isspace() or character in "]}"):
+                    break
+                if character in "]}" and not end:
+                    place = reader.at
+        reader.at = place
 
     def _rest_of_call(self, end: str) -> Reading[None]:
         """Pass on the rest of a call that has broken, as it is."""

@@ -51,14 +51,26 @@ def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list
 
     Raises ValueError: It is something else, or a call of an unknown function.
     """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"no Python: {error}") from None
+    tree = _expression(text)
     calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
     if not calls:
         raise ValueError("an empty list")
     return [_python_call(call, argument_names) for call in calls]
+
+
+def _expression(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python: {error}") from None
+
+
+def parse_literal(text: str) -> Any:
+    """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
+    try:
+        return _literal(_expression(text))
+    except (TypeError, RecursionError, MemoryError):
+        raise ValueError("no literal") from None
 
 
 def _python_call(call: ast.expr, argument_names: Mapping[str, Sequence[str]]) -> WrittenCall:

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from edgespec.errors import FormatError
 
 MAX_DEPTH = 64
+_MAX_ASKED = 200  # schemas that are asked about one value
 _MAX_COMPARED = 8  # levels to which two schemas are compared
 _SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -175,6 +176,56 @@ def resolve(reference: str, root: Any) -> Any:
         else:
             return None
     return found
+
+
+def argument_schema(parameters: Schema, name: str) -> Any:
+    """What the schema of an object says of a property; True where it says nothing."""
+    schema = _followed(parameters, parameters)
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties")
+    return (
+        properties[name]
+        if isinstance(properties, Mapping) and name in properties
+        else schema.get("additionalProperties", True)
+    )
+
+
+def allows(schema: Any, root: Any, value: Any, known: dict[int, bool] | None = None) -> bool:
+    """True unless the types, the values, the references or the branches of a schema exclude a value.
+
+    Args:
+        schema: May be wrong; what is no schema allows everything.
+        root: The schema in which references are followed.
+        known: What is known of schemas in it, by their identity.
+    """
+    known = {} if known is None else known
+    if not isinstance(schema, Mapping) or len(known) > _MAX_ASKED:
+        return schema is not False
+    if id(schema) not in known:
+        known[id(schema)] = True  # where it refers to itself
+        branches = [
+            (enough, schema[key])
+            for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all))
+            if isinstance(schema.get(key), list)
+        ]
+        if "$ref" in schema:
+            branches.append((all, [resolve(str(schema["$ref"]), root)]))
+        known[id(schema)] = _has_type_and_value(schema, value) and all(
+            enough(allows(each, root, value, known) for each in several) for enough, several in branches
+        )
+    return known[id(schema)]
+
+
+def _has_type_and_value(schema: Schema, value: Any) -> bool:
+    stated = schema.get("type")
+    types = stated if isinstance(stated, list) else [stated] if isinstance(stated, str) else [*_TYPES]
+    kinds = [_type_of(value)]
+    if kinds == ["integer"] or (isinstance(value, float) and value.is_integer()):
+        kinds = ["integer", "number"]
+    values = values_of(schema)
+    is_listed = values is None or _comparable(value) in [_comparable(each) for each in values]
+    return is_listed and any(kind in types for kind in kinds)
 
 
 @dataclass(slots=True)

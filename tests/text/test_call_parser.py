@@ -328,3 +328,56 @@ def test_where_a_stop_string_ends_text_does_not_depend_on_cuts(
     assert run(range(1, len(text))) == whole if text else True
     assert not any(each in whole[0] for each in stop if len(each) == 1)
     assert all(json.loads(each) for each in whole[1])
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm", "seed", "minimax", "deepseek-v3.2"])
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        (OPTIONAL, "123", "123"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, "null", None),
+        (OPTIONAL, '"in quotes"', "in quotes"),  # as a grammar has it
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "integer"]}, "12", 12),
+        ({"$ref": "#/$defs/name"}, "0.5", "0.5"),
+        ({"allOf": [{"$ref": "#/$defs/name"}, {}]}, "true", "true"),
+        ({"oneOf": [{"const": 1}, {"const": "2"}]}, "2", "2"),
+        ({"type": "boolean"}, "True", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"type": "object"}, "{'a': [True]}", {"a": [True]}),
+        ({"type": "integer"}, "many", "many"),
+        ({"$ref": "#/$defs/loop"}, "7", 7),
+        ({}, "True", "True"),
+    ],
+)
+def test_a_value_between_tags_is_what_its_schema_allows(
+    family: str, schema: dict[str, Any], written: str, value: object
+) -> None:
+    loop = {"anyOf": [{"$ref": "#/$defs/loop"}] * 50}
+    parameters = {"properties": {"o": schema}, "$defs": {"name": {"type": "string"}, "loop": loop}}
+    body = NAMED[family].body
+    assert isinstance(body, TagBody)
+    text = body.begin + "f" + body.name_end + body.opening("o", is_text=False) + written + body.space
+    begin, end = NAMED[family].frames[0]
+    parser = CallParser(NAMED[family], [Tool(name="f", parameters=parameters)])
+    calls = join_calls(parser.push(begin + text + body.value_end + body.end + end) + parser.flush())
+    assert [call.parse() for call in calls] == [{"o": value}]
+
+
+@pytest.mark.parametrize("behind", ["", "}}", "}}}", "}]", '}, "id": "7"}', "\n}}\n}"])
+def test_braces_too_few_or_many_do_not_bring_the_end_of_a_frame_into_the_text(behind: str) -> None:
+    call = '{"name": "get_weather", "arguments": {"city": "x"}' + behind
+    for text in (f"<tool_call>\n{call}\n</tool_call>", f"Well<tool_call>{call}</tool_call> so"):
+        said, calls, _ = parse_everywhere(text, HERMES, holds=False)
+        assert (said, len(calls)) == ("Well so" if "Well" in text else "", 1)
+
+
+def test_text_behind_a_call_stays_text_where_the_frame_does_not_end() -> None:
+    call = '<tool_call>{"name": "get_weather", "arguments": {}}'
+    assert parse_everywhere(call + "} and so on", HERMES, holds=True)[0] == "} and so on"
+    assert parse_everywhere(call + ' {"name": 1}</tool_call>', HERMES, holds=True)[0] == ' {"name": 1}</tool_call>'
