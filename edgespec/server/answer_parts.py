@@ -1,6 +1,7 @@
 """Parts of what endpoints answer, in OpenAI's shapes: identities, log-probabilities, and what an answer took."""
 
 import secrets
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
@@ -32,9 +33,43 @@ class TokenWords:
         """The text of a token; bytes that are no character by themselves become U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
+    def name(self, token: int) -> str:
+        r"""The text of a token; of a part of characters its bytes, such as bytes:\xe6\x97."""
+        found = self.bytes_of(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return _as_bytes(found)
+
+    def in_text(self, token: int) -> bytes:
+        """What a token adds to a text; a special one nothing."""
+        return self._spellings.get(token, b"")
+
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; of a special one, its name's."""
         return self._spellings.get(token) or (self._piece(token) or "").encode()
+
+
+def _as_bytes(found: bytes) -> str:
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+
+class TextPlaces:
+    """Where the tokens of an answer begin in its text, in characters; one within a character has its place."""
+
+    def __init__(self, words: TokenWords) -> None:
+        self._words = words
+        self._num_characters = 0  # of those that are complete
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> int:
+        """The place of the next token."""
+        added = self._words.in_text(token)
+        if added and added[0] & 0xC0 != 0x80:  # it goes on with no character that lacks bytes
+            self._num_characters += len(self._decoder.decode(b"", final=True))
+        place = self._num_characters
+        self._num_characters += len(self._decoder.decode(added))
+        return place
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], words: TokenWords) -> dict[str, Any]:
@@ -74,21 +109,26 @@ def entries_of(
     return taken, [*entries[num:]]
 
 
-def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, offset: int = 0) -> dict[str, Any]:
+def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, places: TextPlaces) -> dict[str, Any]:
     """The logprobs object of a choice of /v1/completions: a list for each property of the tokens.
 
-    offset: Where the first token begins in the text, in characters.
+    places: Has been given the tokens before these.
     """
-    offsets = []
-    for each in found:
-        offsets.append(offset)
-        offset += len(words.text(each.token_id))
     return {
-        "tokens": [words.text(each.token_id) for each in found],
+        "tokens": [words.name(each.token_id) for each in found],
         "token_logprobs": [_finite(each.logprob) for each in found],
-        "top_logprobs": [{words.text(token): _finite(value) for token, value in each.top} for each in found],
-        "text_offset": offsets,
+        "top_logprobs": [_by_name(each.top, words) for each in found],
+        "text_offset": [places.push(each.token_id) for each in found],
     }
+
+
+def _by_name(top: Sequence[tuple[int, float]], words: TokenWords) -> dict[str, float]:
+    """Log-probabilities by the names of tokens; the bytes stand for a name that another token has."""
+    found: dict[str, float] = {}
+    for token, value in top:
+        name = words.name(token)
+        found.setdefault(_as_bytes(words.bytes_of(token)) if name in found else name, _finite(value))
+    return found
 
 
 def _entry(each: TokenLogprob, words: TokenWords) -> dict[str, Any]:

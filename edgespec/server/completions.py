@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from edgespec import AnswerOptions, Chunk, Engine
 from edgespec.server.answer_fields import AnswerRequest, drafting_of, format_of, priority_of, sampling_of
-from edgespec.server.answer_parts import Identity, TokenWords, completion_logprobs, new_identity
+from edgespec.server.answer_parts import Identity, TextPlaces, TokenWords, completion_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
 from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
@@ -82,7 +82,7 @@ async def _document(asked: CompletionRequest, identity: Identity, answers: Answe
         _choice(
             i,
             _echoed(answers, i, asked) + answer.text,
-            completion_logprobs(answer.logprobs, words) if words else None,
+            completion_logprobs(answer.logprobs, words, TextPlaces(words)) if words else None,
             answer.finish_reason,
         )
         for i, answer in enumerate(await answers.complete())
@@ -96,24 +96,22 @@ async def _events(asked: CompletionRequest, identity: Identity, answers: Answers
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
     nothing = {"usage": None} if has_usage else {}
     num_answers = len(answers.requests)
-    offsets = [0] * num_answers
+    places = [TextPlaces(words) if words else None for _ in answers.requests]
     for i in range(num_answers):
         if echoed := _echoed(answers, i, asked):
             yield event({**head, "choices": [_choice(i, echoed)], **nothing})
     async with aclosing(answers.chunks()) as chunks:
         async for i, chunk in chunks:
             if chunk.text or chunk.finish_reason or (words and chunk.logprobs):
-                yield event({**head, "choices": [_part(i, chunk, words, offsets)], **nothing})
+                yield event({**head, "choices": [_part(i, chunk, words, places[i])], **nothing})
     if has_usage:
         yield event({**head, "choices": [], "usage": answers.usage()})
     yield DONE
 
 
-def _part(index: int, chunk: Chunk, words: TokenWords | None, offsets: list[int]) -> dict[str, Any]:
-    """The addition of a chunk to a choice; offsets are where the next token of each choice begins in the text."""
-    logprobs = completion_logprobs(chunk.logprobs, words, offsets[index]) if words and chunk.logprobs else None
-    if words:
-        offsets[index] += sum(len(words.text(each.token_id)) for each in chunk.logprobs)
+def _part(index: int, chunk: Chunk, words: TokenWords | None, places: TextPlaces | None) -> dict[str, Any]:
+    """The addition of a chunk to a choice."""
+    logprobs = completion_logprobs(chunk.logprobs, words, places) if words and places and chunk.logprobs else None
     return _choice(index, chunk.text, logprobs, chunk.finish_reason)
 
 

@@ -161,6 +161,25 @@ def test_logprobs_of_a_completion_have_their_places_in_the_text(served: Served) 
     assert [offset for part in parts for offset in part["text_offset"]] == found["text_offset"]
 
 
+def test_places_of_tokens_count_characters_and_parts_of_them_have_names(served: Served) -> None:
+    wanted = "日本😀é"
+    fields = {"model": "tiny", "prompt": "in", "max_tokens": 40, "logprobs": 5, "temperature": 0}
+    fields |= {"response_format": {"type": "regex", "regex": f"{wanted}the"}}
+    choice = served.post(COMPLETIONS, fields).json()["choices"][0]
+    found = choice["logprobs"]
+    assert choice["text"] == wanted + "the"
+    spelled = b""
+    for name, place in zip(found["tokens"], found["text_offset"], strict=True):
+        assert place == len(spelled.decode("utf-8", "ignore"))
+        spelled += bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode()
+    assert spelled.decode() == choice["text"]
+    assert {len(each) for each in found["top_logprobs"]} == {5}
+    assert any(name.startswith("bytes:\\x") for name in found["tokens"])
+    events = served.events(COMPLETIONS, fields)
+    parts = [each["choices"][0]["logprobs"] for each in events[:-1] if each["choices"][0]["logprobs"]]
+    assert [place for part in parts for place in part["text_offset"]] == found["text_offset"]
+
+
 def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: Engine) -> None:
     ids = list(engine.tokenize("in the"))
     wanted = engine.generate("in the", raw=True, max_tokens=16).text
