@@ -25,6 +25,7 @@ from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
+from edgespec.text.stored_template import join_templates, set_end_token
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
@@ -195,17 +196,15 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = read_json(folder / "tokenizer_config.json", needed=False)
     generation = read_json(folder / _GENERATION, needed=False)
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
-    ids = {ends} if isinstance(ends, int) else set(ends or [])
-    if isinstance(piece := _piece(settings.get("eos_token")), str):
-        ids |= {tokenizer.token_to_id(piece)} - {None}
+    stated = generation.get("eos_token_id")
+    stated = config.get("eos_token_id") if stated is None else stated
+    ids = {stated} if isinstance(stated, int) else set(stated or [])
+    piece = _piece(settings.get("eos_token"))
+    eos = tokenizer.token_to_id(piece) if isinstance(piece, str) else None
+    ids |= {eos} - {None}
     added = tokenizer.get_added_tokens_decoder().items()
-    turns = {token for token, piece in added if piece.special and piece.content in END_OF_TURN}
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    if (file := folder / "chat_template.jinja").exists():
-        template = read_text(file)
+    turns = {token for token, each in added if each.special and each.content in END_OF_TURN}
+    ends = (*sorted(ids), *sorted(turns - ids))
     bos = _piece(settings.get("bos_token"))
     bos_id = tokenizer.token_to_id(bos) if bos else None
     with translate_errors(path, SourceError, "fetch it again"):
@@ -213,11 +212,23 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         add_bos = bos_id is not None and tokenizer.encode("a").ids[:1] == [bos_id]
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=template,
+        chat_template=set_end_token(_template(folder, settings), ends, eos, None if eos is None else piece),
         bos_token_id=bos_id,
-        eos_token_ids=(*sorted(ids), *sorted(turns - ids)),
+        eos_token_ids=ends,
         add_bos=add_bos,
     )
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> Any:
+    """The chat template of a folder, from where transformers of any version writes it."""
+    inner = read_json(folder / "chat_template.json", needed=False)  # of processors, until transformers 4.51
+    stated = settings.get("chat_template") or inner.get("chat_template")
+    if (file := folder / "chat_template.jinja").exists():
+        stated = read_text(file)
+    more = {path.stem: read_text(path) for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if more and isinstance(stated, str):
+        stated = {"default": stated}
+    return join_templates({**stated, **more} if isinstance(stated, dict) else stated or more or None)
 
 
 def _piece(token: Any) -> str | None:

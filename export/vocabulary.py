@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.errors import SourceError
+from edgespec.text.stored_template import join_templates, set_end_token
 
 _MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
@@ -93,13 +94,23 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     )
     # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
     tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
+    ends, eos = _end_tokens(metadata, pieces, set(control)), get("eos_token_id")
+    piece = pieces[eos] if eos in ends else None
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=set_end_token(_template(metadata), ends, eos, piece),
         bos_token_id=get("bos_token_id"),
-        eos_token_ids=_end_tokens(metadata, pieces, set(control)),
+        eos_token_ids=ends,
         add_bos=add_bos,
     )
+
+
+def _template(metadata: Mapping[str, Any]) -> Any:
+    """The chat template; one for a purpose has its name behind the key."""
+    key = "tokenizer.chat_template"
+    named = {name[len(key) + 1 :]: text for name, text in metadata.items() if name.startswith(f"{key}.")}
+    stated = metadata.get(key)
+    return join_templates(named | {"default": stated}) if named and isinstance(stated, str) else stated
 
 
 def _count_real(pieces: list[str], types: list[int]) -> int:

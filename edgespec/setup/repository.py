@@ -22,6 +22,8 @@ _TEXTS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",  # of processors, until transformers 4.51
+    "additional_chat_templates/tool_use.jinja",
     "modules.json",  # of sentence-transformers, for embeddings
     "1_Pooling/config.json",
 )

@@ -23,7 +23,7 @@ from edgespec.text.chat_template import (
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool import Tool
-from edgespec.text.tool_template import ToolTemplate, probe_template
+from edgespec.text.tool_template import Render, ToolTemplate, fit_contents, probe_template
 from edgespec.types import TokenIds
 
 _THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch
@@ -57,7 +57,11 @@ class PromptEncoder:
     @cached_property
     def tool_template(self) -> ToolTemplate:
         """How the chat template takes tools, which is tried out once."""
-        return probe_template(self._template, self._renderer.render, self._special_tokens())
+        return probe_template(self._template, self._render, self._special_tokens())
+
+    @cached_property
+    def _render(self) -> Render:
+        return fit_contents(self._template, self._renderer.render, self._special_tokens())
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -111,7 +115,7 @@ class PromptEncoder:
             return self.tokenizer.encode(parsed, special=True)
         return encode_chat(
             self._template,
-            self._renderer.render,
+            self._render,
             parsed,
             self.tokenizer,
             self._special_tokens(),

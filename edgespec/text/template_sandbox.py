@@ -17,9 +17,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
 from jinja2.filters import do_indent
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_OUTPUT = 10_000_000  # characters, beside those of the messages
@@ -31,6 +33,16 @@ _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
 
 class _Refusal(TemplateError):
     """The template says that it does not take these names."""
+
+
+class _Generation(Extension):
+    """The tag {% generation %} of transformers, around what models are trained on: writes what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -54,11 +66,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def render(template: str, names: dict[str, Any]) -> str:
-    """Render a template with these names; it can raise anything."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    """Render a template with these names; it can raise anything.
+
+    tools and documents are none where they are not among the names, as in transformers.
+    """
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     for name in _GROWING_FILTERS:
         environment.filters.pop(name, None)
     environment.filters |= {"tojson": _tojson, "indent": _indent}
+    names = {"tools": None, "documents": None, **names}
     parts = environment.from_string(template).generate(
         raise_exception=_refuse, strftime_now=lambda pattern: datetime.now().strftime(pattern), **names
     )

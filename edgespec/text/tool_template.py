@@ -24,6 +24,7 @@ _USER = {"role": "user", "content": "Qzvuser"}
 _SPOKEN = {"role": "assistant", "content": _SAID}
 _ID = "abcdefghi"  # nine characters, as Mistral's templates demand
 _SHORT_IDS = r"length\s*[!=]=\s*9\b"
+_READS_PARTS = r"""\[\s*['"]text['"]\s*\]|\.text\b|\(\s*['"]text['"]"""
 _VARIABLES = ("tools", "xml_tools")
 
 
@@ -87,6 +88,25 @@ def probe_template(template: str | None, render: Render, special: Mapping[str, s
     if format is None:
         return found
     return probe.find_messages(found, names)
+
+
+def fit_contents(template: str | None, render: Render, special: Mapping[str, str]) -> Render:
+    """Renders with contents as this template takes them: as texts, or as lists of parts where it loses texts."""
+    if template is None or search(_READS_PARTS, template) is None:
+        return render
+
+    def render_parts(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+        return render(template, messages=[_in_parts(each) for each in messages], **names)
+
+    said = str(_USER["content"])
+    loses_texts = not _Probe(template, render, special).shows(said, [_USER])
+    return render_parts if loses_texts and _Probe(template, render_parts, special).shows(said, [_USER]) else render
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts: of one text, or of none."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,11 +127,3 @@ def test_two_exports_of_one_source_are_the_same_bytes(tiny_gguf: Path, tmp_path:
     one = export_model(tiny_gguf, tmp_path / "one", precision="int4")
     two = export_model(tiny_gguf, tmp_path / "two", precision="int4")
     assert one.files == two.files
-
-
-def test_named_chat_templates_give_the_default_one(tmp_path: Path) -> None:
-    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
-    templates = [{"name": "tools", "template": "x"}, {"name": "default", "template": tiny.TEMPLATE}]
-    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    export_model(tmp_path / "hf", tmp_path / "out")
-    assert (tmp_path / "out" / "chat_template.jinja").read_text() == tiny.TEMPLATE

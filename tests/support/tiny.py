@@ -36,6 +36,18 @@ FOREIGN = {
     "tokenizer.ggml.merges": ["x x"],
 }
 
+GGUF_TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.token_type": TYPES,
+    "tokenizer.ggml.merges": MERGES,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.chat_template": TEMPLATE,
+}
+
 
 def random_weights(
     seed: int = 0, *, bias: bool = False, tied: bool = True, inner: int = INNER
@@ -169,15 +181,7 @@ def write_gguf(
         **{f"{architecture}.{key}": value for key, value in numbers.items()},
         f"{architecture}.rope.freq_base": THETA,
         f"{architecture}.attention.layer_norm_rms_epsilon": EPS,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": PIECES,
-        "tokenizer.ggml.token_type": TYPES,
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": TEMPLATE,
+        **GGUF_TOKENIZER,
     } | (override or {})
     for key, value in metadata.items():
         if key in skip:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -8,9 +9,12 @@ import pytest
 import tiny
 
 from edgespec.errors import ConversationError, ModelError
+from edgespec.manifest import read_manifest
 from edgespec.text import template_process
 from edgespec.text.chat_template import Message, encode_chat
+from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
+from edgespec.text.template_sandbox import render
 from edgespec.text.tokenizer import Tokenizer
 
 START, END = 1, 2
@@ -168,3 +172,26 @@ def test_python_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(ModelError, match="/bin/true, which renders it, ended"):
         TemplateProcess().render("{{ 1 }}")
+
+
+def test_what_transformers_has_beside_jinja_is_known() -> None:
+    """The tag is a scope of its own and writes nothing itself; what is not given is none."""
+    generation = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}\n{{ x }}"
+    assert render(generation, {}) == "21"
+    for name in ("tools", "documents"):
+        template = "{% if X is not none %}{{ X | tojson }}{% endif %}{{ X is defined }}".replace("X", name)
+        assert render(template, {}) == "True"
+        assert render(template, {name: []}) == "[]True"
+
+
+def test_contents_are_lists_of_parts_where_a_template_takes_these_alone(tiny_model: Path) -> None:
+    template = (
+        "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}|"
+        "{% endif %}{% endfor %}{% endfor %}"
+    )
+    tokenizer = Tokenizer(tiny_model / "tokenizer.json")
+    messages = [Message("system", "be brief"), Message("user", "<|im_end|>"), Message("assistant", "")]
+    with closing(PromptEncoder(read_manifest(tiny_model), tokenizer, template)) as encoder:
+        ids = encoder.encode(messages)
+        assert END not in ids
+        assert tokenizer.decode(ids) == "be brief|<|im_end|>|"

@@ -16,7 +16,7 @@ TOOLS = parse_tools(
     [{"name": "find", "description": "Finds <it>.", "parameters": {"properties": {"what": {"type": "string"}}}}]
 )
 CALL = ToolCall(id="call_1234567890", name="find", arguments='{"what": "é <b>"}')
-STATED = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+STATED = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
 HERMES = (
     STATED + ROLES + "{% for c in m.tool_calls or [] %}<tool_call>\n"
@@ -100,8 +100,8 @@ def test_tools_may_stand_in_the_system_message(process: TemplateProcess, written
 
 def test_arguments_are_described_where_a_template_demands_it(written: Callable[..., str]) -> None:
     demanding = (
-        "{% for t in tools %}{% for p in t.function.parameters.properties.values() %}{{ p.description + ';' }}"
-        "{% endfor %}{% endfor %}" + HERMES.replace("ARGUMENTS", AS_OBJECT)
+        "{% for t in tools or [] %}{% for p in t.function.parameters.properties.values() %}"
+        "{{ p.description + ';' }}{% endfor %}{% endfor %}" + HERMES.replace("ARGUMENTS", AS_OBJECT)
     )
     assert '"what": {"type": "string", "description": ""}' in written(demanding)
 

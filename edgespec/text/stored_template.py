@@ -1,0 +1,35 @@
+"""One chat template for a model folder, of what the files of a model state."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_FOR_ALL, _FOR_TOOLS = "default", "tool_use"
+
+
+def join_templates(stated: Any) -> Any:
+    """One template of what a file states: a text, texts by name, or a list of objects with name and template.
+
+    The one for tools is rendered where there are some. Without a default, the first of the others is taken.
+    Anything else comes back as it is.
+    """
+    named = stated
+    if isinstance(stated, list):
+        named = {entry["name"]: entry["template"] for entry in stated}
+    if not isinstance(named, Mapping) or not all(isinstance(text, str) for text in named.values()):
+        return stated
+    others = [text for name, text in named.items() if name != _FOR_TOOLS]
+    whole = named.get(_FOR_ALL, next(iter(others), None))
+    with_tools = named.get(_FOR_TOOLS, whole)
+    if whole is None or whole == with_tools:
+        return with_tools
+    # Jinja drops one line end behind a template; the marks keep the white space beside the tags.
+    first, second = (text.removesuffix("\n") for text in (with_tools, whole))
+    return f"{{% if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"
+
+
+def set_end_token(template: Any, ends: tuple[int, ...], eos: int | None, piece: str | None) -> Any:
+    """The template, which sets eos_token itself where that is not the last of the model's end tokens."""
+    if not isinstance(template, str) or "eos_token" not in template or piece is None or ends[-1:] == (eos,):
+        return template
+    return f"{{% set eos_token = {json.dumps(piece, ensure_ascii=False)} +%}}{template}"
