@@ -1,22 +1,21 @@
-"""Check a device: costs, speeds, memory, and whether it computes what the CPU does.
+"""Check a device in five minutes: costs, speeds, memory, and whether it computes what the CPU does.
 
-    python scripts/gpu_check.py [--device cuda] [--minutes 10] [--json] [--gguf SMOLLM2] [--shapes 0.5b,7b]
+    python scripts/gpu_check.py [--device cuda] [--minutes 5] [--shapes 0.5b,7b] [--parts rows,passes] [--json]
 
-Needs edgespec in the environment, and no network. It prints one page, for an issue, and ends within about ten
-minutes: a model that would take longer is left out. So is SmolLM2 where it cannot be fetched and --gguf does not
-name its file. The other models have random weights in real shapes; they are made here (random_model.py explains
-why a drafter agrees with them), exported for the device, measured and deleted again, in a temporary folder or in
---workplace. Each is measured by itself. Where one does not fit or fails, the reason is printed and the next one
-follows.
+Needs edgespec in the environment, and no network. It prints one page, for an issue. The models have random
+weights in real shapes, in blocks of Q4_0 (random_model.py explains why a drafter agrees with them); --gguf FILE
+adds a model of one's own. They are exported for the device, measured and deleted again, in a temporary folder or
+in --workplace.
 
-Printed are, for each model: where its operators run; passes by width after a short and a long text, and the first
-pass of a width beside a later one; tokens a second with drafts of three by a drafter on the CPU, in sequence,
-ahead and hedged, each beside plain decoding in turn in the same session; the share of the time in which both
-models worked; bytes between host and device for a pass, computed from the arrays that are bound, and the time of
-passes that return whole rows and of passes that return likeliest tokens alone; the peak of the device's memory,
-where its driver reports it; and rows, trees and greedy tokens beside the CPU's (compare_with_cpu.py). On CUDA
-passes are measured again with ONNX Runtime's other kernels for matrices in blocks (ep.cuda.fpa_intb_gemm). The
-exit code is 1 where any model was wrong or failed.
+Each part (device_figures/parts.py lists them in their order) has a process and a time limit of its own, and its
+figures are on the page at once: a run that is cut off has said all it knew. Printed are, for each model: where
+its operators run, and how the likeliest token is found, with ties and by rows; passes by form and rows, the first
+one of each width too; which widths give equal rows, also in a second session; what lies between two passes of
+plain decoding, the memory that it takes, and whether an answer ran a width that had not run; answers with
+drafters that read the text, with likely repeats and without, and with a drafter on the CPU in three schedules,
+each beside plain decoding in turn in one session; prompts of 50 to 1,500 tokens; and rows, trees and greedy
+tokens beside the CPU's (compare_with_cpu.py). At the end stands a line for each bad figure, which says what to do
+about it. The exit code is 1 where anything was wrong or failed.
 """
 
 import json
@@ -24,51 +23,87 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from device_figures.answers import answer
-from device_figures.budget import Budget, LeftOut
-from device_figures.page import format_machine, format_model
-from device_figures.pairs import EXPORT_BYTES, REAL, make_pair, num_weights
-from device_figures.passes import measure_target
-from device_figures.peak_memory import record_peak_memory
+from device_figures.models import Checked
+from device_figures.page import Figure, format_machine
+from device_figures.parts import PARTS, find_parts, run_apart, run_here
 from random_model import SHAPES
 
-from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.errors import EdgeSpecError
 from edgespec.memory.device_memory import read_nvidia_driver
 from edgespec.runtimes.devices import Device, driver_versions, find_device
-from edgespec.setup.open_model import weights_bytes, weights_size
 from edgespec.system.console import print_stderr
 from edgespec.system.system_info import system_info
 
-_QUICK, _ALL = (REAL, "0.5b"), (REAL, "0.5b", "1.5b", "3b", "7b", "14b")
-_SCHEDULES = ("serial", "pipelined", "hedged")
-_FINE = ("right", "not compared", "left out")
+_OWN = "gguf"  # the model of --gguf
+_SHAPES = ("0.5b", "7b")
+_ROWS_OF_FORMS = (1, 4, 8, 64)
 
 
 def main() -> int:
     options = parse_options()
+    if options.in_process:
+        (shape,) = options.shapes
+        (part,) = (part for part in PARTS if part.name == options.in_process)
+        return run_here(part, Checked(shape, options.workplace, options.device, options.tokens, options.gguf))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    device = find_device(options.device)
-    document: dict[str, Any] = {"date": str(date.today()), **describe(device), "models": []}
-    if not options.json:
-        print("\n".join(format_machine(document)), flush=True)
-    budget = Budget(60 * options.minutes)
-    with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.workplace) as workplace:
-        for name in options.shapes:
-            for precision in options.precisions:
-                document["models"].append(
-                    check(name, precision, device, options, budget, Path(workplace) / "model")
-                )
-                if not options.json:
-                    print("\n".join(format_model(document["models"][-1])), flush=True)
-    if options.json:
-        print(json.dumps(document, indent=1))
-    return int(any(found["verdict"] not in _FINE for found in document["models"]))
+    document: dict[str, Any] = {"date": str(date.today()), **describe(find_device(options.device)), "parts": []}
+
+    def say(*lines: str) -> None:
+        if not options.json:
+            print(*lines, sep="\n", flush=True)
+
+    say(*format_machine(document))
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.workplace) as workplace:
+            for found in run_parts(options, Path(workplace), say):
+                document["parts"].append(found)
+    finally:
+        document["advice"] = list(advise(document["parts"]))
+        say("", "what to do:" if document["advice"] else "no figure is bad", *document["advice"])
+        if options.json:
+            print(json.dumps(document, indent=1))
+    return int(any(figure["is_wrong"] for part in document["parts"] for figure in part["figures"]))
+
+
+def run_parts(options: Namespace, workplace: Path, say: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """Run all parts, model after model; what each found is given as it begins, and grows."""
+    ends_s = perf_counter() + 60 * options.minutes
+    for shape in options.shapes:
+        folder = workplace / shape
+        folder.mkdir()
+        own = ["--gguf", str(options.gguf)] if shape == _OWN else []
+        command = ["--device", options.device, "--tokens", str(options.tokens), "--shapes", shape, *own]
+        for part in options.parts:
+            say(f"{shape}: {part.name}")
+            figures: list[dict[str, Any]] = []
+            started_s = perf_counter()
+            found = {"model": shape, "part": part.name, "figures": figures}
+            yield found
+            for figure in run_apart(part, [*command, "--workplace", str(folder)], ends_s - started_s):
+                figures.append(asdict(figure))
+                say(f"  {figure.text}")
+            found["taken_s"] = round(perf_counter() - started_s, 1)
+        shutil.rmtree(folder)
+
+
+def advise(parts: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each bad figure, and the fastest form of each model by rows."""
+    for shape in dict.fromkeys(part["model"] for part in parts):
+        figures = [Figure(**each) for part in parts if part["model"] == shape for each in part["figures"]]
+        yield from (f"- {shape}: {figure.advice}" for figure in figures if figure.advice)
+        passes = {each.values["form"]: each.values["passes_s"] for each in figures if "passes_s" in each.values}
+        if len(passes) > 1:
+            fastest = {rows: min(passes, key=lambda form: passes[form][str(rows)]) for rows in _ROWS_OF_FORMS}
+            listed = ", ".join(f"{rows}: {form}" for rows, form in fastest.items())
+            yield f"- {shape}: prepare the form that is fastest at the rows of its passes: {listed}"
 
 
 def describe(device: Device) -> dict[str, Any]:
@@ -88,58 +123,29 @@ def describe(device: Device) -> dict[str, Any]:
 def parse_options() -> Namespace:
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="as edgespec devices names it (default cuda)")
-    parser.add_argument("--minutes", type=float, default=10, help="models that would end later are left out")
-    parser.add_argument("--gguf", type=Path, help="SmolLM2's file, in place of fetching it")
-    parser.add_argument("--offline", action="store_true", help="fetch nothing: without --gguf, no SmolLM2")
-    parser.add_argument("--shapes", help=f"among {REAL},{','.join(SHAPES)} (default {','.join(_ALL)})")
-    parser.add_argument("--precisions", default="int4", help="among int4,fp16,fp32 (default int4)")
-    parser.add_argument("--quick", action="store_true", help=f"{','.join(_QUICK)} and shorter answers")
-    parser.add_argument("--tokens", type=int, help="tokens an answer (default 128, with --quick 48)")
+    parser.add_argument("--minutes", type=float, default=5, help="parts that would begin later are left out")
+    parser.add_argument("--gguf", type=Path, help="the file of a model, which is checked first")
+    parser.add_argument("--shapes", help=f"among {','.join(SHAPES)} (default {','.join(_SHAPES)})")
+    parser.add_argument("--parts", default="", help="parts with one of these words in their names (default all)")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens an answer (default 96)")
     parser.add_argument("--workplace", type=Path, help="where models are made (default: the temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one document")
+    parser.add_argument("--in-process", metavar="PART", help="run one part here, over models that were made")
     options = parser.parse_args()
-    options.shapes = options.shapes.split(",") if options.shapes else _QUICK if options.quick else _ALL
-    options.precisions = options.precisions.split(",")
-    options.tokens = options.tokens or (48 if options.quick else 128)
-    unknown = [each for each in options.shapes if each not in (REAL, *SHAPES)]
-    unknown += [each for each in options.precisions if each not in EXPORT_BYTES]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}")
+    given = options.shapes.split(",") if options.shapes else () if options.gguf else _SHAPES
+    options.shapes = list(dict.fromkeys([*([_OWN] if options.gguf else []), *given]))
+    if unknown := [each for each in options.shapes if each not in (_OWN, *SHAPES)]:
+        parser.error(f"unknown: {', '.join(unknown)}; wanted among {', '.join(SHAPES)}")
+    options.parts = find_parts(options.parts)
+    if not options.parts:
+        parser.error(f"no part has such a name; there are: {'; '.join(part.name for part in PARTS)}")
+    if options.tokens < 8:
+        parser.error(f"--tokens is {options.tokens}; wanted 8 or more")
     if options.workplace and not options.workplace.is_dir():
         parser.error(f"--workplace is {options.workplace}; wanted a folder that exists")
     if options.gguf and not options.gguf.is_file():
         parser.error(f"--gguf is {options.gguf}; wanted a file that exists")
     return options
-
-
-def check(
-    name: str, precision: str, device: Device, options: Namespace, budget: Budget, folder: Path
-) -> dict[str, Any]:
-    """The figures of one model, or the reason why there are none. Its folder is deleted."""
-    found: dict[str, Any] = {"model": name, "precision": precision, "verdict": "not compared"}
-    try:
-        budget.begin(num_weights(name))
-        with record_peak_memory(device, found):
-            print_stderr(f"{name} in {precision}: exporting")
-            pair = make_pair(name, precision, folder, options)
-            found |= {"weights_bytes": weights_bytes(pair.target), "drafter": pair.agreement}
-            found["device_bytes"] = weights_size(pair.target).device_bytes
-            print_stderr(f"{name} in {precision}: passes, and rows beside the CPU's")
-            found |= measure_target(pair.target, device)
-            print_stderr(f"{name} in {precision}: answers")
-            found["schedules"] = {each: answer(pair, each, device, options.tokens) for each in _SCHEDULES}
-        budget.end(num_weights(name))
-    except LeftOut as error:
-        found |= {"failed": str(error), "verdict": "left out"}
-    except MemoryExhausted as error:
-        found |= {"failed": str(error), "verdict": "not compared"}
-    except Exception as error:  # of any kind: the next model may do, and the page says what this one met
-        found |= {"failed": f"{type(error).__name__}: {error}", "verdict": "failed"}
-        if not isinstance(error, EdgeSpecError):
-            traceback.print_exc()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return found
 
 
 if __name__ == "__main__":

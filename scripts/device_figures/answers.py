@@ -1,36 +1,183 @@
-"""Answers with a drafter on the CPU beside plain ones: their speed, and whether the text is the same."""
+"""Answers beside plain ones: speed, text, the widths of their passes and what lies between these."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from compare_with_cpu import compare_texts
 
-from device_figures.pairs import Pair
-from edgespec import load
-from edgespec.runtimes.devices import Device
+from device_figures.models import Checked
+from device_figures.page import Figure
+from device_figures.peak_memory import record_peak_memory
+from edgespec import SamplingParams, load
+from edgespec.decoding.decoder import EVEN_WIDTHS
+from edgespec.runtimes.passes import Passes
+from edgespec.setup.open_model import weights_size
 
-_STATS = ("tokens_per_pass", "acceptance_rate", "overlap", "schedule", "target_device")
 _DRAFT_LENGTH = 3
 _PROMPT = "The rain in the hall had stopped by the time that anyone thought of the roof."
+_DRAFTERS = ("auto", "suffix", "lookahead")
+_SCHEDULES = ("serial", "pipelined", "hedged")
+# Random weights repeat themselves where the likeliest token is taken, and hardly otherwise.
+_SAMPLED = {"repeating": SamplingParams(), "without repeats": SamplingParams(temperature=1.0, seed=7)}
+_ROUNDS = 3
+_LOSES = 0.98
+_GAP_S = 0.0001
+_MEMORY = 1.25  # times what was foreseen
+_MEMORY_BYTES = 512 << 20  # contexts and libraries of a driver
 
 
-def answer(pair: Pair, schedule: str, device: Device, num_tokens: int) -> dict[str, Any]:
-    """Answers in a schedule with a drafter on the CPU, and plain ones, twice in turn; the faster of each."""
-    how: dict[str, Any] = {"drafter": str(pair.drafter), "draft_length": _DRAFT_LENGTH, "schedule": schedule}
-    with load(pair.target.folder, device=device.name, drafter_device="cpu", **how) as engine:
-        engines = (engine.plain(), engine)
-        rounds = [[each.generate(_PROMPT, max_tokens=num_tokens) for each in engines] for _ in range(2)]
-        slow, fast = (max(answers, key=speed) for answers in zip(*rounds, strict=True))
+class RunPass(NamedTuple):
+    width: int
+    started_s: float
+    ended_s: float
+
+
+@contextmanager
+def record_passes() -> Iterator[list[RunPass]]:
+    """All passes of this process within the block."""
+    run, passes = Passes._run_alone, list[RunPass]()
+
+    def recorded(self: Passes, tokens: Any, *given: Any) -> Any:
+        started_s = perf_counter()
+        made = run(self, tokens, *given)
+        passes.append(RunPass(len(tokens) + given[5], started_s, perf_counter()))  # and num_padded
+        return made
+
+    Passes._run_alone = recorded  # type: ignore[method-assign, assignment]
+    try:
+        yield passes
+    finally:
+        Passes._run_alone = run  # type: ignore[method-assign]
+
+
+def answer_plainly(checked: Checked, precision: str) -> Iterator[Figure]:
+    """Plain decoding: passes, what lies between them, their widths and the memory taken."""
+    target, device, found = checked.form(precision), checked.device, dict[str, Any]()
+    with (
+        record_peak_memory(device, found),
+        record_passes() as passes,
+        load(target.folder, device=device.name, drafter="none") as engine,
+    ):
+        opened = {each.width for each in passes}
+        passes.clear()
+        engine.generate(_PROMPT, max_tokens=16)
+        yield _find_new_widths(f"{precision}, plain", engine, opened, passes)
+        passes.clear()
+        speed = _speed(engine.generate(_PROMPT, max_tokens=checked.num_tokens))
+    steps = passes[-checked.num_tokens + 1 :]
+    pass_s = median(each.ended_s - each.started_s for each in steps)
+    gap_s = median(after.started_s - before.ended_s for before, after in pairwise(steps))
+    yield Figure(
+        f"{precision}: plain {speed:.1f} tokens/s, {1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
+        {"form": precision, "tokens_per_second": speed, "pass_s": pass_s, "gap_s": gap_s},
+        f"{1e3 * gap_s:.2f} ms of the host's work lie between two passes in {precision}, and 0.1 are wanted: "
+        "profile decoding/scheduler.py on this machine (bench/overhead.py)"
+        if gap_s > _GAP_S
+        else None,
+    )
+    foreseen = weights_size(target).device_bytes
+    own, host = found["peak_bytes"]["device"], found["peak_bytes"]["host"] or 0
+    yield Figure(
+        f"{precision}: peak memory {'not reported' if own is None else f'{own / 1e9:.2f} GB'} on the device, "
+        f"where weights take {foreseen / 1e9:.2f}, and {host / 1e9:.2f} GB of the host",
+        {"form": precision, "device_bytes": own, "weights_bytes": foreseen, "host_bytes": host},
+        f"{precision} took {own / 1e9:.2f} GB, more than foreseen: set --memory until memory/estimate.py knows it"
+        if own is not None and own > _MEMORY * foreseen + _MEMORY_BYTES
+        else None,
+    )
+
+
+def _find_new_widths(name: str, engine: Any, opened: set[int], passes: list[RunPass]) -> Figure:
+    """The widths that passes are padded to, and those of an answer that had not run as the model was opened."""
+    ran = Counter(each.width for each in passes)
+    new = {width: num for width, num in sorted(ran.items()) if width not in opened}
+    listed = ", ".join(f"{width} ({num} times)" for width, num in new.items()) or "none"
+    widths = () if engine.target.can.widths == EVEN_WIDTHS else engine.target.can.widths
+    return Figure(
+        f"{name}: passes are padded to {', '.join(map(str, widths)) or 'no width'}; widths of answers that had "
+        f"not run before them: {listed}",
+        {"name": name, "widths": widths, "ran": dict(ran), "new": new},
+        f"answers ({name}) ran widths for the first time: {listed}; runtimes/pass_shapes.py misses them"
+        if new and widths
+        else None,
+    )
+
+
+def answer_with_text_drafters(checked: Checked, precision: str) -> Iterator[Figure]:
+    """Answers with drafters that read the text, each beside plain ones in turn in one session."""
+    target = checked.form(precision)
+    for drafter in _DRAFTERS:
+        with (
+            record_passes() as passes,
+            load(target.folder, device=checked.device_name, drafter=drafter) as engine,
+        ):
+            opened = {each.width for each in passes}
+            passes.clear()
+            for text, sampling in _SAMPLED.items():
+                yield _compare(engine, checked.num_tokens, f"{precision}, {drafter}, {text}", sampling)
+            yield _find_new_widths(f"{precision}, {drafter}", engine, opened, passes)
+
+
+def _compare(engine: Any, num_tokens: int, name: str, sampling: SamplingParams) -> Figure:
+    """Speed and text of an engine beside its plain one's; the first round warms both."""
+    engines = (engine.plain(), engine)
+    rounds = [
+        [each.generate(_PROMPT, max_tokens=num_tokens, sampling=sampling) for each in engines]
+        for _ in range(_ROUNDS)
+    ]
+    plain, fast = (max(answers[1:], key=_speed) for answers in zip(*rounds, strict=True))
+    first, first_fast = (answers[0].stats.decode_tokens_per_second or 0.0 for answers in zip(*rounds, strict=True))
+    ratio = _speed(fast) / max(_speed(plain), 1e-9)
+    text = "same" if plain.token_ids == fast.token_ids else "another draw"
+    if sampling == SamplingParams():
         prompt = engine.encode(_PROMPT)
-        text = compare_texts(prompt, slow.token_ids, fast.token_ids, engine.target, _DRAFT_LENGTH + 1)
+        text = compare_texts(prompt, plain.token_ids, fast.token_ids, engine.target, _DRAFT_LENGTH + 1)
     stats = fast.stats
-    return {
-        "plain_tokens_per_second": speed(slow),
-        "tokens_per_second": speed(fast),
-        **{name: getattr(stats, name) for name in _STATS},
-        "text": text,
-        "downgrades": list(stats.downgrades),
-    }
+    accepted = "-" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.0%}"
+    return Figure(
+        f"{name}: {_speed(fast):.1f} tokens/s, plain {_speed(plain):.1f} ({ratio:.2f}; first answers "
+        f"{first_fast:.1f} and {first:.1f}); {accepted} accepted, {stats.tokens_per_pass:.2f} a pass, both at "
+        f"work {stats.overlap:.0%}; text {text}",
+        {
+            "name": name,
+            "tokens_per_second": _speed(fast),
+            "plain_tokens_per_second": _speed(plain),
+            "acceptance_rate": stats.acceptance_rate,
+            "overlap": stats.overlap,
+            "text": text,
+            "downgrades": list(stats.downgrades),
+        },
+        f"drafting loses ({name}: {ratio:.2f} of plain): --drafter none until draft/costs.py knows why"
+        if ratio < _LOSES
+        else None,
+        is_wrong=text.startswith("different"),
+    )
 
 
-def speed(answer: Any) -> float:
+def answer_in_schedules(checked: Checked, precision: str) -> Iterator[Figure]:
+    """Answers with a drafter on the CPU, in three schedules."""
+    target, speeds = checked.form(precision), dict[str, float]()
+    how: dict[str, Any] = {"drafter": str(checked.drafter), "drafter_device": "cpu"}
+    for schedule in _SCHEDULES:
+        with load(
+            target.folder, device=checked.device_name, draft_length=_DRAFT_LENGTH, schedule=schedule, **how
+        ) as engine:
+            found = _compare(engine, checked.num_tokens, f"{precision}, {schedule}", SamplingParams())
+        speeds[schedule] = found.values["tokens_per_second"]
+        yield found
+    for schedule, than in (("pipelined", "serial"), ("hedged", "pipelined")):
+        if (ratio := speeds[schedule] / max(speeds[than], 1e-9)) < _LOSES:
+            yield Figure(
+                f"{precision}: {schedule} is {ratio:.2f} of {than}",
+                {"schedule": schedule, "than": than, "ratio": ratio},
+                f"{schedule} loses to {than} here ({ratio:.2f}): use --schedule {than}",
+            )
+
+
+def _speed(answer: Any) -> float:
     return float(answer.stats.decode_tokens_per_second or 0.0)

@@ -112,12 +112,14 @@ class _Session:
     def io_binding(self) -> "_Binding":
         return _Binding(self._real.io_binding())
 
-    def run_with_iobinding(self, binding: "_Binding", options: Any) -> None:
+    def run_with_iobinding(self, binding: "_Binding", options: Any = None) -> None:
         if said := next(self._gpu.passes, None):
             raise RuntimeError(said)
-        self._gpu.widths.append(binding.width)
-        self._real.run_with_iobinding(binding.real, options if options.shrinks is None else None)
-        if options.shrinks is not None:
+        if binding.width is not None:
+            self._gpu.widths.append(binding.width)
+        shrinks = options is not None and options.shrinks is not None
+        self._real.run_with_iobinding(binding.real, None if shrinks else options)
+        if shrinks:
             self._gpu.num_shrunk += 1
             self._arena.clear()
 
@@ -154,6 +156,8 @@ class _Value:
 
 
 class _Binding:
+    width: int | None = None  # of a pass
+
     def __init__(self, real: Any) -> None:
         self.real = real
 
