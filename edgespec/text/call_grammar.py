@@ -12,6 +12,7 @@ from typing import Any
 
 from edgespec.errors import FormatError, UsageError
 from edgespec.text.endings import largest_opening
+from edgespec.text.exact_schema import exact
 from edgespec.text.formats import CallFormat, JsonBody, NamedBody, TagBody
 from edgespec.text.response_format import ResponseFormat
 from edgespec.text.schema import is_note, prepare_schema
@@ -266,7 +267,7 @@ def _join(*parts: str) -> str:
 
 
 def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str:
-    prepared = prepare_schema(dict(schema))
+    prepared = exact(prepare_schema(dict(schema)))
     return "%json " + json.dumps({"x-guidance": spaced, **prepared}, ensure_ascii=False)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edgespec.errors import FormatError
+from edgespec.text.exact_schema import exact
 from edgespec.text.schema import prepare_schema, schemas_in, subschemas
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
@@ -112,7 +113,7 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
         # First, as what follows walks through all of it.
         _within_bounds(json.dumps(schema, ensure_ascii=False, allow_nan=False), "schema")
         # The library reads objects alone.
-        return json.dumps({} if schema is True else prepare_schema(schema), ensure_ascii=False)
+        return json.dumps({} if schema is True else exact(prepare_schema(schema)), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(
             f"the schema is no JSON ({error}); give one of objects, arrays, texts and numbers"

@@ -13,9 +13,9 @@ from edgespec.errors import FormatError
 MAX_DEPTH = 64
 _MAX_ASKED = 200  # schemas that are asked about one value
 _MAX_COMPARED = 8  # levels to which two schemas are compared
-_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = (
+SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SINGLE = (
     "items",
     "additionalProperties",
     "additionalItems",
@@ -90,13 +90,13 @@ def subschemas(schema: Any, pointer: str = "#", depth: int = 0) -> Iterator[tupl
 def _children(schema: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(schema, Mapping):
         return
-    for key in _SCHEMAS:
+    for key in SCHEMAS:
         if isinstance(inner := schema.get(key), Mapping):
             yield from ((f"{key}/{_escape(str(name))}", each) for name, each in inner.items())
-    for key in (*_LISTS, "items"):
+    for key in (*LISTS, "items"):
         if isinstance(inner := schema.get(key), list):
             yield from ((f"{key}/{i}", each) for i, each in enumerate(inner))
-    for key in _SINGLE:
+    for key in SINGLE:
         if isinstance(inner := schema.get(key), (Mapping, bool)):
             yield key, inner
 
@@ -107,7 +107,7 @@ def _escape(name: str) -> str:
 
 def _require_shape(schema: Schema, pointer: str) -> None:
     """Refuse keywords whose value has the wrong type, also in parts that nothing refers to."""
-    for keys, kind, wanted in ((_SCHEMAS, Mapping, "an object"), ((*_LISTS, "enum", "required"), list, "a list")):
+    for keys, kind, wanted in ((SCHEMAS, Mapping, "an object"), ((*LISTS, "enum", "required"), list, "a list")):
         for key in keys:
             if key in schema and not isinstance(schema[key], kind):
                 raise FormatError(f"the schema has a {key} at {pointer[:200]} that is not {wanted}; give {wanted}")
@@ -284,7 +284,7 @@ def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: i
             continue
         elif key == "$ref" and isinstance(value, str):
             changed[key] = "#" + quote(unquote(value[1:]), safe=_PLAIN_IN_REFERENCES, errors="replace")
-        elif key in _SCHEMAS and isinstance(value, Mapping):
+        elif key in SCHEMAS and isinstance(value, Mapping):
             changed[key] = {
                 name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)
                 for name, each in value.items()

@@ -220,6 +220,6 @@ def test_the_tool_whose_schema_is_too_large_is_named(tiny_model: Path) -> None:
     found = explain_refusal(use, refused.value, compiler)
     assert isinstance(found, ToolError)
     assert found.field == "tools[2].parameters"
-    assert "of the tool 'large' cannot be ensured: the response_format has 5001 schemas" in str(found)
+    assert "of the tool 'large' cannot be ensured: the response_format has 5002 schemas" in str(found)
     fine = ToolUse(tools=parse_tools(TOOLS))
     assert "as they are asked for" in str(explain_refusal(fine, FormatError("no"), compiler))
