@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import UsageError
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS
+from edgespec.system.text_files import decode_text
 from edgespec.types import TokenIds
 
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
@@ -154,7 +155,10 @@ def frequent_tokens(tokenizer: str, trimming: Trimming, always: Sequence[int], s
     assert trimming.num_tokens is not None
     assert trimming.corpus is not None
     require_head_size(trimming.num_tokens, always, size)
-    text = trimming.corpus.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = decode_text(trimming.corpus.read_bytes())
+    except UnicodeDecodeError:
+        raise UsageError(f"{trimming.corpus} is no text in UTF-8; save it as UTF-8") from None
     ids = Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=False).ids
     counts = np.bincount(np.asarray(ids, np.int64), minlength=size)
     counts[list(always)] = len(ids) + 1

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import SuggestedSampling
+from edgespec.system.text_files import decode_text
 from edgespec.system.typed_json import read_as
 
 _TOO_LARGE = 1_000_000_000
@@ -95,7 +96,7 @@ def read_text(path: Path) -> str:
     size = found.st_size
     if size > _MAX_TEXT_BYTES:
         raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
-    return path.read_text(encoding="utf-8")
+    return decode_text(path.read_bytes())
 
 
 def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSampling | None:

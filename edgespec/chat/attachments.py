@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from edgespec import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
+from edgespec.system.text_files import UTF16_MARKS, decode_text
 from edgespec.system.units import format_bytes
 
 MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
 MAX_PDF_BYTES = 64 << 20
 _PDF = b"%PDF-"
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _HEAD = re.compile(r"File: ([^\n]+)\n(`{3,})[^`\n]*\n")
 _MIN_FENCE = 3
 # What a fence is called where that is not the end of the file's name.
@@ -157,14 +157,10 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def _decode(data: bytes, shown: str) -> str:
-    if data.startswith(_UTF16):
-        encoding = "utf-16"
-    elif b"\0" in data:
+    if b"\0" in data and not data.startswith(UTF16_MARKS):
         raise UsageError(f"{shown} is binary, not text; text, code, Markdown, CSV and PDF can be attached")
-    else:
-        encoding = "utf-8-sig"
     try:
-        return data.decode(encoding)
+        return decode_text(data)
     except UnicodeDecodeError as error:
         near = f"the byte 0x{data[error.start]:02x} at {error.start}" if error.start < len(data) else "its end"
         raise UsageError(

@@ -21,6 +21,7 @@ from edgespec.cli.arguments import (
 )
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
+from edgespec.system.text_files import decode_text
 
 if TYPE_CHECKING:
     from edgespec import Engine
@@ -225,7 +226,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
 
 def _score(options: argparse.Namespace) -> None:
     try:
-        text = options.file.read_text(encoding="utf-8")
+        text = decode_text(options.file.read_bytes()).replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
     except UnicodeDecodeError:

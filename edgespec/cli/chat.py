@@ -27,6 +27,7 @@ from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
+from edgespec.system.text_files import decode_text, read_stdin
 
 if TYPE_CHECKING:
     from edgespec import Conversation, Engine, SamplingParams, Transcript
@@ -241,7 +242,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
             text = file.read(_LARGEST_SCHEMA + 1)
         if len(text) > _LARGEST_SCHEMA:
             raise UsageError(f"{path} has more than {_LARGEST_SCHEMA >> 20} MiB; give a file with a JSON schema")
-        schema = json.loads(text.decode())
+        schema = json.loads(decode_text(text))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -303,7 +304,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if not parts:
         return None
-    prompt = "\n\n".join(sys.stdin.read() if part == "-" else decode_argument(part) for part in parts)
+    prompt = "\n\n".join(read_stdin() if part == "-" else decode_argument(part) for part in parts)
     if not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
     return prompt

@@ -17,6 +17,7 @@ from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file
+from edgespec.system.text_files import decode_text
 from edgespec.system.units import parse_bytes
 
 _PREFIX = "EDGESPEC_"
@@ -204,7 +205,7 @@ def _read(path: Path) -> str:
             data = file.read(_LARGEST_BYTES + 1)  # a device may have no end
         if len(data) > _LARGEST_BYTES:
             raise UsageError(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB, so it is no configuration file")
-        return data.decode().replace("\r\n", "\n")
+        return decode_text(data).replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
     except UnicodeDecodeError:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
+from edgespec.system.text_files import decode_text
 from edgespec.text.chat_template import ROLES, CallMessage, Message, ResultMessage, Turn, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
@@ -46,7 +47,7 @@ class Transcript:
                 raise UsageError(f"{path} is not a file; wanted a conversation that /save wrote")
             if status.st_size > _MAX_BYTES:
                 raise UsageError(f"{path} has {status.st_size >> 20} MiB; wanted a conversation that /save wrote")
-            text = path.read_text(encoding="utf-8")
+            text = decode_text(path.read_bytes()).replace("\r\n", "\n")
         except UnicodeDecodeError:
             raise UsageError(f"{path} is not text; wanted a conversation that /save wrote") from None
         except (OSError, ValueError) as error:

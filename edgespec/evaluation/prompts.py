@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from edgespec import UsageError
+from edgespec.system.text_files import decode_text
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 26
@@ -56,7 +57,7 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
             raise UsageError(f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; give a shorter prompts file")
-        found = _read_lines(content.decode("utf-8-sig"), per_category)
+        found = _read_lines(decode_text(content), per_category)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

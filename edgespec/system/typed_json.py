@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from edgespec.system.text_files import decode_text
+
 T = TypeVar("T")
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
@@ -30,7 +32,7 @@ def read_json(path: Path, most_bytes: int) -> Any:
     if found.st_size > most_bytes:
         raise ValueError(f"it has {found.st_size} bytes, which is more than {most_bytes >> 20} MiB")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decode_text(path.read_bytes())
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_require_unique)
     except RecursionError:
         raise ValueError("it is nested too deep") from None

@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 from edgespec import UsageError
+from edgespec.system.text_files import decode_text
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 28
@@ -32,7 +33,7 @@ def read_corpus(path: Path) -> list[str]:
     if len(content) > _LARGEST_BYTES:
         raise UsageError(f"the corpus {path} has more than {_LARGEST_BYTES >> 20} MiB; give a part of it")
     try:
-        text = content.decode("utf-8-sig")
+        text = decode_text(content)
     except UnicodeDecodeError:
         raise UsageError(
             f"the corpus {path} is not text in UTF-8; give a line or a JSON object per prompt"

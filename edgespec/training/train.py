@@ -32,6 +32,7 @@ from edgespec.export.convert import export_model
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
+from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
 from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
 from edgespec.training.head_file import WEIGHTS, write_head
@@ -175,7 +176,7 @@ def _hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator
 
 def _read_run(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(decode_text(path.read_bytes()))
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {}
