@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
     from edgespec.memory.pressure import PressureReader, ReadPressure
     from edgespec.runtimes.device_names import device_names, form_of, parse_device_name
-    from edgespec.runtimes.devices import import_onnxruntime
+    from edgespec.runtimes.devices import import_onnxruntime, nvidia_bytes
     from edgespec.runtimes.discovery import Discovery, discover
     from edgespec.runtimes.driver_check import is_known_to_lack_half_floats
     from edgespec.runtimes.hardware import cores
@@ -189,7 +189,7 @@ _WING_NAMES = _by_name(
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
         "memory.pressure": "PressureReader ReadPressure",
         "runtimes.device_names": "device_names form_of parse_device_name",
-        "runtimes.devices": "import_onnxruntime",
+        "runtimes.devices": "import_onnxruntime nvidia_bytes",
         "runtimes.discovery": "Discovery discover",
         "runtimes.driver_check": "is_known_to_lack_half_floats",
         "runtimes.hardware": "cores",

@@ -259,6 +259,16 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
     return ", ".join([name, threads, passes, runtime, processor_name(), *driver_versions(device)])
 
 
+def nvidia_bytes(name: str) -> int | None:
+    """The memory of an NVIDIA GPU by its name as a device; None of other devices, and where it is not here."""
+    try:
+        device = find_device(name)
+    except DeviceUnavailable:
+        return None
+    driver = read_nvidia_driver() if device.provider == cuda.PROVIDER else None
+    return driver.gpus[device.index].memory_bytes if driver and device.index < len(driver.gpus) else None
+
+
 def device_key(device: Device) -> str:
     """All that speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
     if device.name == "cpu":

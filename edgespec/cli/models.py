@@ -124,7 +124,7 @@ def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: 
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from edgespec import form_of, is_known_to_lack_half_floats, open_decoder, split_precision
+    from edgespec import form_of, is_known_to_lack_half_floats, nvidia_bytes, open_decoder, split_precision
 
     name, precision = split_precision(options.model)
     home = model_home(
@@ -137,7 +137,12 @@ def _pull(options: argparse.Namespace) -> None:
         wanted["drafter"] = (entry.drafter, options.drafter_device)
     folders = {
         part: str(
-            home.resolve(model, form_of(device), lacks_half_floats=partial(is_known_to_lack_half_floats, device))
+            home.resolve(
+                model,
+                form_of(device),
+                lacks_half_floats=partial(is_known_to_lack_half_floats, device),
+                nvidia_bytes=partial(nvidia_bytes, device),
+            )
         )
         for part, (model, device) in wanted.items()
     }

@@ -15,7 +15,7 @@ from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
+from edgespec.runtimes.devices import Device, find_device, machine_key, nvidia_bytes, usable_devices
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
 from edgespec.runtimes.probe import DeviceProbe, probe_device, read_probes, write_probe
@@ -72,12 +72,22 @@ def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
     lacks = cache(lacks_half_floats)
 
     def find(device: Device) -> ModelFolder | None:
-        folder = models.find(name, device.form, lacks_half_floats=lambda: lacks(device))
+        folder = models.find(
+            name,
+            device.form,
+            lacks_half_floats=lambda: lacks(device),
+            nvidia_bytes=partial(nvidia_bytes, device.name),
+        )
         return ModelFolder(folder, read_any_manifest(folder, models.report)) if folder else None
 
     def prepare(device: Device) -> ModelFolder:
         models.report(f"preparing {name} for {device.name}")
-        folder = models.resolve(name, device.form, lacks_half_floats=lambda: lacks(device))
+        folder = models.resolve(
+            name,
+            device.form,
+            lacks_half_floats=lambda: lacks(device),
+            nvidia_bytes=partial(nvidia_bytes, device.name),
+        )
         return ModelFolder(folder, read_any_manifest(folder, models.report))
 
     return ModelForms(

@@ -17,6 +17,7 @@ from edgespec.manifest import FILE_NAME, Origin, read_manifest
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.fetch import fetch
+from edgespec.setup.half_floats import fits_in_half_floats, prefers_half_floats
 from edgespec.setup.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
@@ -45,7 +46,12 @@ class ModelHome:
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
 
     def resolve(
-        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+        self,
+        model: str,
+        form: str = "cpu",
+        *,
+        lacks_half_floats: Callable[[], bool] = lambda: False,
+        nvidia_bytes: Callable[[], int | None] = lambda: None,
     ) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
@@ -58,17 +64,25 @@ class ModelHome:
             form: The kind of device to prepare the model for: cpu, gpu or npu.
             lacks_half_floats: Whether that device has none; asked where nobody has named a precision and the gpu
                 form is not prepared yet, which then is in fp32.
+            nvidia_bytes: The memory of that device if it is an NVIDIA GPU; asked where nobody has named a
+                precision. The gpu form of blocks is in fp16 where that leaves room.
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
-        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats))
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats, nvidia_bytes))
 
     def find(
-        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+        self,
+        model: str,
+        form: str = "cpu",
+        *,
+        lacks_half_floats: Callable[[], bool] = lambda: False,
+        nvidia_bytes: Callable[[], int | None] = lambda: None,
     ) -> Path | None:
         """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
         try:
-            wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
+            asked = split_precision(model)[1]
+            wanted = _Wanted(form, asked, lacks_half_floats, nvidia_bytes, is_prepared=True)
             return self._resolve(model, wanted)
         except _NotPrepared:
             return None
@@ -262,6 +276,10 @@ class ModelHome:
         usual: The precision that a folder without a precision in its name has.
         """
         form, asked = wanted.form, wanted.precision
+        gpu_bytes = wanted.nvidia_bytes() if form == "gpu" and asked is None else None
+        fast = self.models / _folder_name(name, form, "fp16")
+        if gpu_bytes and (fast / FILE_NAME).is_file() and fits_in_half_floats(fast, gpu_bytes):
+            return fast
         if asked in (("source", "fp16") if form == "npu" else (usual,)):
             asked = None  # folder names leave the usual precision of the form out
         folder = self.models / _folder_name(name, form, asked)
@@ -289,6 +307,8 @@ class ModelHome:
             )
         source = fetch_source()
         self._require_writable()
+        if gpu_bytes and prefers_half_floats(source.path, self.models, gpu_bytes, self.report):
+            precision, folder = "fp16", fast
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:
@@ -318,6 +338,7 @@ class _Wanted:
     form: str
     precision: str | None
     lacks_half_floats: Callable[[], bool]
+    nvidia_bytes: Callable[[], int | None]
     is_prepared: bool = False  # nothing is exported
 
 

@@ -12,7 +12,7 @@ from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import Device, device_key, find_device
+from edgespec.runtimes.devices import Device, device_key, find_device, nvidia_bytes
 from edgespec.runtimes.driver_check import lacks_half_floats
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
@@ -280,7 +280,12 @@ def _find_folder(
 
     Raises DeviceUnavailable: A pair has that part in other forms alone.
     """
-    folder = models.resolve(model, form or "cpu", lacks_half_floats=partial(lacks_half_floats, device))
+    folder = models.resolve(
+        model,
+        form or "cpu",
+        lacks_half_floats=partial(lacks_half_floats, device),
+        nvidia_bytes=partial(nvidia_bytes, device.name),
+    )
     pair = read_pair(folder)
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
