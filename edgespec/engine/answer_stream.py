@@ -16,6 +16,7 @@ from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.run_ahead import Made, RunAhead, Ticket
 from edgespec.system.processes import Owner
+from edgespec.system.threads import in_thread
 from edgespec.text.call_events import join_calls
 from edgespec.text.chat_template import Turn
 from edgespec.text.tool import ToolCall
@@ -246,9 +247,7 @@ async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[C
     Args:
         open_stream: Makes the stream, in another thread.
     """
-    import asyncio  # takes 50 ms
-
-    async with await asyncio.to_thread(open_stream) as stream:
+    async with await in_thread(open_stream) as stream:
         async for chunk in stream:
             yield chunk
 

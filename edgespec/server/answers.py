@@ -26,6 +26,7 @@ from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import EventStream
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
+from edgespec.system.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Services:
 
     async def name_for(self, request: Request, asked: str | None) -> str:
         """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""
-        record_of(request.scope).model = name = await asyncio.to_thread(self.names.require, asked)
+        record_of(request.scope).model = name = await in_thread(self.names.require, asked)
         return name
 
 
@@ -191,7 +192,7 @@ async def _lease_answers(
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
         engine = lease.model.engine
-        requests = await asyncio.to_thread(plan.requests, engine)
+        requests = await in_thread(plan.requests, engine)
         opened = [await _open_answer(engine, each) for each in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
         reasoning = [count_reasoning(each, engine) for each in requests]

@@ -10,6 +10,7 @@ from starlette.types import Receive
 from edgespec.server.errors import ApiError, closing
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import ModelRequest, parse
+from edgespec.system.threads import in_thread
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ModelRequest)
@@ -28,7 +29,7 @@ async def read_request(kind: type[R], request: Request, limits: Limits) -> R:
     body = await read_body(request, limits)
     if len(body) <= _LARGE_BYTES:
         return parse(kind, body)
-    return await asyncio.to_thread(parse, kind, body)
+    return await in_thread(parse, kind, body)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -1,6 +1,5 @@
 """POST /v1/embeddings: vectors of texts, one after the other."""
 
-import asyncio
 from base64 import b64encode
 from typing import Any
 
@@ -18,6 +17,7 @@ from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.system.cancel import Cancel
+from edgespec.system.threads import in_thread
 
 
 async def embeddings(services: Services, request: Request) -> Response:
@@ -36,7 +36,7 @@ async def embeddings(services: Services, request: Request) -> Response:
 
     async def lend() -> Response:
         name = await services.name_for(request, asked.model)
-        if (manifest := await asyncio.to_thread(services.names.manifest, name)) is not None:
+        if (manifest := await in_thread(services.names.manifest, name)) is not None:
             require_embedding_model(manifest)  # before it is loaded
         with services.admission.place(1):
             async with services.host.lease(name) as lease:
@@ -44,7 +44,7 @@ async def embeddings(services: Services, request: Request) -> Response:
                     services, lease.model.engine, name, asked, texts, record_of(request.scope)
                 )
         # Not in the event loop: it may have millions of numbers.
-        body = await asyncio.to_thread(msgspec.json.encode, document)
+        body = await in_thread(msgspec.json.encode, document)
         return Response(body, media_type="application/json")
 
     return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, lend()))

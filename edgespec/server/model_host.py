@@ -19,6 +19,7 @@ from edgespec import Engine, MemoryExhausted
 from edgespec.server.answer_parts import TokenWords
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line
+from edgespec.system.threads import run_settled
 
 T = TypeVar("T")
 OpenEngine = Callable[[str], Engine]
@@ -336,7 +337,7 @@ def in_daemon(work: Callable[[], T]) -> "asyncio.Future[T]":
 
     def run() -> None:
         try:
-            set_outcome = partial(done.set_result, work())
+            set_outcome = partial(done.set_result, run_settled(work))
         except BaseException as error:
             set_outcome = partial(done.set_exception, error)
         with suppress(RuntimeError):  # the event loop is closed

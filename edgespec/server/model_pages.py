@@ -1,6 +1,5 @@
 """The pages beside answers: models, texts to tokens and back, health and metrics."""
 
-import asyncio
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,17 +14,18 @@ from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
 from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest
+from edgespec.system.threads import in_thread
 
 
 async def list_models(services: Services, request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": await asyncio.to_thread(_documents, services)})
+    return JSONResponse({"object": "list", "data": await in_thread(_documents, services)})
 
 
 async def show_model(services: Services, request: Request) -> Response:
     if not request.path_params["model"]:
         raise HTTPException(404)
-    name = await asyncio.to_thread(services.names.require, request.path_params["model"])
-    documents = await asyncio.to_thread(_documents, services)
+    name = await in_thread(services.names.require, request.path_params["model"])
+    documents = await in_thread(_documents, services)
     return JSONResponse(next(each for each in documents if each["id"] == name))
 
 
@@ -64,7 +64,7 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
         found = await services.name_for(request, name)
         with services.admission.place(1):
             async with services.host.lease(found) as lease:
-                return await asyncio.to_thread(lambda: JSONResponse(work(lease.model)))
+                return await in_thread(lambda: JSONResponse(work(lease.model)))
 
     return await run_for_client(request.receive, lend())
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgespec.errors import ManifestError, UsageError
+from edgespec.errors import ConversationError, ManifestError, UsageError
 from edgespec.text.notations import WrittenCall, describe_tools, write_calls
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool import Tool, ToolCall, is_too_deep
@@ -125,12 +125,10 @@ def encode_chat(
         find_tool_template: How the template takes tools; asked where the conversation has some.
 
     Raises:
-        ConversationError: The template refuses this conversation.
+        ConversationError: The template refuses this conversation, or every private-use character stands in it.
         ModelError: The template cannot be rendered.
     """
-    contents = "".join(_texts([messages, [tool.as_dict() for tool in tools]]))
-    private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
-    mark = next(character for character in private_use if character not in contents)
+    mark = _unused_character("".join(_texts([messages, [tool.as_dict() for tool in tools]])))
     spellings = tokenizer.special_tokens
     has_tools = tools or any(not isinstance(message, Message) for message in messages)
     how = find_tool_template() if has_tools else ToolTemplate()
@@ -141,6 +139,14 @@ def encode_chat(
     text = render(template, **names, add_generation_prompt=True, **special, **(switches or {}))
     # Cut at the template's own special tokens first; the marks in messages are dropped after that.
     return tokenizer.encode(text, special=True, ignore=mark)
+
+
+def _unused_character(contents: str) -> str:
+    used = set(contents)
+    private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
+    if (unused := next((character for character in private_use if character not in used), None)) is None:
+        raise ConversationError("the messages have every private-use character; leave one of them out")
+    return unused
 
 
 def _texts(value: Any) -> Iterable[str]:

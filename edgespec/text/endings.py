@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from edgespec.text.response_format import ResponseFormat
+from edgespec.text.response_format import ResponseFormat, lark_parts
 from edgespec.text.schema import Schema, number_of, resolve, schemas_in, subschemas, values_of
 
 # Python's own reader of expressions, which its types do not declare.
@@ -36,8 +37,6 @@ _UNKNOWN = 40  # bytes, of an expression in a dialect that Python does not read
 _REPEATS = (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT)
 _MAX_ENDINGS = 1000
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
-_PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
-_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
 class Endings(NamedTuple):
@@ -132,14 +131,15 @@ _LARGEST = 1e9
 
 def _literals(grammar: str) -> Iterator[str]:
     """The quoted texts of a grammar, its special tokens, and short matches of its regular expressions."""
+    parts = [part for part, _ in lark_parts(grammar)]
     yield from _SPECIAL.findall(grammar)
-    for quoted in _LITERAL.findall(grammar):
-        try:
-            yield str(json.loads(quoted))
-        except ValueError:
-            continue
-    for pattern in _PATTERN.findall(grammar):
-        yield from _matches(pattern)
+    for quoted in parts:
+        if quoted.startswith('"') and quoted != '""':
+            with suppress(ValueError):
+                yield str(json.loads(quoted.removesuffix("i")))
+    for pattern in parts:
+        if pattern.startswith("/"):
+            yield from _matches(pattern[1 : pattern.rindex("/")])
 
 
 class _Unmatched(ValueError):

@@ -1,0 +1,118 @@
+"""Requests made to stop a server: while each is worked on, others are answered."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import httpx2
+import pytest
+from served import Served, home_with, serving, table_engine
+
+from edgespec.server.limits import Limits
+from edgespec.server.model_names import ModelNames
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
+LONGEST_S = 3.0  # for /health, on a machine that runs other tests; what is refused here took minutes
+PRIVATE = "".join(map(chr, [*range(0xE000, 0xF8FF), *range(0xF0000, 0xFFFFD)]))
+LONG = 60_000  # times, in texts of at most 131,072 characters
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), limits=Limits(drain_s=0.3)) as found:
+        assert found.post(CHAT, HI).status_code == 200
+        yield found
+
+
+def longest_health_s(served: Served, is_over: Event) -> float:
+    """The longest time that /health took, asked again and again until something is over."""
+    longest_s = 0.0
+    with httpx2.Client(base_url=str(served.client.base_url), timeout=60) as client:
+        while not is_over.wait(0.01):
+            began_s = monotonic()
+            assert client.get("/health").status_code == 200
+            longest_s = max(longest_s, monotonic() - began_s)
+    return longest_s
+
+
+def answer_beside(served: Served, path: str, document: dict[str, Any] | bytes) -> httpx2.Response:
+    """The answer to a request, beside which /health and a stream of another client go on."""
+    is_over, found = Event(), list[float]()
+    watch = Thread(target=lambda: found.append(longest_health_s(served, is_over)))
+    watch.start()
+    try:
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        answer = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
+    finally:
+        is_over.set()
+        watch.join()
+    assert found[0] < LONGEST_S
+    assert served.events(CHAT, HI)[-1] == "[DONE]"
+    assert served.services.admission.num_taken == 0
+    return answer
+
+
+def schema(stated: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": stated}}
+
+
+UNCLOSED: list[dict[str, Any]] = [
+    {"type": "regex", "regex": "[" * LONG},
+    {"type": "regex", "regex": "[\\" * LONG},
+    schema({"type": "string", "pattern": "[" * LONG}),
+    schema({"type": "object", "patternProperties": {"[" * LONG: {}}}),
+    {"type": "grammar", "grammar": 'start: "' + '\\"' * LONG},
+    {"type": "grammar", "grammar": "start: /" + "\\/" * LONG},
+    {"type": "grammar", "grammar": "a" + " " * LONG},
+]
+
+
+@pytest.mark.parametrize("stated", UNCLOSED, ids=range(len(UNCLOSED)))
+def test_what_is_never_closed_holds_nobody_up(served: Served, stated: dict[str, Any]) -> None:
+    answer = answer_beside(served, CHAT, {**HI, "response_format": stated})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+def test_a_comment_of_slashes_holds_nobody_up(served: Served) -> None:
+    grammar = 'start: "in"\n//' + "\\/" * LONG
+    answer = answer_beside(served, CHAT, {**HI, "response_format": {"type": "grammar", "grammar": grammar}})
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"] == "in"
+
+
+STEPS: list[Any] = [
+    {"type": "integer", "multipleOf": 99_999_989},
+    {"type": "number", "multipleOf": 0.99999989},
+    {"type": "integer", "multipleOf": 10**30 + 7},
+    {"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 1009}]},
+    {"type": "integer", "multipleOf": 997, "anyOf": [{"multipleOf": 1009}]},
+    {"properties": {f"p{i}": {"type": "integer", "multipleOf": 999} for i in range(200)}},
+]
+
+
+@pytest.mark.parametrize("stated", STEPS, ids=range(len(STEPS)))
+def test_multiples_that_take_many_states_are_refused(served: Served, stated: Any) -> None:
+    answer = answer_beside(served, CHAT, {**HI, "response_format": schema(stated)})
+    assert answer.status_code == 400
+    assert "states for multipleOf; wanted at most 100000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("step", [7, 60, 0.01, 86_400])
+def test_multiples_in_use_are_taken(served: Served, step: float) -> None:
+    stated = schema({"type": "number", "multipleOf": step, "minimum": 0, "maximum": 0})
+    answer = served.post(CHAT, {**HI, "max_tokens": 20, "response_format": stated})
+    assert answer.json()["choices"][0]["message"]["content"].startswith("0")
+
+
+def test_every_private_use_character_is_refused_and_keeps_no_place(served: Served) -> None:
+    for path in (CHAT, "/tokenize"):
+        answer = answer_beside(served, path, {**HI, "messages": [{"role": "user", "content": PRIVATE}]})
+        assert answer.status_code == 400
+        found = "private-use" if path == "/tokenize" else "255681 or more tokens"  # which are too many first
+        assert found in answer.json()["error"]["message"]
