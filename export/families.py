@@ -85,6 +85,25 @@ FAMILIES = {
     "granitemoe": Family(is_paired=True, is_mixture=True),
 }
 _GGUF_NAMES = {"qwen3moe": "qwen3_moe"}  # where they differ from model types of transformers
+# Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
+_READ = {
+    *(
+        f"attention.{key}"
+        for key in ("head_count", "head_count_kv", "key_length", "value_length", "scale", "causal")
+    ),
+    *(f"attention.{key}" for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon")),
+    *(f"attention.{key}" for key in ("sliding_window", "sliding_window_pattern")),
+    *(f"rope.{key}" for key in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")),
+    *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
+    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
+}
+_UNUSED: dict[str, float] = {
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "rope.scaling.yarn_attn_factor": 1,
+    "rope.scaling.yarn_ext_factor": 1,
+    "rope.scaling.yarn_log_multiplier": 0,
+}
 # Settings that change the arithmetic and have no place in the graph.
 _UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers")
 # Windows by architecture and context length of GGUF files from before they stated them.
@@ -145,6 +164,19 @@ class DecoderConfig:
         return len(self.layers)
 
 
+def _require_read(stated: SourceSettings) -> None:
+    """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
+    for name, value in stated.values.items():
+        key = name.removeprefix(stated.prefix)
+        if key == "attention.causal" and value is False:
+            raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
+        if key == name or not key.startswith(("rope.", "attention.")) or key in _READ or _UNUSED.get(key) == value:
+            continue
+        raise SourceError(
+            f"{stated.path} states {name} = {value!r}, which is not supported; use another file of this model"
+        )
+
+
 def config_from_gguf(
     path: object,
     metadata: Mapping[str, Any],
@@ -160,6 +192,7 @@ def config_from_gguf(
     architecture = _GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "llama" and stated.get("expert_count"):
         architecture = "mixtral"
+    _require_read(stated)
     # A mistral file calls itself llama.
     family = _family(path, "mistral" if architecture == "llama" else architecture)
     inner = stated.get("expert_feed_forward_length") if family.is_mixture else None

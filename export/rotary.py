@@ -51,13 +51,15 @@ def rotary_from_gguf(
 ) -> Rotary:
     """The rotary of a model with context_length, for texts of up to wanted_length tokens if that is given."""
     rotated = _require_rotated(stated.path, stated.count("rope.dimension_count", head_dim), head_dim)
-    kind = stated.get("rope.scaling.type", "none")
+    factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
+    # Files from before November 2023 have the factor alone, by one of two names.
+    factor = stated.get("rope.scaling.factor") or stated.get("rope.scale_linear")
+    kind = stated.get("rope.scaling.type", "linear" if factor and factors["short"] is None else "none")
     theta = stated.number("rope.freq_base", 1e4)
     inv_freq = plain_rotary(theta, rotated).inv_freq
     if (divisors := tensors.get("rope_freqs.weight")) is not None:
         inv_freq /= divisors.vector()
     scale = stated.optional("rope.scaling.attn_factor")
-    factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
     if factors["short"] is not None and kind in ("none", "longrope"):
         trained = stated.count("rope.scaling.original_context_length")
         scale = scale or _longrope_scale(context_length / trained, trained)
@@ -66,8 +68,11 @@ def rotary_from_gguf(
     if kind == "none":
         return Rotary(inv_freq, scale or 1.0)
     if kind == "linear":
-        return Rotary(inv_freq / np.float32(stated.number("rope.scaling.factor")), scale or 1.0)
+        key = "rope.scaling.factor" if stated.get("rope.scaling.factor") else "rope.scale_linear"
+        return Rotary(inv_freq / np.float32(stated.number(key)), scale or 1.0)
     if kind == "yarn":
+        for key in ("factor", "original_context_length"):
+            stated.number(f"rope.scaling.{key}")
         # The file's attn_factor is beside the factor of the method, as in llama.cpp.
         names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}

@@ -245,6 +245,24 @@ def gguf_config(architecture: str, **keys: Any) -> DecoderConfig:
     )
 
 
+@pytest.mark.parametrize("key", ["rope.scale_linear", "rope.scaling.factor"])
+def test_gguf_may_state_the_factor_of_positions_alone(key: str) -> None:
+    """As files from before November 2023 do; 0 is none."""
+    plain, scaled = gguf_config("llama").layers[0].rotary, gguf_config("llama", **{key: 4.0}).layers[0].rotary
+    stated = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    wanted = gguf_config("llama", **stated).layers[0].rotary
+    assert plain is not None
+    assert scaled is not None
+    assert wanted is not None
+    assert np.array_equal(scaled.inv_freq, wanted.inv_freq)
+    assert np.array_equal(scaled.inv_freq, plain.inv_freq / 4)
+    none = (
+        gguf_config("llama", **{key: 0.0, "attention.clamp_kqv": 0.0, "attention.causal": True}).layers[0].rotary
+    )
+    assert none is not None
+    assert np.array_equal(none.inv_freq, plain.inv_freq)
+
+
 def test_gguf_of_the_27b_gemma3_scales_attention_by_width() -> None:
     window = {"attention.sliding_window": 1024}
     assert gguf_config("gemma3", block_count=62, **window).attention_scale == 168**-0.5
@@ -284,6 +302,10 @@ def test_gguf_says_which_layers_see_a_window(
         ("llama", {"rope.dimension_count": 16}, "rotates only a part"),
         ("phi3", {"rope.scaling.type": "longrope"}, "longrope"),
         ("phi3", {"rope.scaling.type": "yarn"}, "factor is None"),
+        ("phi3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "original_context_length is None"),
+        ("llama", {"attention.causal": False}, "causal"),
+        ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
+        ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "gemma"),
     ],
