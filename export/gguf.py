@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
+from edgespec.export.settings import require_no_pointer
 from edgespec.export.tensors import STORAGE_TYPES, StoredTensor
 from edgespec.system.split_files import part_paths
 
@@ -65,6 +66,7 @@ def read_gguf(path: Path) -> GGUF:
             )
     files = []
     for part in paths:
+        require_no_pointer(part)
         if (size := part.stat().st_size) < 24:
             raise SourceError(f"{part} has {size} bytes, too few for a GGUF file; fetch it again")
         with part.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
+from edgespec.export.settings import require_no_pointer
 from edgespec.export.tensors import StoredTensor
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -80,11 +81,17 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         single = folder / "model.safetensors"
         if not single.exists():
+            if parts := sorted(path.name for path in folder.glob("*.safetensors")):
+                raise SourceError(
+                    f"{folder} has {parts[0]}, but no model.safetensors.index.json, which lists the weights of "
+                    "all parts; fetch it too"
+                )
             raise SourceError(
                 f"{folder} has no model.safetensors and no model.safetensors.index.json; "
                 "weights in other formats (.bin, .pt) are not read, since loading them runs code"
             )
         return [single]
+    require_no_pointer(index)
     try:
         if (size := index.stat().st_size) > _MAX_HEADER_BYTES:
             raise ValueError(f"{size} bytes, at most {_MAX_HEADER_BYTES} are read")
@@ -103,6 +110,7 @@ def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # opening a pipe waits until somebody writes
         raise SourceError(f"{path} is no regular file; fetch it again")
+    require_no_pointer(path)
     size = found.st_size
     with path.open("rb") as file:
         prefix = file.read(8)

@@ -18,6 +18,7 @@ _TOO_LARGE = 1_000_000_000
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
+_LFS = b"version https://git-lfs"
 _CUTS = ("top_k", "top_p", "min_p")
 _SAMPLING_NAMES = ("temperature", *_CUTS, "repetition_penalty")
 # What a GGUF file calls them; newer converters write them there.
@@ -73,10 +74,23 @@ def translate_unusual(source: Path) -> Iterator[None]:
         ) from error
 
 
+def require_no_pointer(path: Path) -> None:
+    """Raises SourceError: The file is a pointer of Git LFS, which a clone without it has for each large file."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise SourceError(
+                f"{path} is a pointer of Git LFS (large file storage), not the file itself; run git lfs pull in "
+                "its folder, or download the file"
+            )
+
+
 def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     """A JSON object; empty where an unneeded file is missing. Raises SourceError: It is none."""
     if not path.exists() and not needed:
         return {}
+    require_no_pointer(path)
     try:
         stated = json.loads(read_text(path))
     except FileNotFoundError:

@@ -1,10 +1,13 @@
 """Read a source but its weights: a GGUF file or a local Hugging Face folder."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
@@ -16,6 +19,7 @@ from edgespec.export.settings import (
     UNUSUAL,
     read_json,
     read_text,
+    require_no_pointer,
     sampling_from_gguf,
     sampling_from_json,
     translate_unusual,
@@ -25,7 +29,7 @@ from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
-from edgespec.text.stored_template import join_templates, set_end_token
+from edgespec.text.stored_template import join_templates, set_end_token, turn_marks
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
@@ -104,7 +108,7 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
     return LoadedSource(
         config=config,
         tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
-        vocabulary=vocabulary_from_gguf(path, file.metadata),
+        vocabulary=vocabulary_from_gguf(path, file.metadata, config.vocab_size),
         source=Source(
             name=utf8_name(file.paths[0].name),
             format="gguf",
@@ -118,9 +122,10 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     settings = read_json(folder / "config.json")
-    vocabulary = _huggingface_vocabulary(folder, settings)
-    pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
     whole = read_safetensors(folder)
+    rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
+    vocabulary = _huggingface_vocabulary(folder, settings, rows)
+    pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
     if pooling:
         # By their names below a vocabulary head; models saved without one lack a prefix.
         prefix = "" if any(name.startswith("model.") for name in whole) else "model."
@@ -186,15 +191,19 @@ def join_hashes(paths: Iterable[Path]) -> str:
     return ",".join(file_record(path).sha256 for path in paths)
 
 
-def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int | None = None) -> Vocabulary:
+    """The vocabulary of a folder, without added tokens behind the rows of its embedding, where these are known."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
+    require_no_pointer(path)
     tokenizer = open_tokenizer(path, SourceError, "fetch it again")
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = read_json(folder / "tokenizer_config.json", needed=False)
+    template = _template(folder, settings)
+    tokenizer = _mended(tokenizer, settings, template, largest + 1 if num_rows is None else num_rows)
     generation = read_json(folder / _GENERATION, needed=False)
     stated = generation.get("eos_token_id")
     stated = config.get("eos_token_id") if stated is None else stated
@@ -212,11 +221,32 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         add_bos = bos_id is not None and tokenizer.encode("a").ids[:1] == [bos_id]
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=set_end_token(_template(folder, settings), ends, eos, None if eos is None else piece),
+        chat_template=set_end_token(template, ends, eos, None if eos is None else piece),
         bos_token_id=bos_id,
         eos_token_ids=ends,
         add_bos=add_bos,
     )
+
+
+def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, num_rows: int) -> Tokenizer:
+    """The tokenizer without added tokens behind the embedding, and with the marks of turns as special tokens.
+
+    Fine-tunes add tokens without rows for them; other runtimes leave these out too.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    declared = settings.get("added_tokens_decoder") or {}
+    marks = turn_marks(template, {each.content for each in added.values()}) | (set(END_OF_TURN) - {"</s>"})
+    marks |= {each["content"] for each in declared.values() if each.get("special")}
+    marks &= {each.content for each in added.values() if not each.special}
+    lost = {each.content for token, each in added.items() if token >= num_rows}
+    if not marks and not lost:
+        return tokenizer
+    stated = json.loads(tokenizer.to_str())
+    kept = (each for each in stated["added_tokens"] if each["content"] not in lost)
+    stated["added_tokens"] = [{**each, "special": each["special"] or each["content"] in marks} for each in kept]
+    for content in lost.intersection(stated["model"]["vocab"]):
+        del stated["model"]["vocab"][content]
+    return Tokenizer.from_str(json.dumps(stated, ensure_ascii=False))
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> Any:

@@ -6,17 +6,21 @@ after them. Knows nothing of weights.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.errors import SourceError
-from edgespec.text.stored_template import join_templates, set_end_token
+from edgespec.text.stored_template import join_templates, set_end_token, turn_marks
+from edgespec.text.tokenizer import TWIN
 
 _MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_TEXTS = (_NORMAL, _USER_DEFINED)
+_PIPED = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 
 # Tokens that end an answer though a file may not list them as such.
 END_OF_TURN = (
@@ -31,22 +35,43 @@ _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _QWEN2 = _CONTRACTIONS + _LETTERS + r"|\p{N}" + _TAIL
 _LLAMA3 = _CONTRACTIONS + _LETTERS + r"|\p{N}{1,3}" + _TAIL
-_NFC = ("qwen2", "deepseek-r1-qwen")
-_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
-_SINGLE_DIGITS = ("smollm", "starcoder")
-# Pre-tokenizers by the name in a file; None for GPT-2's, which the library has built in.
-_PATTERNS = {
-    **dict.fromkeys(("gpt-2", "olmo", *_SINGLE_DIGITS), None),
-    **dict.fromkeys(_NFC, _QWEN2),
-    **dict.fromkeys(("dbrx", *_WHOLE_WORDS_FIRST), _LLAMA3),
+# Words of capitals and of small letters; a capital begins a word (o200k of OpenAI, Tekken of Mistral).
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_CASES = (_BEFORE + _CAPITALS + "*" + _SMALL + "+", _BEFORE + _CAPITALS + "+" + _SMALL + "*")
+_CASES_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+_GPT4O = "|".join(f"{case}{_CONTRACTIONS}?" for case in _CASES) + r"|\p{N}{1,3}" + _CASES_TAIL
+_TEKKEN = "|".join(_CASES) + r"|\p{N}" + _CASES_TAIL
+_EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_LETTERS = "\\s?[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\u10d0-\u10ff\U0001d400-\U0001d7ff]]+"  # that have a case
+_DEEPSEEK_SIGNS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+_DEEPSEEK = (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_SIGNS, r"\s+$", _EAST_ASIAN, r"\p{N}+")
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+_NFC = ("qwen2", "deepseek-r1-qwen", "olmo")
+_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # unless the file says otherwise
+_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "smaug-bpe")
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact")
+# Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "olmo", *_SINGLE_DIGITS), ()),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
+    **dict.fromkeys(("dbrx", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
+    "tekken": (_TEKKEN,),
+    "gpt-4o": (_GPT4O,),
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "default": _DEFAULT,  # of files from before May 2024, which do not name theirs
 }
 
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    pattern = _PATTERNS[name]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    if pattern is not None:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+    patterns = _PATTERNS[name]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
+    if patterns:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        return pre_tokenizers.Sequence([*splits, byte_level])
     if name in _SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     return byte_level
@@ -63,8 +88,13 @@ class Vocabulary:
     add_bos: bool
 
 
-def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabulary:
-    """The tokenizer that the metadata describes. Raises SourceError: There is none, or one of an unknown kind."""
+def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: int | None = None) -> Vocabulary:
+    """The tokenizer that the metadata describes.
+
+    num_rows: Of the embedding; added tokens behind them are left out.
+
+    Raises SourceError: There is none, or one of an unknown kind.
+    """
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
@@ -72,12 +102,13 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     kind, pieces = get("model"), get("tokens")
     if not kind or not isinstance(pieces, list) or not pieces:
         raise SourceError(f"{path} carries no tokenizer; use a GGUF file that is made for text generation")
-    types = get("token_type", [1] * len(pieces))
+    types = get("token_type", [_NORMAL] * len(pieces))
     if len(types) != len(pieces):
         raise SourceError(f"{path} has {len(pieces)} tokens but {len(types)} token types; the file is damaged")
-    pieces = pieces[: _count_real(pieces, types)]
-    types = types[: len(pieces)]
-    add_bos, prefix = bool(get("add_bos_token", kind == "llama")), bool(get("add_space_prefix", True))
+    types = types[: _count_real(pieces, types, num_rows)]
+    pieces = _distinct(pieces[: len(types)])
+    add_bos = bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST))
+    prefix, template = bool(get("add_space_prefix", True)), _template(metadata)
     if kind == "gpt2":
         tokenizer = _byte_level(path, pieces, get("merges"), get("pre", "default"))
     elif kind == "llama":
@@ -85,8 +116,10 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     else:
         raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2 and llama")
     typed = list(zip(pieces, types, strict=True))
-    control = [piece for piece, type_ in typed if _is_control(piece, type_)]
-    defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and not _is_control(piece, type_)]
+    stated = _stated_ends(metadata, len(pieces))
+    marks = {pieces[token] for token in stated} | _marks(template, typed)
+    control = [piece for piece, type_ in typed if type_ == _CONTROL or (type_ in _TEXTS and piece in marks)]
+    defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and piece not in marks]
     is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"  # Phi-4's tokenizer is gpt2
     absorbing = set(control) - _KEEP_SPACE if is_phi3 else set()
     tokenizer.add_special_tokens(
@@ -94,15 +127,38 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     )
     # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
     tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
-    ends, eos = _end_tokens(metadata, pieces, set(control)), get("eos_token_id")
-    piece = pieces[eos] if eos in ends else None
+    named = set(control).intersection(END_OF_TURN)
+    ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
+    eos = get("eos_token_id")
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=set_end_token(_template(metadata), ends, eos, piece),
+        chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),
         bos_token_id=get("bos_token_id"),
         eos_token_ids=ends,
         add_bos=add_bos,
     )
+
+
+def _marks(template: Any, typed: Iterable[tuple[str, int]]) -> set[str]:
+    """Tokens that control turns though a file may give them another type, as some do with <end_of_turn>."""
+    # gemma's </s> is HTML, and really is user-defined.
+    ends = set(END_OF_TURN) - {"</s>"}
+    added = {piece for piece, type_ in typed if type_ == _USER_DEFINED or _PIPED.fullmatch(piece)}
+    return ends | turn_marks(template, added)
+
+
+def _distinct(pieces: list[str]) -> list[str]:
+    """Pieces, no two of them equal: the last of equal ones is found in text, others are marked as its twins."""
+    if len(set(pieces)) == len(pieces):
+        return pieces
+    last, known, found = {piece: token for token, piece in enumerate(pieces)}, set(pieces), []
+    for token, piece in enumerate(pieces):
+        twin = piece
+        while last[piece] != token and twin in known:
+            twin += TWIN
+        known.add(twin)
+        found.append(twin)
+    return found
 
 
 def _template(metadata: Mapping[str, Any]) -> Any:
@@ -113,26 +169,20 @@ def _template(metadata: Mapping[str, Any]) -> Any:
     return join_templates(named | {"default": stated}) if named and isinstance(stated, str) else stated
 
 
-def _count_real(pieces: list[str], types: list[int]) -> int:
-    """The number of tokens before the padding, which converters name [PAD0], [PAD1], …"""
+def _count_real(pieces: list[str], types: list[int], num_rows: int | None) -> int:
+    """The number of tokens before padding, which converters name [PAD0], …, and before added ones without rows."""
     used = len(pieces)
-    while used and types[used - 1] == _UNUSED and pieces[used - 1] == f"[PAD{used - 1}]":
+    while used and (
+        (types[used - 1] == _UNUSED and pieces[used - 1] == f"[PAD{used - 1}]")
+        or (num_rows is not None and used > num_rows and types[used - 1] in (_CONTROL, _USER_DEFINED))
+    ):
         used -= 1
     return used
 
 
-def _is_control(piece: str, type_: int) -> bool:
-    """True if a token controls turns; some files declare <end_of_turn> as user-defined."""
-    # gemma's </s> is HTML, and really is user-defined.
-    return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
-
-
-def _end_tokens(metadata: Mapping[str, Any], pieces: list[str], control: set[str]) -> tuple[int, ...]:
+def _stated_ends(metadata: Mapping[str, Any], num_tokens: int) -> set[int]:
     stated = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    ids = {token for token in stated if isinstance(token, int) and 0 <= token < len(pieces)}
-    named = control.intersection(END_OF_TURN)
-    ids |= {token for token, piece in enumerate(pieces) if piece in named}
-    return tuple(sorted(ids))
+    return {token for token in stated if isinstance(token, int) and 0 <= token < num_tokens}
 
 
 def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Tokenizer:
@@ -151,8 +201,14 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
     if pre in _NFC:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
-    tokenizer.decoder = decoders.ByteLevel()
+    untwin = _untwin(pieces)
+    tokenizer.decoder = decoders.Sequence([*untwin, decoders.ByteLevel()]) if untwin else decoders.ByteLevel()
     return tokenizer
+
+
+def _untwin(pieces: Iterable[str]) -> list[decoders.Decoder]:
+    """The step that decodes twins; none where there are none."""
+    return [decoders.Replace(TWIN, "")] if any(piece.endswith(TWIN) for piece in pieces) else []
 
 
 def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int], prefix: bool) -> Tokenizer:
@@ -178,6 +234,6 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        [*_untwin(pieces), decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer

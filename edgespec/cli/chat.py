@@ -131,6 +131,8 @@ def _chat(options: argparse.Namespace) -> int:
             return _load(options)
 
         engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
+        if not engine.has_chat_template:
+            info(f"{engine.manifest.name} has no chat template: it continues your text, and may not answer it")
         if box:
             require_tools(engine)
         conversation = engine.chat(

@@ -442,6 +442,11 @@ class Engine:
         return self._encoder.tool_template.variable is not None
 
     @property
+    def has_chat_template(self) -> bool:
+        """False for a model that only continues texts: of a conversation, the contents joined by blank lines."""
+        return self._encoder.spells_in_template("")
+
+    @property
     def can_switch_thinking(self) -> bool:
         """True if the model's chat template has a switch for reasoning, which thinking=True or False sets."""
         return self._encoder.can_switch_thinking

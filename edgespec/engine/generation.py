@@ -279,7 +279,7 @@ class AnswerWriter:
             # All of an answer may be a call where one is demanded, from its beginning.
             if calls.use.choice == "auto" and not len(request.prefill):
                 self._reasoning = ReasoningGate(is_open=calls.opens_reasoning)
-        self._text_stream = TextStream(tokenizer, shown)
+        self._text_stream = TextStream(tokenizer, shown, request.prompt if request.is_raw else ())
         for token in request.prefill.tolist():  # which may end within a character
             self._text_stream.push([token])
         self._tokens: TokenIds = np.zeros(0, np.int32)  # with those after a stop string

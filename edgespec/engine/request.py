@@ -191,6 +191,7 @@ class Request(NamedTuple):
     mask: Which tokens may follow; None for all.
     constraint: What the answer has to match, prefill included; None for any text.
     calls: Which tools it may call; None for none.
+    is_raw: The prompt is a text, or token ids, that the answer continues.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -200,6 +201,7 @@ class Request(NamedTuple):
     mask: TokenMask | None = None
     constraint: TokenConstraint | None = None
     calls: CallReading | None = None
+    is_raw: bool = False
 
     @property
     def sampling(self) -> SamplingParams:

@@ -21,7 +21,7 @@ from edgespec.engine.request import (
 from edgespec.errors import FormatError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.banned_texts import BannedTexts, SpellingIndex
-from edgespec.text.prompt_encoder import Prompt, PromptEncoder
+from edgespec.text.prompt_encoder import Prompt, PromptEncoder, is_ids
 from edgespec.text.tool import ToolUse, schema_refusal
 from edgespec.types import TokenMask, append
 
@@ -79,7 +79,8 @@ class RequestReader:
 
                 form = constrained_format(form)
             calls = CallReading(use, form, options.whole_tool_calls, self.reasoning.is_open(tokens))
-        request = Request(tokens, options, begun, drafters, self._mask_of(options), calls=calls)
+        is_raw = options.raw or is_ids(prompt)
+        request = Request(tokens, options, begun, drafters, self._mask_of(options), calls=calls, is_raw=is_raw)
         require_answerable(request, self.manifest, context)
         self._require_exact(request)
         budget = options.thinking_budget

@@ -131,7 +131,7 @@ class PromptEncoder:
                 raise UsageError(f"prefill is {prefill!r}; wanted a text or token ids")
             return parse_ids(prefill, self._manifest.vocab_size, "prefill")
         self._require_short(prefill)
-        return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
+        return self.tokenizer.encode(prefill, is_behind_text=True)
 
     def count(
         self,

@@ -1,9 +1,11 @@
 """One chat template for a model folder, of what the files of a model state."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
+_BRACKETED = re.compile(r"<[^<>\s]+>|\[[/|]?\w+\|?\]")
 _FOR_ALL, _FOR_TOOLS = "default", "tool_use"
 
 
@@ -33,3 +35,17 @@ def set_end_token(template: Any, ends: tuple[int, ...], eos: int | None, piece: 
     if not isinstance(template, str) or "eos_token" not in template or piece is None or ends[-1:] == (eos,):
         return template
     return f"{{% set eos_token = {json.dumps(piece, ensure_ascii=False)} +%}}{template}"
+
+
+def turn_marks(template: Any, tokens: Collection[str]) -> frozenset[str]:
+    """The tokens that a template writes around turns: in brackets, but no pair of tags, such as <think>."""
+
+    def is_tag(token: str) -> bool:
+        return token[:1] == "<" and (
+            f"</{token[1:]}" in tokens or token.replace("</", "<", 1) in {*tokens} - {token}
+        )
+
+    if not isinstance(template, str):
+        return frozenset()
+    written = (token for token in tokens if token in template and _BRACKETED.fullmatch(token))
+    return frozenset(token for token in written if not is_tag(token))

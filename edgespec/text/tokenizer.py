@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from edgespec.types import TokenIds
 # Stands for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+# Behind a piece that another token has too: such a token stands for the same text, and no text becomes it.
+TWIN = "\U0010fffd"
 # Twice the file of Gemma 3, the largest in use; a file of 46 MB made to be slow takes 8 s and 1.2 GB.
 _MAX_BYTES = 64 << 20
 # Bounds of replacements: growth of one character, and their number. 22 doublings make 4 MB and 2 s of an "a".
@@ -138,7 +141,8 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {
             token: _decode_byte_level(piece) if is_byte_level and token not in added else _decode_piece(piece)
-            for token, piece in self.pieces.items()
+            for token, twin in self.pieces.items()
+            for piece in [twin.rstrip(TWIN)]
             if token not in self._special_ids
         }
 
@@ -154,13 +158,29 @@ class Tokenizer:
         last = next((token for token in reversed(tokens) if token not in self._special_ids), None)
         return last is not None and _BYTE_PIECE.fullmatch(self.piece(last) or "") is not None
 
-    def encode(self, text: str, *, special: bool = False, ignore: str = "") -> TokenIds:
+    @cached_property
+    def _behind_text(self) -> _Tokenizer:
+        """For what follows other text, which differs where only the beginning of a whole text is marked (▁)."""
+        cutter = self._tokenizer.pre_tokenizer
+        stated = b"" if cutter is None else bytes(cutter.__getstate__())
+        if (first := b'"prepend_scheme":"first"') not in stated:
+            return self._tokenizer
+        state = json.loads(self._tokenizer.to_str())
+        state["pre_tokenizer"] = json.loads(stated.replace(first, first.replace(b"first", b"never")))
+        other = _Tokenizer.from_str(json.dumps(state))
+        other.encode_special_tokens = True
+        return other
+
+    def encode(
+        self, text: str, *, special: bool = False, ignore: str = "", is_behind_text: bool = False
+    ) -> TokenIds:
         """Token ids of text, [num_tokens].
 
         Args:
             text: Any text; lone surrogates become U+FFFD.
             special: Treat special tokens spelled in text as such, as in a rendered template.
             ignore: A character that is dropped once special tokens have been found.
+            is_behind_text: It follows other text, and does not begin a sequence.
 
         Raises ManifestError: The tokenizer fails on the text.
         """
@@ -171,9 +191,10 @@ class Tokenizer:
                 ids.append(self.special_tokens[token])
             else:
                 plain = part.replace(ignore, "") if ignore else part
+                tokenizer = self._behind_text if ids or is_behind_text else self._tokenizer
                 with translate_errors(self.path, ManifestError, "export the model again"):
-                    ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
-        if self._bos and ids[:1] != self._bos:
+                    ids += tokenizer.encode(plain, add_special_tokens=False).ids
+        if self._bos and ids[:1] != self._bos and not is_behind_text:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)
 
@@ -207,13 +228,22 @@ class TextStream:
     # Tokens before the new ones, enough for a decoder that looks back (leading spaces, byte runs).
     _NUM_CONTEXT = 8
 
-    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
-        """shown: Special tokens that are text here."""
+    def __init__(
+        self, tokenizer: Tokenizer, shown: Collection[int] = (), before: Sequence[int] | TokenIds = ()
+    ) -> None:
+        """The text of tokens that are yet to come.
+
+        Args:
+            shown: Special tokens that are text here.
+            before: Tokens that this text continues; it begins a text of its own where there are none.
+        """
         self._tokenizer = tokenizer
         self._shown_special = shown
-        self._tokens: list[int] = []
+        self._tokens = [int(token) for token in before[-self._NUM_CONTEXT :]]
+        if self._decode(self._tokens).endswith(_REPLACEMENT):  # within a character
+            self._tokens = []
         self._start = 0  # first token of the window that is decoded again
-        self._shown = 0  # tokens whose text has been handed out
+        self._shown = len(self._tokens)  # tokens whose text has been handed out
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if not self._shown_special:

@@ -56,6 +56,17 @@ def test_one_answer_goes_to_stdout_and_nothing_else(capsys: pytest.CaptureFixtur
     assert "token limit" in err
 
 
+def test_model_without_a_chat_template_says_so(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "raw")
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, chat_template=None))
+    for model, is_said in ((tiny_model, False), (folder, True)):
+        code, _, err = run(capsys, "chat", model, "--prompt", "the", "--max-tokens", 2)
+        assert (code, "has no chat template" in err) == (0, is_said)
+
+
 def test_json_answer_is_the_documented_document(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     options = ["--prompt", "the", "--max-tokens", 9, "--json", "--temperature", 0.7, "--seed", 3]
     code, out, err = run(capsys, "chat", tiny_model, *options)

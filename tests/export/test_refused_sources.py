@@ -69,8 +69,8 @@ def test_incomplete_gguf_is_refused(tmp_path: Path, skip: str, words: str) -> No
 
 
 def test_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
-    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.pre": "tekken"})
-    assert_refused(tmp_path / "a.gguf", tmp_path, "tekken", "qwen2")
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.pre": "viking"})
+    assert_refused(tmp_path / "a.gguf", tmp_path, "viking", "qwen2")
 
 
 def test_tensor_that_no_such_model_has_is_refused(tmp_path: Path) -> None:

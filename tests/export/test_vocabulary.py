@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import tiny
+from tokenizers import Tokenizer
 
-from edgespec.export.sources import read_vocabulary
+from edgespec.errors import SourceError
+from edgespec.export.sources import read_source, read_vocabulary
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.text.template_sandbox import render
 
@@ -64,3 +66,90 @@ def test_eos_token_of_a_template_is_the_one_that_the_files_state(form: str, tmp_
     assert vocabulary.eos_token_ids == (0, 2)
     assert vocabulary.chat_template is not None
     assert render(vocabulary.chat_template, {"bos_token": "b", "eos_token": "<|im_end|>"}) == "b\n<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "tekken"}, True),
+        ({"pre": "qwen2"}, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False),
+    ],
+)
+def test_first_token_of_texts_is_added_where_llama_cpp_adds_it(keys: dict[str, Any], expected: bool) -> None:
+    metadata = {key: value for key, value in tiny.GGUF_TOKENIZER.items() if not key.endswith("add_bos_token")}
+    stated = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    assert vocabulary_from_gguf("a.gguf", metadata | stated).add_bos == expected
+
+
+def test_olmo_takes_letters_and_accents_apart_or_together_alike() -> None:
+    tokenizer = Tokenizer.from_str(
+        vocabulary_from_gguf("a.gguf", tiny.GGUF_TOKENIZER | {"tokenizer.ggml.pre": "olmo"}).tokenizer_json
+    )
+    assert tokenizer.encode("e\u0301").ids == tokenizer.encode("é").ids
+
+
+def special_tokens(tokenizer_json: str) -> set[str]:
+    added = Tokenizer.from_str(tokenizer_json).get_added_tokens_decoder().values()
+    return {token.content for token in added if token.special}
+
+
+@pytest.mark.parametrize("type_", [1, 4, None])
+def test_marks_of_turns_are_special_tokens_of_any_type(type_: int | None) -> None:
+    """By the template and by what the file states, but not the pair of tags around reasoning."""
+    pieces = [*tiny.PIECES, "<think>", "</think>"]
+    types = [*([type_ or 1] * 3), *tiny.TYPES[3:], 4, 4]
+    metadata = {**tiny.GGUF_TOKENIZER, "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": types}
+    metadata["tokenizer.chat_template"] = tiny.TEMPLATE + "<think></think>"
+    if type_ is None:
+        del metadata["tokenizer.ggml.token_type"]
+    vocabulary = vocabulary_from_gguf("a.gguf", metadata)
+    assert special_tokens(vocabulary.tokenizer_json) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert vocabulary.eos_token_ids == (0, 2)
+
+
+def add_tokens(folder: Path, *tokens: dict[str, Any]) -> None:
+    path = folder / "tokenizer.json"
+    stated = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    stated["added_tokens"] += [{**flags, "id": tiny.VOCAB - 1 + i, **token} for i, token in enumerate(tokens, 1)]
+    path.write_text(json.dumps(stated))
+
+
+def test_added_tokens_behind_the_embedding_are_left_out(tmp_path: Path) -> None:
+    """Fine-tunes add [PAD] and others without rows for them."""
+    folder = tmp_path / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights())
+    as_it_was = read_source(folder).vocabulary
+    add_tokens(folder, {"content": "[PAD]", "special": True}, {"content": "<x>", "special": False})
+    assert read_source(folder).vocabulary == as_it_was
+
+    more = {"tokens": [*tiny.PIECES, "<x>"], "token_type": [*tiny.TYPES, 4]}
+    metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    size = len(tiny.PIECES)
+    assert vocabulary_from_gguf("a", metadata, size) == vocabulary_from_gguf("a", tiny.GGUF_TOKENIZER, size)
+
+
+def test_marks_of_turns_that_a_folder_does_not_call_special_are_so(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights())
+    path = folder / "tokenizer.json"
+    stated = json.loads(path.read_text())
+    stated["added_tokens"] = [{**token, "special": False} for token in stated["added_tokens"]]
+    path.write_text(json.dumps(stated))
+    declared = {"0": {"content": "<|endoftext|>", "special": True}}
+    settings = {"chat_template": tiny.TEMPLATE, "added_tokens_decoder": declared}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocabulary = read_vocabulary(folder)
+    assert special_tokens(vocabulary.tokenizer_json) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert vocabulary.eos_token_ids == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "a.gguf"])
+def test_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights())
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(SourceError, match="git lfs pull"):
+        read_source(folder / name if name == "a.gguf" else folder)

@@ -171,6 +171,13 @@ def test_control_tokens_of_phi3_take_the_white_space_behind_them(
     [
         ("dbrx", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
         ("olmo", ["I", "'", "LL", "Ġadd", "Ġ12345", "!", "Ċ", "(", "x", ")"]),
+        ("refact", ["I", "'", "LL", "Ġadd", "Ġ", *"12345", "!", "Ċ", "(", "x", ")"]),
+        ("falcon3", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("gpt-4o", ["I'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("tekken", ["I", "'LL", "Ġadd", "Ġ", *"12345", "!Ċ", "(x", ")"]),
+        ("deepseek-llm", ["I", "'", "LL", "Ġadd", "Ġ", "12345", "!", "Ċ", "(", "x", ")"]),
+        ("deepseek-coder", ["I", "'", "LL", "Ġadd", "Ġ", *"12345", "!", "Ċ", "(", "x", ")"]),
+        ("default", ["I", "'", "LL", "Ġadd", "Ġ", "123", "45", "!", "Ċ", "(", "x", ")"]),
     ],
 )
 def test_pre_tokenizers_cut_words_and_digits_where_they_should(name: str, parts: list[str]) -> None:
@@ -220,3 +227,52 @@ def test_padding_that_a_converter_made_up_is_no_token() -> None:
         "tokenizer.ggml.token_type": [*tiny.TYPES, 5, 5],
     }
     assert vocabulary_from_gguf("x", padded).tokenizer_json == vocabulary_from_gguf("x", METADATA).tokenizer_json
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken"])
+def test_a_capital_begins_a_word_where_the_pre_tokenizer_says_so(name: str) -> None:
+    stated = vocabulary_from_gguf("tiny", METADATA | {"tokenizer.ggml.pre": name}).tokenizer_json
+    cutter = tokenizers.Tokenizer.from_str(stated).pre_tokenizer
+    assert [part for part, _ in cutter.pre_tokenize_str("HelloWorld HTTPServer")] == [
+        "Hello", "World", "ĠHTTPServer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["[INST]hello[/INST]", "hello[INST] hello hello", " hello", "hello"])
+def test_mark_of_a_beginning_stands_at_the_beginning_of_the_whole_text_alone(text: str, tmp_path: Path) -> None:
+    """As the tokenizer itself does it with prepend_scheme first."""
+    metadata = sentencepiece_metadata(["<unk>", "[INST]", "[/INST]"], [2, 3, 3])
+    stated = json.loads(vocabulary_from_gguf("tiny", metadata).tokenizer_json)
+    cutter = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated | {"normalizer": None, "pre_tokenizer": cutter}))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    itself = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.encode(text, special=True).tolist() == itself.encode(text, add_special_tokens=False).ids
+    assert [tokenizer.piece(token) for token in tokenizer.encode("hello", is_behind_text=True)] == ["he", "llo"]
+
+
+def test_a_text_that_continues_another_has_its_first_space(sentencepiece: Tokenizer) -> None:
+    tokens = sentencepiece.encode("hello hello é hello")
+    whole = sentencepiece.decode(tokens)
+    for cut in range(1, len(tokens)):
+        stream = TextStream(sentencepiece, (), tokens[:cut])
+        before = sentencepiece.decode(tokens[:cut])
+        found = "".join(stream.push([token]) for token in tokens[cut:]) + stream.flush()
+        assert "\ufffd" in before or before + found == whole
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tokens_of_one_spelling_all_stand_for_it(kind: str, tmp_path: Path) -> None:
+    if kind == "gpt2":
+        pieces = [*tiny.PIECES, tiny.PIECES[-1], "a"]
+        types = {"tokenizer.ggml.token_type": [*tiny.TYPES, 1, 1]}
+        tokenizer = written(tmp_path, {**tiny.GGUF_TOKENIZER, "tokenizer.ggml.tokens": pieces, **types})
+        twins = {(pieces.index(piece), token) for token, piece in enumerate(pieces[-2:], len(tiny.PIECES))}
+    else:
+        tokenizer = written(tmp_path, sentencepiece_metadata(["<unk>", "▁he"], [2, 1]))
+        twins = {(1, tokenizer.encode("he")[-1])}
+    for first, last in twins:
+        assert tokenizer.spellings[first] == tokenizer.spellings[last]
+        assert tokenizer.decode([first]) == tokenizer.decode([last])
+        assert tokenizer.decode([first]) != ""
+        assert tokenizer.encode(tokenizer.decode([first])).tolist() == [last]
