@@ -12,6 +12,7 @@ from weakref import ref
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
+from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     ReplyOptions,
     Settings,
@@ -95,6 +96,7 @@ class Conversation:
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
+        self._is_written = False  # by a person
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
@@ -172,7 +174,7 @@ class Conversation:
             raise UsageError(f"the message is {text!r}; wanted a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], 0, options, begun)
+            return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_written=bool(begun))
 
     def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
         """Send a message; return the whole answer. Options and errors as in stream."""
@@ -197,7 +199,11 @@ class Conversation:
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
             return self._begin(
-                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)], self._num_tries, options, begun
+                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)],
+                self._num_tries,
+                options,
+                begun,
+                is_written=self._is_written,
             )
 
     @property
@@ -380,7 +386,16 @@ class Conversation:
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> Reply:
+    def _begin(
+        self,
+        rounds: list[Round],
+        num_tries: int,
+        options: ReplyOptions,
+        begun: str = "",
+        *,
+        is_written: bool = False,
+    ) -> Reply:
+        """Begin an answer; is_written: a person wrote its beginning, which is no reasoning without a mark."""
         if unknown := options.keys() - ReplyOptions.__annotations__.keys():
             raise UsageError(
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
@@ -396,7 +411,7 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop=self.stop,
             response_format=self.response_format,
-            prefill=begun or None,
+            prefill=(begun if is_written else self._in_reasoning(sent, begun)) or None,
             thinking_budget=self.thinking_budget,
             ends_loops=self.ends_loops,
             tools=self.tools or None,
@@ -410,10 +425,16 @@ class Conversation:
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._chunks, self._asked = begun, [], None
+        self._begun, self._is_written, self._chunks, self._asked = begun, is_written, [], None
         reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
+
+    def _in_reasoning(self, sent: Sequence[Turn], begun: str) -> str:
+        """What a model has written of its answer, with the mark of the reasoning in which it ended."""
+        if not begun or CLOSE in begun or not self.engine.opens_reasoning(sent, thinking=self.thinking):
+            return begun
+        return OPEN + begun
 
     def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""

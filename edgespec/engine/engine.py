@@ -44,7 +44,7 @@ from edgespec.memory.free_memory import return_freed
 from edgespec.system.processes import Owner
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder, parse_ids
 from edgespec.text.tool import parse_tools
-from edgespec.types import TokenIds
+from edgespec.types import TokenIds, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
@@ -358,8 +358,11 @@ class Engine:
         raw: bool = False,
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
+        prefill: str = "",
     ) -> TokenIds:
         """The tokens that a prompt becomes, [num_tokens]; chat template and tools included, unless it is raw.
+
+        prefill is the beginning of the answer, whose tokens come last.
 
         Raises:
             ConversationError: The chat template of the model refuses the messages.
@@ -367,7 +370,12 @@ class Engine:
             UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+        tokens = self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+        if not prefill:
+            return tokens
+        if not raw:
+            tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
+        return append(tokens, self._encoder.encode_prefill(prefill))
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -451,11 +459,16 @@ class Engine:
         """True if the model's chat template has a switch for reasoning, which thinking=True or False sets."""
         return self._encoder.can_switch_thinking
 
-    def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None) -> bool:
-        """True if the chat template begins the reasoning, so that an answer has only the mark of its end."""
-        if not self._requests.reasoning.is_opened_by_template:
+    def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None, prefill: str = "") -> bool:
+        """True if an answer begins in the reasoning, so that it has only the mark of its end.
+
+        The chat template begins it, or the beginning of the answer that is given.
+        """
+        reasoning = self._requests.reasoning
+        if not (reasoning.is_possible if prefill else reasoning.is_opened_by_template):
             return False
-        return self._requests.reasoning.is_open(self._encoder.encode(prompt, thinking=thinking, is_bounded=True))
+        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
+        return reasoning.place(tokens, prefill).is_open
 
     @property
     def can_think(self) -> bool:

@@ -277,7 +277,7 @@ class AnswerWriter:
                 calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop
             )
             # All of an answer may be a call where one is demanded, from its beginning.
-            if calls.use.choice == "auto" and not len(request.prefill):
+            if calls.use.choice == "auto" and (calls.opens_reasoning or not len(request.prefill)):
                 self._reasoning = ReasoningGate(is_open=calls.opens_reasoning)
         self._text_stream = TextStream(tokenizer, shown, request.prompt if request.is_raw else ())
         for token in request.prefill.tolist():  # which may end within a character

@@ -135,6 +135,14 @@ def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
     )
 
 
+class PlacedBeginning(NamedTuple):
+    """A prompt, the beginning of its answer, and whether that is in the reasoning."""
+
+    prompt: TokenIds
+    begun: str
+    is_open: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ModelReasoning:
     """The reasoning of a model: if it may, where it begins, and what bounds it."""
@@ -162,8 +170,29 @@ class ModelReasoning:
         if not self.is_opened_by_template:
             return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
+        return self._tail(prompt).rstrip().endswith(OPEN)
+
+    def _tail(self, prompt: TokenIds) -> str:
         tokenizer = self.encoder.tokenizer
-        return tokenizer.decode(prompt[-_TAIL:], tokenizer.special_tokens.values()).rstrip().endswith(OPEN)
+        return tokenizer.decode(prompt[-_TAIL:], tokenizer.special_tokens.values())
+
+    def _closing(self) -> TokenIds:
+        return self.encoder.tokenizer.encode(CLOSING, special=True, is_behind_text=True)
+
+    def place(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
+        """Fit the beginning of an answer to a prompt whose template may have opened the reasoning.
+
+        The opening mark does not come twice. Where the beginning has neither mark, it is no reasoning, which is
+        closed before it.
+        """
+        is_open, text = self.is_open(prompt), begun.lstrip()
+        is_marked = text.startswith(OPEN)
+        if is_open and is_marked:
+            begun = text.removeprefix(OPEN)
+            begun = begun.removeprefix("\n") if self._tail(prompt).endswith("\n") else begun
+        elif is_open and text and CLOSE not in text:
+            is_open, prompt = False, append(prompt, self._closing())
+        return PlacedBeginning(prompt, begun, (is_open or is_marked) and CLOSE not in text)
 
     def bounded(self, request: Request, num_tokens: int) -> Request:
         """The request, with an end to the reasoning of its answer after num_tokens."""
@@ -171,7 +200,7 @@ class ModelReasoning:
         constraint = ThinkingBudget(
             num_tokens,
             self.manifest.vocab_size,
-            tokenizer.encode(CLOSING, special=True),
+            self._closing(),
             partial(tokenizer.decode, shown=tokenizer.special_within((OPEN, CLOSE))),
             is_open=self.is_open(request.prompt),
             inner=request.constraint,

@@ -66,7 +66,12 @@ class RequestReader:
             thinking=options.thinking,
             is_bounded=True,
         )
-        begun = encoder.encode_prefill(() if options.prefill is None else options.prefill)
+        given, opens_reasoning = options.prefill, not options.raw and self.reasoning.is_open(tokens)
+        if isinstance(given, str) and given and not options.raw:
+            tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
+        begun = encoder.encode_prefill(() if given is None else given)
+        if not isinstance(given, str) and len(begun):
+            opens_reasoning = False
         drafters = ALL_DRAFTERS
         if options.drafting is not None:
             before = append(tokens, begun)
@@ -78,7 +83,7 @@ class RequestReader:
                 from edgespec.text.call_grammar import constrained_format
 
                 form = constrained_format(form)
-            calls = CallReading(use, form, options.whole_tool_calls, self.reasoning.is_open(tokens))
+            calls = CallReading(use, form, options.whole_tool_calls, opens_reasoning)
         is_raw = options.raw or is_ids(prompt)
         request = Request(tokens, options, begun, drafters, self._mask_of(options), calls=calls, is_raw=is_raw)
         require_answerable(request, self.manifest, context)

@@ -55,7 +55,7 @@ def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
         thinking = thinking_of(asked, engine)
-        opens_reasoning = not prefill and engine.opens_reasoning(messages, thinking=thinking)
+        opens_reasoning = engine.opens_reasoning(messages, thinking=thinking, prefill=prefill)
         samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
         stated = format_of(asked)
         options = AnswerOptions(

@@ -76,7 +76,7 @@ def _tokens(model: HostedModel, asked: TokenizeRequest) -> dict[str, Any]:
     engine: Engine = model.engine
     if asked.messages is not None:
         messages, prefill = conversation_of(asked.messages)
-        tokens = [*engine.encode(messages).tolist(), *engine.tokenize(prefill)]
+        tokens = engine.encode(messages, prefill=prefill).tolist()
     else:
         tokens = list(engine.tokenize(text or ""))
     words = model.words if asked.with_pieces else None

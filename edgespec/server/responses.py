@@ -88,7 +88,7 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
                 options=options,
                 use=use,
                 format_field=stated_format and stated_format.field,
-                opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
+                opens_reasoning=engine.opens_reasoning(messages, thinking=thinking, prefill=prefill),
             )
         ]
 

@@ -89,7 +89,7 @@ def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | No
 
 
 def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:
-    """Takes the reasoning of an answer from its text; None where the request has given the answer's beginning."""
+    """Takes the reasoning of an answer from its text; None where it begins behind the reasoning."""
     return ReasoningStream(is_open=request.opens_reasoning) if _may_reason(request) else None
 
 
@@ -101,7 +101,8 @@ def count_reasoning(request: AnswerRequest, engine: Engine) -> ReasoningTokens |
 
 
 def _may_reason(request: AnswerRequest) -> bool:
-    return not (request.options.get("raw") or request.options.get("prefill"))
+    options = request.options
+    return not options.get("raw") and (request.opens_reasoning or not options.get("prefill"))
 
 
 def content_of(text: str, request: AnswerRequest) -> dict[str, str]:

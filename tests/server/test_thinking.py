@@ -86,6 +86,24 @@ def test_a_switch_that_is_no_truth_value_is_refused(served: Served) -> None:
     assert refused.json()["error"]["param"] == "chat_template_kwargs.enable_thinking"
 
 
+@pytest.mark.parametrize("content", ["Yes, 4", "<think>\nLet me see.\n</think>\n\nYes, 4"])
+def test_what_an_answer_begins_with_is_content_behind_the_reasoning(served: Served, content: str) -> None:
+    """The scripted model goes on with what its whole answer has behind the beginning."""
+    begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": content}]
+    asked = {"model": "tiny", "messages": begun, "with_pieces": True}
+    shown = "".join(each["piece"] for each in served.post("/tokenize", asked).json()["tokens"])
+    assert (shown.count("<think>"), shown.count("</think>")) in ((1, 1), (0, 0))
+    assert shown.endswith(content.partition("</think>")[2] or content)
+    found = message(served, messages=begun)
+    assert "reasoning_content" not in found
+
+
+def test_an_answer_that_begins_in_the_reasoning_goes_on_with_it(served: Served) -> None:
+    begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<think>\nLet me"}]
+    found = message(served, messages=begun)
+    assert (found["reasoning_content"], found["content"]) == ("see.", "Yes, 4.")
+
+
 def response(served: Served, text: Any = "2 + 2?", **fields: Any) -> dict[str, Any]:
     """A response, whose stream has the same output, events that join to it, and as many tokens."""
     asked = {"model": "tiny", "input": text, **fields}
