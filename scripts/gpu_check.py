@@ -33,7 +33,7 @@ from typing import Any
 
 from device_figures.models import Checked
 from device_figures.page import Figure, format_machine
-from device_figures.parts import PARTS, find_parts, run_apart, run_here
+from device_figures.parts import NO_TIME, PARTS, find_parts, run_apart, run_here
 from random_model import SHAPES
 
 from edgespec.errors import EdgeSpecError
@@ -99,6 +99,8 @@ def advise(parts: list[dict[str, Any]]) -> Iterator[str]:
     for shape in dict.fromkeys(part["model"] for part in parts):
         figures = [Figure(**each) for part in parts if part["model"] == shape for each in part["figures"]]
         yield from (f"- {shape}: {figure.advice}" for figure in figures if figure.advice)
+        if num_left := figures.count(NO_TIME):
+            yield f"- {shape}: {num_left} parts were left out: raise --minutes"
         passes = {each.values["form"]: each.values["passes_s"] for each in figures if "passes_s" in each.values}
         if len(passes) > 1:
             fastest = {rows: min(passes, key=lambda form: passes[form][str(rows)]) for rows in _ROWS_OF_FORMS}

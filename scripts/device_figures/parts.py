@@ -27,6 +27,7 @@ from device_figures.passes import (
 )
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 
+NO_TIME = Figure("left out: no time is left")
 _LEAST_S = 3.0  # a process takes a second to begin
 
 
@@ -101,7 +102,7 @@ def run_here(part: Part, checked: Checked) -> int:
 def run_apart(part: Part, command: list[str], left_s: float) -> Iterator[Figure]:
     """Run a part in a process of its own, which ends after its limit; each figure comes at once."""
     if left_s < _LEAST_S:
-        yield Figure("left out: no time is left", advice=f"{part.name} was left out: raise --minutes")
+        yield NO_TIME
         return
     limit_s, is_cut_off, started_s = min(part.limit_s, left_s), Event(), perf_counter()
     script = Path(__file__).parents[1] / "gpu_check.py"

@@ -116,9 +116,13 @@ def test_a_part_whose_process_crashes_is_said_and_is_a_failure(
     (found,) = run_apart(PARTS[0], [], left_s=60)
     assert "ended with SIGSEGV" in found.text
     assert found.is_wrong
-    (found,) = run_apart(PARTS[0], [], left_s=1)
-    assert found.advice == "prepare source was left out: raise --minutes"
-    assert not found.is_wrong
+
+
+def test_parts_without_time_are_left_out_and_counted_in_one_line() -> None:
+    figures = [asdict(found) for part in PARTS[:3] for found in run_apart(part, [], left_s=1)]
+    parts = [{"model": "7b", "part": "any", "figures": figures}]
+    assert list(advise(parts)) == ["- 7b: 3 parts were left out: raise --minutes"]
+    assert not any(each["is_wrong"] for each in figures)
 
 
 def test_a_form_that_was_not_prepared_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
