@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,9 +36,16 @@ CUDA = Device(
     entries=(("session.use_device_allocator_for_initializers", "1"),),
     # One thread starts the kernels; others would wait for shapes, which is all that the CPU is left with.
     host_threads=1,
+    records_passes=True,
     kind="gpu",
 )
+GRAPHS = "enable_cuda_graph"  # an option of sessions that may record passes
 _FATAL = 4  # a severity of ONNX Runtime
+
+
+def recording(device: Device) -> Device:
+    """The device with the option for sessions that may record passes."""
+    return replace(device, options=(*device.options, (GRAPHS, "1")))
 
 
 def find_missing(

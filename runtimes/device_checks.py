@@ -41,6 +41,7 @@ class DeviceCheck:
 
     max_pass_tokens: the widest. num_compared: how many tokens were compared.
     has_argmax: the tokens that it chooses are those of its rows. runs_trees: None where that was not tried.
+    replays: recorded passes give the rows of others; None where that was not tried.
     shapes: the widths that passes are padded to, and of those of exact mode; None where padding does not pay.
     sample: numbers of the row after the first token, evenly spread, by which another driver is noticed.
     """
@@ -49,6 +50,7 @@ class DeviceCheck:
     num_compared: Annotated[int, Meta(ge=1, le=4096)]
     has_argmax: bool
     runs_trees: bool | None = None
+    replays: bool | None = None
     shapes: tuple[PassShapes | None, PassShapes | None] = (None, None)
     sample: Annotated[tuple[float, ...], Meta(min_length=1, max_length=_SAMPLE)]
 

@@ -105,8 +105,9 @@ class Device:
 
     name: as edgespec devices prints it: cpu, cuda, cuda:1, openvino:npu. memory: what ONNX Runtime calls the place
     of its arrays; memory_index: which of several. handles: the OrtEpDevice of a plugin. options: for the provider;
-    entries: for the session. host_threads: enough where the host has next to nothing to do. kind: an emulator's is
-    that of what it emulates. index: among the devices of its provider and kind. hardware: its name or its maker,
+    entries: for the session. records_passes: passes may be recorded and
+    replayed. host_threads: enough where the host has next to nothing to do. kind: an emulator's is that of what it
+    emulates. index: among the devices of its provider and kind. hardware: its name or its maker,
     where known.
     """
 
@@ -116,6 +117,7 @@ class Device:
     handles: tuple[Any, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     entries: tuple[tuple[str, str], ...] = ()
+    records_passes: bool = False
     host_threads: int | None = None
     kind: Kind = "cpu"
     index: int = 0

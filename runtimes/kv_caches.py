@@ -7,7 +7,7 @@ A graph traced from PyTorch copies past into present each pass, which is longer 
 every head then, which leaves gaps that the graph cannot skip, so it is a copy as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ class SharedCache:
         self._listed: Sequence[Any] = ()  # the same, once they were asked for
         self._capacity = 0
         self.has_freed = False  # buffers were let go that a device's arena still holds
+        self.before_change: Callable[[], None] = lambda: None  # called before other buffers are taken, or none
 
     def prepare(self, num_past: int, num_new: int) -> None:
         """Make room for num_new positions after the first num_past, which are kept.
@@ -92,6 +93,7 @@ class SharedCache:
             held[:, :, num_run:num_positions] = held[:, :, picked] * scales
 
     def clear(self) -> None:
+        self.before_change()
         self._capacity = 0
         self.has_freed = bool(self._buffers)
         self._binding.clear_binding_inputs()
@@ -140,6 +142,7 @@ class SharedCache:
     def _grow(self, capacity: int, num_past: int) -> None:
         """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
         shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
+        self.before_change()
         self._capacity = 0  # until all is done, whatever comes between
         self._listed = ()
         for layer in zip(self._names[::2], self._names[1::2], strict=True):

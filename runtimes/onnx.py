@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -30,11 +31,12 @@ from edgespec.decoding.decoder import (
 )
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import MemoryExhausted, require_context
+from edgespec.errors import Cancelled, EdgeSpecError, MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
     DeviceChecks,
+    are_close,
     find_sound_passes,
     is_argmax_sound,
     is_same_row,
@@ -57,6 +59,7 @@ _CHUNK_TOKENS = 256
 # A prompt's chunk that finds no memory is halved down to this; where a narrower one fails, the scheduler gives up.
 _LEAST_CHUNK_TOKENS = 16
 _REPEATS = 4  # of a pass that is timed
+_RECORDING_PASSES = 4  # after so many the cache has grown, the pass was recorded, and it was replayed twice
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +83,10 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._deterministic = options.get("deterministic", False)
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
+        checks = DeviceChecks(folder, manifest, device)
+        if device.records_passes and (known := checks.read()) and known.replays is False:
+            _log.info("'%s' replays no passes (CUDA graphs), as an earlier check has found", device.name)
+            device = replace(device, records_passes=False)
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
         self._hidden = HiddenStates(layers, self._passes.token_widths[0]) if layers else None
         self._held = np.zeros(0, np.int32)
@@ -92,7 +99,12 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._find_key = partial(_prefix_key, manifest, device, options)
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
-                self._check(device, DeviceChecks(folder, manifest, device))
+                self._check(device, checks)
+        if self._passes.graphs and not self._passes.graphs.width:  # whose session may not be sound any more
+            del self._passes
+            device = replace(device, records_passes=False)
+            self._passes = Passes(folder / manifest.graph, manifest, device, **options)
+            self._run_shapes()
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         self._passes.share(max_callers, may_join)
@@ -185,7 +197,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         require_context(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
-            self._passes.cache.pretend(len(tokens))
+            self._passes.pretend(len(tokens))
             if self._hidden:
                 self._hidden.pretend(tokens)
             self._held = tokens
@@ -206,7 +218,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     def forget(self) -> None:
         with self._lock:
             self._hold(self._held[:0])
-            self._passes.cache.clear()
+            self._passes.forget()
             if self._hidden:
                 self._hidden.clear()
 
@@ -294,9 +306,13 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 checks.write(found)
         self._chunk_tokens, self._has_argmax = found.max_pass_tokens, found.has_argmax
         self._shapes = found.shapes[self._deterministic]
-        for width, num_rows in self._shapes.all() if self._shapes else ():
-            self._run_shape(width, num_rows, num_past=0)
-            self._run_shape(width, num_rows, num_past=min(width, self.context_length - width))
+        self._run_shapes()
+        if self._passes.graphs:
+            if found.replays is None:
+                found = replace(found, replays=self._shapes is not None and self._compare_replays(self._shapes))
+                checks.write(found)
+            if found.replays and self._shapes:
+                self._record(self._shapes)
         self._hold(self._held[:0])
         self.num_fed = 0
 
@@ -324,6 +340,50 @@ class OnnxDecoder(Decoder, Cache, Forks):
             shapes=shapes,
             sample=sample,
         )
+
+    def _run_shapes(self) -> None:
+        """Run a pass of each width and number of rows, at the beginning and behind others."""
+        for width, num_rows in self._shapes.all() if self._shapes else ():
+            self._run_shape(width, num_rows, num_past=0)
+            self._run_shape(width, num_rows, num_past=min(width, self.context_length - width))
+
+    def _record(self, shapes: PassShapes) -> None:
+        """Have passes of the narrowest width recorded, beginning with one of these."""
+        width = shapes.rows[0]
+        self._passes.record(width)
+        for _ in range(_RECORDING_PASSES):
+            self._passes.begin()
+            self._run_shape(width, width, num_past=min(width, self.context_length - width))
+
+    def _compare_replays(self, shapes: PassShapes) -> bool:
+        """True if replays give the rows of plain passes, at several lengths and after the cache has grown."""
+        width = shapes.rows[0]
+        tokens = probe_tokens(self.vocab_size, self.context_length)
+        lengths = [num for num in (2 * width, 2 * width + 1, 5 * width, len(tokens)) if num <= len(tokens)]
+        self._hold(tokens[:0])
+        expected = [self._rows(tokens[:length], width, self._logits_name).copy() for length in lengths]
+        self._passes.forget()
+        self._hold(tokens[:0])
+        self._passes.record(width)
+        for length, rows in zip(lengths, expected, strict=True):
+            for _ in range(_RECORDING_PASSES):
+                self._passes.begin()
+                try:
+                    if not self._has_rows(tokens[:length], rows):
+                        self._passes.stop_recording("replays gave other rows than plain passes")
+                except EdgeSpecError as error:
+                    if isinstance(error, Cancelled):
+                        raise
+                    self._passes.stop_recording(str(error))
+        return self._passes.is_recording
+
+    def _has_rows(self, tokens: TokenIds, expected: Logits) -> bool:
+        """True if passes give the last rows of tokens, and choose the tokens that these say."""
+        is_close = are_close(self._rows(tokens, len(expected), self._logits_name), expected)
+        if not is_close or not self._has_argmax or not self._best_name:
+            return is_close
+        best = self._rows(tokens, len(expected), self._best_name)
+        return is_argmax_sound(expected, to_argmax(best, self.vocab_size))
 
     def _seconds_of(self, width: int, num_rows: int) -> float:
         """Of a pass after another one, as choose_shapes asks for it."""

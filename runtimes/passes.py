@@ -6,7 +6,7 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import local
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ from edgespec.errors import Cancelled
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.attention_bias import TreeLayout, attention_bias
+from edgespec.runtimes.cuda_graph import RecordedPass, find_graphs
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
+from edgespec.runtimes.recording_gate import GATE
 from edgespec.runtimes.row_proofs import NO_RULE, read_l2_bytes, row_rule
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
@@ -33,6 +35,7 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, Row, TokenIds
 
 _HALF = "tensor(float16)"
+Made = TypeVar("Made")
 
 
 class Passes:
@@ -77,7 +80,8 @@ class Passes:
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
-        self._new_options = import_onnxruntime().RunOptions
+        self.graphs = find_graphs(self._session, device)
+        self._new_options = self.graphs.options if self.graphs else import_onnxruntime().RunOptions
         self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)
         self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
@@ -87,6 +91,13 @@ class Passes:
         """Hold nothing, and nothing of another fork."""
         self._binding = self._session.io_binding()
         self.cache: BoundCache = make_cache(self._session, self._binding, self._manifest, self._device)
+        self._recorded: RecordedPass | None = None
+        if self.graphs:
+            outputs = {name: (width, self._types[name]) for name, width in self._outputs.items()}
+            outputs |= {name: (width, np.float32) for name, width in self._token_widths.items()}
+            assert isinstance(self.cache, SharedCache)
+            self._recorded = RecordedPass(self.graphs, self._names, outputs)
+            self.cache.before_change = self._recorded.drop
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)
@@ -94,6 +105,7 @@ class Passes:
         self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._own = local()
         self._options = self._new_options()  # for the runs that go on, or the last one
+        self._shrinks = False  # whether these give memory back
         self._cancel = Cancel()
         self.caller = Caller()  # for whom passes are run
 
@@ -109,6 +121,7 @@ class Passes:
         self.cache, other.cache = other.cache, self.cache
         self._binding, other._binding = other._binding, self._binding
         self._bound, other._bound = other._bound, self._bound
+        self._recorded, other._recorded = other._recorded, self._recorded
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
@@ -155,7 +168,8 @@ class Passes:
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
-        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given)
+        act = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given)
+        alone = partial(self._within, act)
         if self.queue is None:
             made = alone()
         else:
@@ -174,7 +188,76 @@ class Passes:
             return None
         return Part(self.cache, tokens, num_past, num_rows, num_padded, self._token_widths)
 
+    def record(self, width: int) -> None:
+        """Record passes of a width that give all their rows, where the session may."""
+        if self.graphs:
+            self.graphs.width = width
+
+    def stop_recording(self, why: str) -> None:
+        if self.graphs and self.graphs.width:
+            self.graphs.stop(why)
+
+    @property
+    def is_recording(self) -> bool:
+        return self.graphs is not None and self.graphs.width > 0
+
+    def _within(self, act: Callable[[], Made]) -> Made:
+        """Do something in the thread that runs the session's passes."""
+        return self.graphs.run(act) if self.graphs else act()
+
     def _run_alone(
+        self,
+        tokens: TokenIds,
+        num_past: int,
+        num_rows: int,
+        layout: TreeLayout | None,
+        output: str | None,
+        inputs: Mapping[str, npt.NDArray[Any]] | None,
+        num_padded: int,
+        num_given: int,
+    ) -> PassRows:
+        width = len(tokens) + num_padded
+        with translate_memory_errors("making room for a pass"), GATE.beside_others():
+            self.cache.prepare(num_past, width)
+        plain = partial(self._run_plain, tokens, num_past, layout=layout, inputs=inputs, num_padded=num_padded)
+        all_rows = width == (num_given or num_rows + num_padded)
+        is_recorded = self.graphs and width == self.graphs.width and all_rows and num_past
+        if self._recorded and is_recorded and layout is None and not inputs and not self._shrinks:
+            made = self._run_recorded(tokens, num_past, num_rows, output, num_padded, plain)
+            if made:
+                return made
+        return plain(num_rows=num_rows, output=output, num_given=num_given)
+
+    def _run_recorded(
+        self,
+        tokens: TokenIds,
+        num_past: int,
+        num_rows: int,
+        output: str | None,
+        num_padded: int,
+        plain: Callable[..., PassRows],
+    ) -> PassRows | None:
+        """None where the pass has to run plain: memory is to be given back first, or recording failed."""
+        assert self._recorded
+        assert isinstance(self.cache, SharedCache)
+        if self.cache.has_freed:
+            return None
+        self._require_uninterrupted()
+        num_tokens = len(tokens)
+
+        def logits() -> Logits:
+            made = plain(num_rows=num_tokens, output=None, num_given=num_tokens + num_padded)
+            return made.logits
+
+        with translate_errors("running a pass"):
+            found = self._recorded.run(self.cache, _pad(tokens, num_padded), num_past, logits)
+        if found is None:
+            return None
+        rows = found[output or self._names.logits][num_tokens - num_rows : num_tokens]
+        states = {name: found[name][:num_tokens] for name in self._token_widths}
+        return PassRows(rows.astype(np.float32, copy=False), states)
+
+    def _run_plain(
         self,
         tokens: TokenIds,
         num_past: int,
@@ -192,7 +275,6 @@ class Passes:
         if not self._names.num_logits_to_keep:
             num_given = num_run
         with translate_memory_errors("making room for a pass"):
-            self.cache.prepare(num_past, num_run)
             padded_layout = layout and layout.padded(num_padded)
             self._bind_tokens(_pad(tokens, num_padded), num_past, padded_layout)
             for name, array in (inputs or {}).items():
@@ -201,11 +283,14 @@ class Passes:
             row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
             stop = max(num_rows, num_given - num_padded)
             fetched = self._bind_outputs(output or self._names.logits, num_given, stop - num_rows, stop)
-        with translate_errors("running a pass"):
+        if self.graphs and self._shrinks:
+            self.graphs.age += 1
+        with translate_errors("running a pass"), GATE.beside_others():
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
-        rows: Logits = fetched if fetched.dtype == np.float32 else fetched.astype(np.float32)
+        # The buffer is that of the thread, which another caller may share.
+        rows: Logits = fetched.astype(np.float32, copy=self.graphs is not None)
         return PassRows(rows, {name: states[:num_tokens] for name, states in token_rows.items()})
 
     @contextmanager
@@ -221,10 +306,12 @@ class Passes:
     def begin(self) -> None:
         """Forget an interrupt of earlier runs."""
         options = self._new_options()
+        self._shrinks = False
         if self._has_arena and isinstance(self.cache, SharedCache) and self.cache.has_freed:
             # At the end of the next pass the arena gives back what nobody uses.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{self._memory[1]}")
             self.cache.has_freed = False
+            self._shrinks = True
         self._options = options
 
     def reserve(self, num_past: int, num_tokens: int) -> None:
@@ -235,7 +322,15 @@ class Passes:
         Raises MemoryExhausted: The cache does not fit.
         """
         if self._has_arena:
-            self.cache.prepare(num_past, num_tokens - num_past)
+            self._within(partial(self.cache.prepare, num_past, num_tokens - num_past))
+
+    def pretend(self, num_positions: int) -> None:
+        """Hold zeros, as the cache's own does."""
+        self._within(partial(self.cache.pretend, num_positions))
+
+    def forget(self) -> None:
+        """Hold nothing, and free the cache's memory."""
+        self._within(self.cache.clear)
 
     def interrupt(self) -> None:
         """From another thread: end this run and the next ones until begin(); they raise errors.

@@ -22,6 +22,7 @@ from edgespec.runtimes.node_placement import (
     require_placement,
 )
 from edgespec.runtimes.plugins import Missing, driver_fix
+from edgespec.runtimes.recording_gate import GATE
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable
 
@@ -58,13 +59,29 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         MemoryExhausted: The weights do not fit.
     """
     _require_half_floats(manifest, device)
-    session = load_graph(graph, device, fast_model(graph, manifest, device), **options)
+    session = _load_recording(graph, manifest, device, **options)
     _check_signature(graph, manifest, session)
     placement = read_node_placement(session)
     require_placement(placement, device, str(graph))
     if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
         _log.warning("%s", strays)
     return session
+
+
+def _load_recording(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
+    """The session of a graph as it runs fast, whose passes may be recorded where the device does that.
+
+    Rows of a recorded pass may differ in their last bits from those of others, so not in deterministic mode.
+    """
+    content = fast_model(graph, manifest, device)
+    names = manifest.signature
+    takes_length = names.attention_mask and names.num_logits_to_keep and not names.position_ids
+    if content and device.records_passes and takes_length and not options.get("deterministic"):
+        try:
+            return load_graph(graph, cuda.recording(device), content, **options)
+        except DeviceUnavailable as error:
+            _log.warning("'%s' records no passes (CUDA graphs): %s", device.name, error)
+    return load_graph(graph, device, content, **options)
 
 
 def fast_model(graph: Path, manifest: Manifest, device: Device) -> bytes | None:
@@ -102,7 +119,7 @@ def load_graph(
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
-    with session_settings(device, **options) as (settings, how), attention:
+    with session_settings(device, **options) as (settings, how), attention, GATE.beside_others():
         if content is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
         try:

@@ -18,7 +18,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -33,11 +34,12 @@ from edgespec.decoding.decoder import BEST, Pass
 from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
-from edgespec.runtimes import cuda, devices
+from edgespec.runtimes import cuda, cuda_graph, devices
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.setup.open_model import ModelFolder, weights_size
 
@@ -51,7 +53,8 @@ def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     ort = devices.import_onnxruntime()
     folder = ModelFolder(model, read_manifest(model))
     size = weights_size(folder)
-    device = limit_arena(cuda.CUDA, size.device_bytes + (1 << 30))
+    recording = limit_arena(cuda.CUDA, size.device_bytes + (1 << 30))
+    device = replace(recording, records_passes=False)
     gpu = StubGpu()
     print(f"onnxruntime-gpu {ort.__version__}, {device.options}, {device.entries}")
     decoder = _open_unchecked(folder, device)
@@ -67,8 +70,10 @@ def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     _check_shortage(found, gpu, decoder, folder, device)
     _run_tree(folder, device)
     del decoder
+    _check_recordings(found, gpu, folder, recording)
     gc.collect()
     found.equal("bytes that are left after closing", gpu.used, 0)
+    found.equal("recordings that are left after closing", gpu.recordings, 0)
     found.equal("bytes that an engine takes", _use_engine(gpu, model) > size.device_bytes, True)
     gc.collect()
     found.equal("bytes that are left after closing the engine", gpu.used, 0)
@@ -141,7 +146,7 @@ def _check_shortage(
     gpu.refuse(handles=True)
     found.equal("opening without cuBLAS", _error_of(lambda: _open_unchecked(folder, device)), "MemoryExhausted")
     gpu.refuse()
-    small = limit_arena(cuda.CUDA, weights_size(folder).device_bytes + (1 << 16))
+    small = limit_arena(replace(device, options=cuda.CUDA.options), weights_size(folder).device_bytes + (1 << 16))
     found.equal(
         "an arena that is too small",
         _error_of(lambda: _run_passes(_open_unchecked(folder, small), folder)),
@@ -149,6 +154,51 @@ def _check_shortage(
     )
     grow()
     print("  passes ran again")
+
+
+def _check_recordings(found: Findings, gpu: StubGpu, folder: ModelFolder, device: Device) -> None:
+    """Passes of a width are recorded for each cache, and replayed whichever thread asks."""
+
+    class RecordingDecoder(OnnxDecoder):
+        def _check(self, device: Device, checks: DeviceChecks) -> None:
+            self._has_argmax, self._shapes = True, PassShapes((8,), (64,))
+            self._passes.record(8)
+
+    def decode(decoder: OnnxDecoder, first: int, end: int) -> None:
+        tokens = np.arange(end, dtype=np.int32) % decoder.vocab_size
+        for length in range(first, end):
+            decoder.run(Pass(tokens[:length], num_last=2, wants=BEST))
+
+    def in_three_threads(decoder: OnnxDecoder) -> None:
+        for _ in range(3):
+            thread = Thread(target=decode, args=(decoder, 30, 40))
+            thread.start()
+            thread.join()
+
+    with ExitStack() as stack:
+        for name in ("are_close", "is_argmax_sound"):  # the stubs compute nothing
+            stack.enter_context(patch.object(cuda_graph, name, lambda *rows: True))
+        decoder = RecordingDecoder(*folder, device)
+        decode(decoder, 20, 30)
+        found.equal("recordings of a cache", gpu.recordings, 1)
+        handles, launches = gpu.handles, gpu.launches
+        in_three_threads(decoder)
+        found.equal("replays of three threads", gpu.launches - launches, 30)
+        found.equal("handles of cuBLAS that they make", gpu.handles - handles, 0)
+        found.equal("recordings that they make", gpu.recordings, 1)
+        fork = decoder.fork()
+        decode(fork, 20, 30)
+        in_three_threads(decoder)
+        found.equal("recordings of two caches, of which one was made beside the other's", gpu.recordings, 3)
+        decode(decoder, 505, 520)
+        found.equal("recordings after a cache has grown", gpu.recordings, 4)
+        gpu.refuse(recordings=True)
+        fork.forget()
+        decode(fork, 20, 30)
+        gpu.refuse()
+        found.equal("passes are recorded after a recording has failed", decoder._passes.is_recording, False)
+        decode(decoder, 520, 530)
+        print("  passes ran again")
 
 
 def _run_tree(folder: ModelFolder, device: Device) -> None:

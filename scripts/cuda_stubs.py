@@ -42,6 +42,14 @@ _STUBS = {
     **dict.fromkeys(
         ("cudaMemcpy", "cudaMemcpyAsync"), "(void *d, void *s, size_t n) { memcpy(d, s, n); return 0; }"
     ),
+    # A recording that a replay starts; kernels do nothing in either.
+    "cudaStreamEndCapture": (
+        "(void *s, void **g) { if (edgespec_refuses) { *g = 0; return 901; } *g = malloc(8); return 0; }"
+    ),
+    "cudaGraphInstantiate": "(void **e) { edgespec_handles++; *e = malloc(8); return 0; }",
+    "cudaGraphDestroy": "(void *g) { free(g); return 0; }",
+    "cudaGraphExecDestroy": "(void *e) { edgespec_handles--; free(e); return 0; }",
+    "cudaGraphLaunch": "() { edgespec_launches++; return 0; }",
     **dict.fromkeys(("cudaDriverGetVersion", "cudaRuntimeGetVersion"), "(int *v) { *v = 13000; return 0; }"),
     # As CUDA and cuBLAS word these.
     "cudaGetErrorString": '(int error) { return (long)(error == 2 ? "out of memory" : "imitated"); }',
@@ -59,8 +67,10 @@ _STUBS = {
     ),
     **dict.fromkeys(("cublasLtCreate", "cudnnCreate"), "(void **h) { *h = malloc(64); return 0; }"),
 }
-# Counted in each library for itself: libcudart has memory, libcublas handles.
-_STATE = "size_t edgespec_free = 80ul << 30, edgespec_used; int edgespec_handles, edgespec_refuses;"
+# Counted in each library for itself: libcudart has memory and recordings, libcublas handles.
+_STATE = (
+    "size_t edgespec_free = 80ul << 30, edgespec_used; int edgespec_handles, edgespec_launches, edgespec_refuses;"
+)
 
 
 def build_stubs(provider: Path, folder: Path) -> None:
@@ -103,6 +113,9 @@ class StubGpu:
         self._used = ctypes.c_size_t.in_dll(cudart, "edgespec_used")
         self._handles = ctypes.c_int.in_dll(cublas, "edgespec_handles")
         self._refuses = ctypes.c_int.in_dll(cublas, "edgespec_refuses")
+        self._recordings = ctypes.c_int.in_dll(cudart, "edgespec_handles")
+        self._launches = ctypes.c_int.in_dll(cudart, "edgespec_launches")
+        self._refuses_recordings = ctypes.c_int.in_dll(cudart, "edgespec_refuses")
 
     @property
     def used(self) -> int:
@@ -112,6 +125,17 @@ class StubGpu:
     def handles(self) -> int:
         return self._handles.value
 
-    def refuse(self, *, memory: bool = False, handles: bool = False) -> None:
+    @property
+    def recordings(self) -> int:
+        """CUDA graphs that are held."""
+        return self._recordings.value
+
+    @property
+    def launches(self) -> int:
+        """How often CUDA graphs were started."""
+        return self._launches.value
+
+    def refuse(self, *, memory: bool = False, handles: bool = False, recordings: bool = False) -> None:
+        self._refuses_recordings.value = recordings
         self._free.value = 0 if memory else 80 << 30
         self._refuses.value = handles

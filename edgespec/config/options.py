@@ -177,6 +177,13 @@ OPTIONS: Mapping[str, Option] = {
         False,
         commands=(*_SPECULATING, "score"),
     ),
+    "cuda-graph": _devices(
+        "switch",
+        "record passes on an NVIDIA GPU and replay them (CUDA graphs) where replays are found right, which is "
+        "checked once; not in deterministic mode",
+        True,
+        commands=_LOADING,
+    ),
     "threads": _devices(
         "whole",
         "CPU threads for MODEL (default: one per physical core)",

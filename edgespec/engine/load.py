@@ -56,6 +56,7 @@ def load(
     num_threads: int | None = None,
     drafter_threads: int | None = None,
     allow_fallback: bool = False,
+    cuda_graph: bool = True,
     deterministic: bool | None = None,
     exact: bool = False,
     offline: bool = False,
@@ -94,6 +95,8 @@ def load(
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
             these were measured to be faster.
         allow_fallback: Use the CPU where a named device cannot run the model; the figures' downgrades report it.
+        cuda_graph: Record passes on an NVIDIA GPU and replay them, where replays are found right. False where they
+            are to be started anew each time, as in deterministic mode.
         deterministic: Have one text, to the byte, whatever drafts. By default wherever that is proved for the
             model on its device, which takes seconds once; True refuses a device where it does not hold, False
             gives it up for some speed.

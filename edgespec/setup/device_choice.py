@@ -48,6 +48,11 @@ class Placement:
         key = machine_key(self.device, self.num_threads, self.deterministic)
         return f"{key}, near-ties decided again" if self.decides_near_ties else key
 
+    def without_recording(self) -> "Placement":
+        """The same devices, which record no passes."""
+        devices = [replace(device, records_passes=False) for device in (self.device, self.drafter_device)]
+        return replace(self, device=devices[0], drafter_device=devices[1])
+
     @property
     def decides_near_ties(self) -> bool:
         return self.exact and not self.deterministic

@@ -128,6 +128,8 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
+    if not wish.cuda_graph:
+        placement = placement.without_recording()
     unused = None
     if of_pair and not _pays(*of_pair, placement, wish.report, is_weighed=bool(decided)):
         unused, drafters = drafters[-1], drafters[:-1]

@@ -97,6 +97,7 @@ class Wish:
     num_threads: Annotated[int | None, _are_threads] = None
     drafter_threads: Annotated[int | None, _are_threads] = None
     allow_fallback: Annotated[bool, _is_switch] = False
+    cuda_graph: Annotated[bool, _is_switch] = True
     deterministic: Annotated[bool | None, _is((bool, NoneType), "True, False or None")] = None
     exact: Annotated[bool, _is_switch] = False
     offline: Annotated[bool, _is_switch] = False

@@ -39,7 +39,8 @@ _CPU_GROWTH, _RESERVE_BYTES = {"fp16": 2.0}, 2 << 30  # the CPU widens half floa
 
 
 def open_target(target: ModelFolder, device: Device) -> Any:
-    return open_model(target, device, None, False, False)
+    """A decoder whose passes are started anew each time, not replayed."""
+    return open_model(target, replace(device, records_passes=False), None, False, False)
 
 
 def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:

@@ -1,14 +1,18 @@
 """A GPU of NVIDIA's in imitation: ONNX Runtime's CPU provider computes, and memory is counted as an arena does.
 
 Weights are taken when a session opens. Arrays are taken and given back to the arena, which keeps them until a pass
-is told to shrink it or the session is closed. A test sets how much there is, and makes opening, arrays and passes
-fail in words that a real one says.
+is told to shrink it or the session is closed. A session may record passes as CUDA graphs: a replay
+reads what the host gave to the first run, and arrays at the addresses of that time; its workspace may be others'
+by then. A test sets how much there is, and makes opening, arrays, passes and recordings fail in words that a real
+one says.
 """
 
+import ctypes
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,13 +36,16 @@ KERNEL = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while ru
 
 
 class FakeGpu:
-    """limit: bytes of its memory. loads, arrays, passes: what each next one of these says; None lets it be."""
+    """limit: bytes of its memory. loads, arrays, passes, recordings: what each next one says; None lets it be."""
 
     def __init__(self, limit: int = 24 << 30) -> None:
         self.limit = limit
         self.loads: Iterator[str | None] = iter(())
         self.arrays: Iterator[str | None] = iter(())
         self.passes: Iterator[str | None] = iter(())
+        self.recordings: Iterator[str | None] = iter(())
+        self.replay_error = 0.0  # added to rows of replays
+        self.num_recorded = self.num_replayed = 0
         self.arenas: list[Counter[int]] = []  # of each session, by size: how often what it has let go was taken
         self.used = 0
         self.num_shrunk = 0
@@ -62,7 +69,7 @@ class FakeGpu:
             raise RuntimeError(said)
         self.options.append(options[0])
         self.devices.append(int(options[0].get("device_id", 0)))
-        return _Session(self, graph, settings)
+        return _Session(self, graph, settings, options[0])
 
     def take(self, num_bytes: int, arena: Counter[int]) -> None:
         if arena[num_bytes]:
@@ -80,8 +87,13 @@ class FakeGpu:
 
 
 class _Session:
-    def __init__(self, gpu: FakeGpu, graph: str | bytes, settings: Any) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: FakeGpu, graph: str | bytes, settings: Any, options: dict[str, str]) -> None:
+        self._gpu, self._options = gpu, options
+        self._records = options.get(cuda.GRAPHS) == "1"
+        self._thread: int | None = None
+        self._recorded: dict[str, _Recording] = {}
+        self.taken: list[weakref.ref[_Value]] = []  # in the order of their making
+        self.num_shrunk = 0
         self._arena: Counter[int] = Counter()
         gpu.arenas.append(self._arena)
         weights = _weights_bytes(graph, settings)
@@ -101,7 +113,12 @@ class _Session:
         assert memory == "cuda"
         if said := next(self._gpu.arrays, None):
             raise RuntimeError(said)
-        return _Value(self, self._gpu, self._arena, shape, kind)
+        value = _Value(self, self._gpu, self._arena, shape, kind)
+        self.taken.append(weakref.ref(value))
+        return value
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {cuda.PROVIDER: self._options}
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
         return [
@@ -115,13 +132,35 @@ class _Session:
     def run_with_iobinding(self, binding: "_Binding", options: Any = None) -> None:
         if said := next(self._gpu.passes, None):
             raise RuntimeError(said)
+        if self._records:
+            # Each thread has recordings and handles of its own, which stay until the session is closed.
+            self._thread = self._thread or get_ident()
+            assert self._thread == get_ident(), "passes of a session that records run in one thread"
+            if options.graph_id != "-1":
+                self._run_recorded(binding, options)
+                return
         if binding.width is not None:
             self._gpu.widths.append(binding.width)
         shrinks = options is not None and options.shrinks is not None
         self._real.run_with_iobinding(binding.real, None if shrinks else options)
         if shrinks:
             self._gpu.num_shrunk += 1
+            self.num_shrunk += 1
             self._arena.clear()
+
+    def _run_recorded(self, binding: "_Binding", options: Any) -> None:
+        """The first run with an id records; others ignore what they are given and do what was recorded."""
+        assert options.shrinks is None, "the workspace of a recording is given back"
+        if options.graph_id not in self._recorded:
+            if said := next(self._gpu.recordings, None):
+                raise RuntimeError(said)
+            self._gpu.num_recorded += 1
+            assert binding.width
+            self._gpu.widths.append(binding.width)
+            self._recorded[options.graph_id] = _Recording(self, self._real.io_binding(), binding)
+        else:
+            self._gpu.num_replayed += 1
+        self._recorded[options.graph_id].run(self._gpu.replay_error)
 
 
 def _weights_bytes(graph: str | bytes, settings: Any) -> int:
@@ -135,6 +174,39 @@ def _weights_bytes(graph: str | bytes, settings: Any) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.data"))
 
 
+class _Recording:
+    """A pass as it was when it was recorded."""
+
+    def __init__(self, session: _Session, real: Any, binding: "_Binding") -> None:
+        self._session, self._real_session, self._real = weakref.ref(session), session._real, real
+        self._num_taken, self._num_shrunk = len(session.taken), session.num_shrunk
+        self._values = [weakref.ref(value) for value in binding.values.values()]
+        self._outputs: list[Any] = []
+        for (is_input, name), value in binding.values.items():
+            bind = real.bind_ortvalue_input if is_input else real.bind_ortvalue_output
+            bind(name, value.real)
+            if not is_input:
+                self._outputs.append((name, value.real))
+        for name, address in binding.host.items():
+            real.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(address.copy(), "cpu"))
+        for name in binding.unfixed:  # written where nobody looks
+            real.bind_output(name, "cpu")
+
+    def run(self, error: float) -> None:
+        session = self._session()
+        assert session is not None
+        if session.num_shrunk != self._num_shrunk or None in [value() for value in self._values]:
+            raise RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+        for each in session.taken[self._num_taken :]:  # may lie in the workspace of the recording
+            if (value := each()) is not None:
+                value.spoil()
+        self._real_session.run_with_iobinding(self._real)
+        for name, real in self._outputs:
+            if error and name == "logits":
+                noise = np.random.default_rng(0).normal(0, error, real.shape())
+                real.update_inplace((real.numpy() + noise).astype(real.numpy().dtype))
+
+
 class _Value:
     """An array that numpy sees copies of."""
 
@@ -143,7 +215,13 @@ class _Value:
         num_bytes = int(np.prod(shape)) * np.dtype(kind).itemsize
         gpu.take(num_bytes, arena)
         weakref.finalize(self, gpu.release, num_bytes, arena)
-        self.real = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(shape, np.nan, kind), "cpu")
+        self.real = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, kind), "cpu")
+        self.spoil()
+
+    def spoil(self) -> None:
+        """Hold what was in memory before, or what another writes there."""
+        held = self.real.numpy()
+        self.real.update_inplace(np.full_like(held, np.nan if held.dtype.kind == "f" else -1))
 
     def shape(self) -> Any:
         return self.real.shape()
@@ -160,6 +238,9 @@ class _Binding:
 
     def __init__(self, real: Any) -> None:
         self.real = real
+        self.values: dict[tuple[bool, str], _Value] = {}  # by whether they are inputs, and by name
+        self.host: dict[str, Any] = {}  # inputs in the host's memory
+        self.unfixed: set[str] = set()  # outputs without an array of the device that stays
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
@@ -167,24 +248,48 @@ class _Binding:
     def bind_input(self, name: str, memory: str, index: int, kind: Any, shape: Any, address: int) -> None:
         if name == "input_ids":
             self.width = shape[1]
+        self.values.pop((True, name), None)
+        num_bytes = int(np.prod(shape)) * np.dtype(kind).itemsize
+        memory_there = (ctypes.c_char * num_bytes).from_address(address)
+        self.host[name] = np.frombuffer(memory_there, kind).reshape(shape)
         self.real.bind_input(name, memory, index, kind, shape, address)
 
     def bind_ortvalue_input(self, name: str, value: _Value) -> None:
+        self.values[True, name] = value
+        self.host.pop(name, None)
+        if name == "input_ids":
+            self.width = value.shape()[1]
         self.real.bind_ortvalue_input(name, value.real)
 
     def bind_ortvalue_output(self, name: str, value: _Value) -> None:
+        self.values[False, name] = value
         self.real.bind_ortvalue_output(name, value.real)
 
     def bind_output(self, name: str, memory: str, *where: Any) -> None:
+        self.unfixed.add(name)
         self.real.bind_output(name, "cpu", *where)
+
+    def clear_binding_inputs(self) -> None:
+        self.values = {key: value for key, value in self.values.items() if not key[0]}
+        self.host.clear()
+        self.real.clear_binding_inputs()
+
+    def clear_binding_outputs(self) -> None:
+        self.values = {key: value for key, value in self.values.items() if key[0]}
+        self.unfixed.clear()
+        self.real.clear_binding_outputs()
 
 
 class _RunOptions(onnxruntime.RunOptions):  # type: ignore[misc]
     shrinks: str | None = None
+    graph_id = "0"
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        assert key == SHRINK
-        self.shrinks = value
+        assert key in (SHRINK, "gpu_graph_id")
+        if key == SHRINK:
+            self.shrinks = value
+        else:
+            self.graph_id = value
 
 
 # Milliseconds of a pass by width: SmolLM2 in fp16 on an H100 (docs/log/devices.md), wider ones assumed.
@@ -210,7 +315,7 @@ def install(
         RunOptions=_RunOptions,
         OrtValue=onnxruntime.OrtValue,
     )
-    for module in ("session", "passes", "kv_caches"):
+    for module in ("session", "passes", "kv_caches", "cuda_graph"):
         patch.setattr(f"edgespec.runtimes.{module}.import_onnxruntime", lambda: runtime)
     driver = Nvidia("580.65.06", (13, 0), tuple(NvidiaGpu(gpu.name, gpu.total, gpu.free) for gpu in gpus))
     patch.setattr("edgespec.runtimes.devices.read_nvidia_driver", lambda: driver)

@@ -1,0 +1,186 @@
+"""Passes of one width that CUDA records once and replays, so that the host starts one graph and not 400 kernels.
+
+A recording keeps what the host gave, and the addresses that its kernels read and write. So a recorded pass has
+arrays of its own on the device, which are written in place: tokens, and a mask of the cache's whole length with
+zeros behind the text. Its workspace is free for others behind it. A recording is therefore made anew once its
+session has taken memory for something that stays, and nothing else is done on a GPU of the process while it is
+made.
+
+ONNX Runtime keeps recordings, and handles of cuBLAS, for each thread that runs a pass, until the session is closed
+(docs/log/devices.md). So one thread runs all passes of a session that records.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.manifest import Signature
+from edgespec.runtimes import cuda
+from edgespec.runtimes.device_checks import are_close, is_argmax_sound
+from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, to_argmax
+from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.kv_caches import SharedCache
+from edgespec.runtimes.recording_gate import GATE
+from edgespec.types import Logits, TokenIds
+
+Made = TypeVar("Made")
+Outputs = Mapping[str, npt.NDArray[Any]]
+_ENTRY = "gpu_graph_id"
+_NONE = -1  # the id of passes that are not recorded
+_MOST = 200  # recordings of a session, none of which is freed before it closes
+_log = logging.getLogger(__name__)
+
+
+class CudaGraphs:
+    """What passes of one session share, those of all forks: their thread, and how many were recorded in it.
+
+    width: Of the passes that are recorded; 0 where none are.
+    """
+
+    def __init__(self, session: Any, device: Device) -> None:
+        self.session, self.device = session, device
+        self.width = 0
+        self.age = 0  # counts what was taken of the session's memory, or given back, since recordings were made
+        self.num_recorded = 0
+        self._pool = ThreadPoolExecutor(1, "edgespec cuda")  # its thread ends with it
+
+    def run(self, act: Callable[[], Made]) -> Made:
+        """Do something in the thread of the session; it is over when this returns, also by an interrupt."""
+        doing = self._pool.submit(act)
+        try:
+            return doing.result()
+        except BaseException:
+            wait([doing])
+            raise
+
+    def options(self, graph_id: int = _NONE) -> Any:
+        """Options for a run, which is recorded, or replayed, where an id is given."""
+        options = import_onnxruntime().RunOptions()
+        options.add_run_config_entry(_ENTRY, str(graph_id))
+        return options
+
+    def stop(self, why: str) -> None:
+        """Record no more, and say so."""
+        self.width = 0
+        _log.warning(
+            "'%s' does not replay passes (CUDA graphs), which are slower without: %s", self.device.name, why
+        )
+
+
+def find_graphs(session: Any, device: Device) -> CudaGraphs | None:
+    """None for a session that was not opened for recording."""
+    if device.provider != cuda.PROVIDER:
+        return None
+    options = session.get_provider_options()[cuda.PROVIDER]
+    return CudaGraphs(session, device) if options.get(cuda.GRAPHS) == "1" else None
+
+
+class RecordedPass:
+    """The recorded pass over one cache."""
+
+    def __init__(self, graphs: CudaGraphs, names: Signature, outputs: Mapping[str, tuple[int, Any]]) -> None:
+        """outputs: Those to give, with the width of a row and its type."""
+        self._graphs, self._names, self._wanted = graphs, names, outputs
+        self._id, self._age = _NONE, -1
+        self._binding: Any = None
+        self._arrays: dict[str, Any] = {}  # on the device, by the name that they are bound to
+        self._held: list[npt.NDArray[Any]] = []  # in the host's memory, whose addresses the binding knows
+
+    def drop(self) -> None:
+        """Let go of the cache, which is about to take other memory; all recordings of the session are too old."""
+        self._graphs.age += 1
+        self._binding, self._age = None, -1
+        self._arrays.clear()
+        self._held.clear()
+
+    def run(
+        self, cache: SharedCache, tokens: TokenIds, num_past: int, plain: Callable[[], Logits]
+    ) -> Outputs | None:
+        """Run tokens, of which the last may mean nothing, after the first num_past slots of the cache.
+
+        A new recording is compared with a plain pass. Returns all rows of the outputs, [width, …]; None where
+        passes are no longer recorded.
+
+        Args:
+            plain: Runs the same in a pass that is not recorded; returns the logits of tokens that mean something.
+
+        Raises what ONNX Runtime raises of a replay, and what plain raises.
+        """
+        if self._age == self._graphs.age:
+            with GATE.beside_others():
+                return self._replay(tokens, num_past)
+        if self._graphs.num_recorded >= _MOST:
+            self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")
+            return None
+        try:
+            with GATE.alone():
+                outputs = self._record(cache, tokens, num_past)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            self._graphs.stop(f"recording one failed ({' '.join(str(error).split())[-200:]})")
+            return None
+        expected = plain()  # the last to write into the cache
+        if self._agrees(outputs, expected):
+            return outputs
+        self._graphs.stop("a replay gave other rows than a plain pass")
+        return None
+
+    def _agrees(self, outputs: Outputs, expected: Logits) -> bool:
+        rows = outputs[self._names.logits][: len(expected)].astype(np.float32)
+        if not are_close(rows, expected):
+            return False
+        if self._names.best is None:
+            return True
+        best = to_argmax(outputs[self._names.best][: len(expected)], expected.shape[1])
+        return is_argmax_sound(expected, best)
+
+    def _record(self, cache: SharedCache, tokens: TokenIds, num_past: int) -> Outputs:
+        if self._binding is None:
+            self._binding = self._bind(cache.buffers)
+        self._graphs.num_recorded += 1
+        self._id = self._graphs.num_recorded
+        outputs = self._replay(tokens, num_past)
+        self._age = self._graphs.age
+        return outputs
+
+    def _replay(self, tokens: TokenIds, num_past: int) -> Outputs:
+        mask = np.zeros(self._arrays[self._mask].shape(), np.int64)
+        mask[:, : num_past + len(tokens)] = 1
+        self._arrays[self._mask].update_inplace(mask)
+        self._arrays[self._names.input_ids].update_inplace(tokens[None].astype(np.int64))
+        self._graphs.session.run_with_iobinding(self._binding, self._graphs.options(self._id))
+        self._binding.synchronize_outputs()
+        return {name: self._arrays[name].numpy()[0] for name in self._wanted}
+
+    @property
+    def _mask(self) -> str:
+        assert self._names.attention_mask
+        return self._names.attention_mask
+
+    def _bind(self, buffers: Sequence[Any]) -> Any:
+        width, names = self._graphs.width, self._names
+        binding = self._graphs.session.io_binding()
+        for (past, present), buffer in zip(names.caches(len(buffers) // 2), buffers, strict=True):
+            binding.bind_ortvalue_input(past, buffer)
+            binding.bind_ortvalue_output(present, buffer)
+        self._graphs.age += 1  # what is taken here may lie in the workspace of other recordings
+        for name, shape in ((names.input_ids, (1, width)), (self._mask, (1, buffers[0].shape()[2]))):
+            self._arrays[name] = self._take(shape, np.int64)
+            binding.bind_ortvalue_input(name, self._arrays[name])
+        for name, (row_width, kind) in self._wanted.items():
+            self._arrays[name] = self._take((1, width, row_width), kind)
+            binding.bind_ortvalue_output(name, self._arrays[name])
+        assert names.num_logits_to_keep
+        for name, number in ((names.num_logits_to_keep, width), (FIRST_ROW, 0), (END_ROW, width)):
+            held = np.array([number], np.int64)
+            self._held.append(held)
+            binding.bind_input(name, "cpu", 0, np.int64, held.shape, held.ctypes.data)
+        return binding
+
+    def _take(self, shape: Sequence[int], kind: Any) -> Any:
+        device = self._graphs.device
+        make = self._graphs.session.create_ortvalue_from_shape_and_type
+        return make(shape, kind, device.memory, device.memory_index)

@@ -1,0 +1,159 @@
+"""Passes that are recorded and replayed, on NVIDIA's provider in imitation: it keeps to what a recording has."""
+
+import gc
+import logging
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from fake_cuda import FakeGpu, install
+
+from edgespec import load
+from edgespec.decoding.decoder import BEST, Pass
+from edgespec.export.convert import export_model
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes.cuda import GRAPHS
+from edgespec.runtimes.device_checks import DeviceChecks
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.types import TokenIds
+
+CLOSE = 0.05  # logits in half floats, in passes of other widths
+PROMPT = "in the an " * 20
+LONG = "in the an " * 98  # an answer to it passes the end of the first buffers
+
+
+@pytest.fixture
+def model(tiny_gguf: Path, tmp_path: Path) -> Path:
+    export_model(tiny_gguf, tmp_path / "tiny-gpu", precision="int4", form="gpu")
+    return tmp_path / "tiny-gpu"
+
+
+@pytest.fixture
+def manifest(model: Path) -> Manifest:
+    return read_manifest(model)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gc.collect()
+    return install(monkeypatch, FakeGpu())
+
+
+def answer(model: Path, prompt: str = PROMPT, **how: object) -> TokenIds:
+    options = {"drafter": "ngram", "draft_length": 3, "deterministic": False, **how}
+    with load(model, device="cuda", **options) as engine:
+        return engine.generate(prompt, max_tokens=100).token_ids
+
+
+def test_decoding_replays_one_pass(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 60).astype(np.int32)
+    decoder.logits(tokens[:20], 1)
+    recorded, replayed = gpu.num_recorded, gpu.num_replayed
+    for length in range(21, 61):
+        assert np.abs(decoder.logits(tokens[:length], 3) - fresh.logits(tokens[:length], 3)).max() < CLOSE
+    assert (gpu.num_recorded - recorded, gpu.num_replayed - replayed) == (0, 40)
+
+
+@pytest.mark.slow
+def test_an_answer_of_replays_is_that_of_plain_passes_and_leaves_nothing(gpu: FakeGpu, model: Path) -> None:
+    wanted = answer(model, cuda_graph=False)
+    assert (gpu.num_recorded, gpu.num_replayed) == (0, 0)
+    assert answer(model) == wanted
+    assert gpu.num_replayed > 20
+    assert gpu.num_recorded < 12
+    gc.collect()
+    assert gpu.used == gpu.kept == 0
+
+
+@pytest.mark.slow
+def test_deterministic_mode_and_trees_record_nothing(gpu: FakeGpu, model: Path) -> None:
+    for how in ({"deterministic": True}, {"drafter": "lookahead", "draft_length": "auto"}):
+        answer(model, **how)
+        assert not any(GRAPHS in options for options in gpu.options)
+
+
+@pytest.mark.slow
+def test_forks_have_recordings_of_their_own_in_one_thread(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    first = OnnxDecoder(model, manifest, find_device("cuda"))
+    decoders = [first, first.fork(), first.fork()]
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, manifest.vocab_size, 600).astype(np.int32) for _ in decoders]
+    lengths = [40, 100, 30]
+    before = gpu.num_replayed
+    for _ in range(100):
+        each = int(rng.integers(0, 3))
+        lengths[each] += int(rng.integers(1, 8))
+        text = texts[each][: lengths[each]]
+        num_last = int(rng.integers(1, 4))
+        made: list[np.ndarray] = []
+        thread = Thread(target=lambda: made.append(decoders[each].logits(text, num_last)))  # noqa: B023
+        thread.start()
+        thread.join()
+        expected = fresh.logits(text, num_last)
+        assert np.abs(made[0] - expected).max() < CLOSE
+        best = decoders[each].run(Pass(text, num_last=num_last, wants=BEST)).best
+        assert best is not None
+        assert best.ids.shape == (num_last,)
+        if rng.random() < 0.1:
+            other = (each + 1) % 3
+            decoders[each].exchange(decoders[other])
+            texts[each], texts[other] = texts[other], texts[each]
+            lengths[each], lengths[other] = lengths[other], lengths[each]
+        if rng.random() < 0.05:
+            decoders[each].forget()
+    assert gpu.num_replayed - before > 60
+
+
+@pytest.mark.slow
+def test_replays_that_differ_are_off_and_stay_off(
+    gpu: FakeGpu, model: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.replay_error = 1.0
+    wanted = answer(model, cuda_graph=False)
+    assert answer(model) == wanted
+    assert "a replay gave other rows than a plain pass" in caplog.text
+    assert gpu.options[-1].get(GRAPHS) is None, "opened anew without the option"
+    num_opened = len(gpu.options)
+    assert answer(model) == wanted
+    assert not any(GRAPHS in options for options in gpu.options[num_opened:]), "as the saved check says"
+    known = DeviceChecks(model, manifest, find_device("cuda")).read()
+    assert known
+    assert known.replays is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_recording_that_fails_ends_recording_and_not_the_answer(
+    num_before: int, gpu: FakeGpu, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = answer(model, LONG, cuda_graph=False)
+    if num_before:  # the check is saved then, and one fails while an answer is made
+        answer(model)
+    said = "CUDA failure 901: operation failed due to a previous error during capture"
+    gpu.recordings = iter([None] * num_before + [said] * 99)
+    with caplog.at_level(logging.WARNING):
+        assert answer(model, LONG) == wanted
+    assert "recording one failed" in caplog.text
+    assert said in caplog.text
+
+
+@pytest.mark.slow
+def test_a_library_that_refuses_the_option_opens_without_it(gpu: FakeGpu, model: Path) -> None:
+    wanted = answer(model, cuda_graph=False)
+    gpu.loads = iter(["This session cannot use the graph capture feature as requested by the user"])
+    assert answer(model) == wanted
+    assert gpu.num_recorded == 0
+
+
+def test_a_session_that_was_asked_not_to_is_opened_as_before(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    decoder = OnnxDecoder(model, manifest, replace(find_device("cuda"), records_passes=False))
+    assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, manifest.vocab_size)
+    assert not any(GRAPHS in options for options in gpu.options)
