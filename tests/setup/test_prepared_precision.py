@@ -77,6 +77,7 @@ def test_a_source_in_floating_point_is_in_fp16_anyway(home: ModelHome, tiny_gguf
     assert not any("preparing in" in line for line in said)
 
 
+@pytest.mark.slow
 def test_loading_a_source_on_cuda_prepares_what_its_memory_holds(
     blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
