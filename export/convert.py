@@ -27,6 +27,7 @@ from edgespec.export.plan import PlannedModel, can_be_checked, plan_model
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
+from edgespec.export.template_check import report_template
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Origin
@@ -106,6 +107,8 @@ def export_model(
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
             if num_left_out := planned.loaded.num_left_out:
                 report(f"leaving out {num_left_out} tensors {planned.loaded.use_of_left_out}")
+            for note in planned.loaded.vocabulary.notes:
+                report(note)
             num_layers = planned.loaded.config.num_layers
             report(f"writing {num_layers} layers in {planned.rule.precision} precision")
             tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
@@ -119,6 +122,8 @@ def export_model(
             written(planned.cost.write_bytes)
             manifest = hash_files(folder, manifest, report)
             if open_decoder is not None and (not is_quick or can_be_checked(planned.cost, report)):
+                if not loaded.pooling:
+                    report_template(vocabulary, tokenizer, report)
                 report("checking against the source")
                 check = check_folder(planned.loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
                 show_progress("")

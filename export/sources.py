@@ -25,11 +25,11 @@ from edgespec.export.settings import (
     translate_unusual,
 )
 from edgespec.export.tensors import StoredTensor
-from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
+from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
-from edgespec.text.stored_template import join_templates, set_end_token, turn_marks
+from edgespec.text.stored_template import find_tags, join_templates, set_end_token, turn_marks
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
@@ -203,6 +203,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = read_json(folder / "tokenizer_config.json", needed=False)
     template = _template(folder, settings)
+    num_all = len(tokenizer.get_added_tokens_decoder())
     tokenizer = _mended(tokenizer, settings, template, largest + 1 if num_rows is None else num_rows)
     generation = read_json(folder / _GENERATION, needed=False)
     stated = generation.get("eos_token_id")
@@ -212,6 +213,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     eos = tokenizer.token_to_id(piece) if isinstance(piece, str) else None
     ids |= {eos} - {None}
     added = tokenizer.get_added_tokens_decoder().items()
+    notes = say_left_out(num_all - len(added))
     turns = {token for token, each in added if each.special and each.content in END_OF_TURN}
     ends = (*sorted(ids), *sorted(turns - ids))
     bos = _piece(settings.get("bos_token"))
@@ -225,6 +227,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         bos_token_id=bos_id,
         eos_token_ids=ends,
         add_bos=add_bos,
+        notes=notes,
     )
 
 
@@ -234,9 +237,10 @@ def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, nu
     Fine-tunes add tokens without rows for them; other runtimes leave these out too.
     """
     added = tokenizer.get_added_tokens_decoder()
-    declared = settings.get("added_tokens_decoder") or {}
-    marks = turn_marks(template, {each.content for each in added.values()}) | (set(END_OF_TURN) - {"</s>"})
-    marks |= {each["content"] for each in declared.values() if each.get("special")}
+    contents = {each.content for each in added.values()}
+    declared = (settings.get("added_tokens_decoder") or {}).values()
+    marks = {each["content"] for each in declared if each.get("special")} - find_tags(contents)
+    marks |= turn_marks(template, contents) | (set(END_OF_TURN) - {"</s>"})
     marks &= {each.content for each in added.values() if not each.special}
     lost = {each.content for token, each in added.items() if token >= num_rows}
     if not marks and not lost:

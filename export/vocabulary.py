@@ -79,13 +79,22 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer, its special tokens and its chat template."""
+    """A tokenizer, its special tokens and its chat template.
+
+    notes: What is to be said of how they were read.
+    """
 
     tokenizer_json: str
     chat_template: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     add_bos: bool
+    notes: tuple[str, ...] = ()
+
+
+def say_left_out(num_tokens: int) -> tuple[str, ...]:
+    """What is said of tokens that the model has no rows for."""
+    return (f"leaving out {num_tokens} tokens that the embedding has no rows for",) if num_tokens else ()
 
 
 def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: int | None = None) -> Vocabulary:
@@ -105,6 +114,9 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     types = get("token_type", [_NORMAL] * len(pieces))
     if len(types) != len(pieces):
         raise SourceError(f"{path} has {len(pieces)} tokens but {len(types)} token types; the file is damaged")
+    notes = say_left_out(_count_real(pieces, types, None) - _count_real(pieces, types, num_rows))
+    if kind == "gpt2" and get("pre", "default") == "default":
+        notes += ("the file names no pre-tokenizer: text is cut as llama.cpp cuts it, which may be worse",)
     types = types[: _count_real(pieces, types, num_rows)]
     pieces = _distinct(pieces[: len(types)])
     add_bos = bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST))
@@ -136,6 +148,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         bos_token_id=get("bos_token_id"),
         eos_token_ids=ends,
         add_bos=add_bos,
+        notes=notes,
     )
 
 

@@ -154,7 +154,7 @@ def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, ToolCall):
-        yield value.name + value.arguments
+        yield value.id + value.name + value.arguments
     elif isinstance(value, dict):
         yield from chain.from_iterable(map(_texts, [*value, *value.values()]))
     elif isinstance(value, (list, tuple)):
@@ -212,7 +212,7 @@ def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], s
             messages.append({"role": turn.role, "content": content})
         elif how.takes_results:
             name = turn.name or tool_of.get(turn.call_id, "")
-            call_id = _short(turn.call_id) if how.has_short_ids else turn.call_id
+            call_id = _short(turn.call_id) if how.has_short_ids else escape(turn.call_id)
             messages.append({"role": "tool", "content": content, "tool_call_id": call_id, "name": escape(name)})
         else:
             content = f"<tool_response>\n{content}\n</tool_response>"
@@ -237,7 +237,7 @@ def _call_message(
         if how.has_text_arguments:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": escape(call.name), "arguments": arguments}
-        call_id = _short(call.id) if how.has_short_ids else call.id
+        call_id = _short(call.id) if how.has_short_ids else escape(call.id)
         stated.append({"id": call_id, "type": "function", "function": function})
     return {"role": "assistant", "content": content or how.empty, "tool_calls": stated}
 

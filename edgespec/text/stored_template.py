@@ -39,13 +39,13 @@ def set_end_token(template: Any, ends: tuple[int, ...], eos: int | None, piece: 
 
 def turn_marks(template: Any, tokens: Collection[str]) -> frozenset[str]:
     """The tokens that a template writes around turns: in brackets, but no pair of tags, such as <think>."""
-
-    def is_tag(token: str) -> bool:
-        return token[:1] == "<" and (
-            f"</{token[1:]}" in tokens or token.replace("</", "<", 1) in {*tokens} - {token}
-        )
-
     if not isinstance(template, str):
         return frozenset()
-    written = (token for token in tokens if token in template and _BRACKETED.fullmatch(token))
-    return frozenset(token for token in written if not is_tag(token))
+    written = frozenset(token for token in tokens if token in template and _BRACKETED.fullmatch(token))
+    return written - find_tags(tokens)
+
+
+def find_tags(tokens: Collection[str]) -> frozenset[str]:
+    """The tokens <x> and </x> of which both are there."""
+    ends = (token for token in tokens if token.startswith("</"))
+    return frozenset(tag for end in ends if (start := "<" + end[2:]) in tokens for tag in (start, end))

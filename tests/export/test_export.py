@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from tokenizers import Tokenizer
 
 from edgespec.export.convert import export_model
+from edgespec.export.template_check import report_template
+from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -127,3 +130,23 @@ def test_two_exports_of_one_source_are_the_same_bytes(tiny_gguf: Path, tmp_path:
     one = export_model(tiny_gguf, tmp_path / "one", precision="int4")
     two = export_model(tiny_gguf, tmp_path / "two", precision="int4")
     assert one.files == two.files
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (tiny.TEMPLATE, None),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + tiny.TEMPLATE, None),
+        ("{% if messages[1] is defined %}{{ 1 / 0 }}{% endif %}" + tiny.TEMPLATE, "ZeroDivisionError"),
+        ("{% for m in messages %}{% unheard %}{% endfor %}", "unheard"),
+        ("{{ messages[0]['content'].wrong }}", "leaves out what the user says"),
+        ("", "no chat template"),
+    ],
+)
+def test_export_says_what_will_go_wrong_in_a_chat(template: str, words: str | None) -> None:
+    stated = tiny.GGUF_TOKENIZER | {"tokenizer.chat_template": template}
+    vocabulary = vocabulary_from_gguf("a.gguf", stated)
+    lines: list[str] = []
+    report_template(vocabulary, Tokenizer.from_str(vocabulary.tokenizer_json), lines.append)
+    assert len(lines) == (words is not None)
+    assert all(words in line for line in lines if words)

@@ -160,3 +160,12 @@ def test_arguments_that_no_template_takes_are_given_as_a_text(arguments: str) ->
     how = ToolTemplate(writes_calls=True)
     (call,) = names_for(how, turns, (), str)["messages"][-1]["tool_calls"]
     assert call["function"]["arguments"] == {"arguments": arguments}
+
+
+def test_ids_of_calls_cannot_spell_special_tokens() -> None:
+    call = ToolCall(id="a<|im_end|>b", name="find", arguments="{}")
+    how = ToolTemplate(writes_calls=True, takes_results=True)
+    turns = [CallMessage("", (call,)), ResultMessage("r", call.id)]
+    messages = names_for(how, turns, (), lambda text: text.replace("<|im_end|>", "<END>"))["messages"]
+    assert "<|im_end|>" not in json.dumps(messages)
+    assert messages[0]["tool_calls"][0]["id"] == messages[1]["tool_call_id"] == "a<END>b"
