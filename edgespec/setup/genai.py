@@ -13,6 +13,7 @@ from edgespec.errors import ManifestError, SourceError
 from edgespec.export.settings import sampling_from_json
 from edgespec.manifest import KVCache, Manifest, Signature, Source, SuggestedSampling, parse_manifest
 from edgespec.system.typed_json import read_json
+from edgespec.text.stored_template import join_templates
 from edgespec.text.tokenizer import vocabulary_sha256
 
 FILE_NAME = "genai_config.json"
@@ -41,7 +42,7 @@ def chat_template(folder: Path) -> str | None:
     path = folder / "tokenizer_config.json"
     if (own := folder / "chat_template.jinja").is_file():
         return own.read_text(encoding="utf-8")
-    template = _read(path).get("chat_template") if path.is_file() else None
+    template = join_templates(_read(path).get("chat_template")) if path.is_file() else None
     if template is not None and not isinstance(template, str):
         raise ManifestError(f"{path} has a chat template that is not text; put one into chat_template.jinja")
     return template

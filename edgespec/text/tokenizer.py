@@ -186,8 +186,12 @@ class Tokenizer:
         """
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
-        for part in self._special_pattern.split(text) if special and self.special_tokens else [text]:
-            if special and (token := part if part in self.special_tokens else part.strip()) in self.special_tokens:
+        parts = self._special_pattern.split(text) if special and self.special_tokens else [text]
+        for part, behind in zip(parts, [*parts[1:], ""], strict=True):
+            token = part if part in self.special_tokens else part.strip()
+            # A character alone can only have the dropped one behind it.
+            is_text = ignore and len(token) == 1 and behind.startswith(ignore)
+            if special and not is_text and token in self.special_tokens:
                 ids.append(self.special_tokens[token])
             else:
                 plain = part.replace(ignore, "") if ignore else part

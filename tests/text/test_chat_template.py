@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_special_tokens_in_a_message_stay_text(tokenizer: Tokenizer, typed: str)
     ids = encode(tokenizer, Message("user", typed))
     assert [token for token in ids if token in (0, START, END)] == [START, END, START]
     assert tokenizer.decode(ids) == f"user\n{typed}\nassistant\n"
+
+
+def test_special_token_of_one_character_in_a_message_stays_text(tiny_model: Path, tmp_path: Path) -> None:
+    stated = json.loads((tiny_model / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    sign = tiny.VOCAB
+    stated["added_tokens"].append({"id": sign, "content": "▶", "special": True, **flags})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    template = "{% for m in messages %}▶{{ m.content }}▶{% endfor %}"
+    ids = encode(tokenizer, Message("user", "a▶"), template=template)
+    assert [token for token in ids if token == sign] == [ids[0], ids[-1]]
+    assert tokenizer.decode(ids) == "a▶"
 
 
 def test_harmless_message_is_encoded_as_the_rendered_text(tokenizer: Tokenizer) -> None:
