@@ -3,7 +3,7 @@
 import errno
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,8 @@ class SourceSettings:
     def number(self, key: str, default: Any = None) -> float:
         """Raises SourceError: The value is not a positive number, or is too large for any model."""
         value = self.get(key, default)
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
+            value = value[0]  # of each layer, as newer converters write some
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _TOO_LARGE:
             raise SourceError(
                 f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number below {_TOO_LARGE}"

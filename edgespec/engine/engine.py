@@ -3,7 +3,7 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import signature
@@ -296,6 +296,7 @@ class Engine:
                 arguments are given as they come.
             thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
                 None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
+            template_options: Further names that the chat template reads, as chat_template_kwargs elsewhere.
             thinking_budget: The most tokens of the reasoning; then it is closed, and the model answers. 0 closes
                 it at once, None never. What is written is the same whatever drafts.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
@@ -459,7 +460,14 @@ class Engine:
         """True if the model's chat template has a switch for reasoning, which thinking=True or False sets."""
         return self._encoder.can_switch_thinking
 
-    def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None, prefill: str = "") -> bool:
+    def opens_reasoning(
+        self,
+        prompt: Prompt,
+        *,
+        thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        prefill: str = "",
+    ) -> bool:
         """True if an answer begins in the reasoning, so that it has only the mark of its end.
 
         The chat template begins it, or the beginning of the answer that is given.
@@ -467,7 +475,9 @@ class Engine:
         reasoning = self._requests.reasoning
         if not (reasoning.is_possible if prefill else reasoning.is_opened_by_template):
             return False
-        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
+        tokens = self._encoder.encode(
+            prompt, thinking=thinking, template_options=template_options, is_bounded=True
+        )
         return reasoning.place(tokens, prefill).is_open
 
     @property

@@ -120,6 +120,7 @@ class AnswerOptions(_TalkOptions, ReplyOptions, total=False):
     system: str | None
     raw: bool
     prefill: str | Sequence[int] | TokenIds | None
+    template_options: Mapping[str, Any] | None
     whole_tool_calls: bool
 
 
@@ -148,6 +149,7 @@ class AnswerSettings:
     parallel_tool_calls: bool = True
     whole_tool_calls: bool = False
     thinking: bool | None = None
+    template_options: Mapping[str, Any] | None = None
     thinking_budget: int | None = None
     ends_loops: bool = False
 

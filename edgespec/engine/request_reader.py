@@ -64,6 +64,7 @@ class RequestReader:
             raw=options.raw,
             tools=use.tools if use else (),
             thinking=options.thinking,
+            template_options=options.template_options,
             is_bounded=True,
         )
         given, opens_reasoning = options.prefill, not options.raw and self.reasoning.is_open(tokens)

@@ -61,6 +61,12 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
         UsageError: A value is out of range.
     """
     stated = {name: getattr(asked, name, None) for name in _SAMPLING - {"seed", "logit_bias"}}
+    if (again := asked.repeat_penalty) is not None:
+        if stated["repetition_penalty"] not in (None, again):
+            raise ApiError(
+                400, "repetition_penalty and repeat_penalty differ; give one of them", param="repeat_penalty"
+            )
+        stated["repetition_penalty"] = again
     if stated.get("top_k") == -1:  # as other servers say "all"
         stated["top_k"] = 0
     # Without a seed each answer is another one, as clients expect.
@@ -130,6 +136,20 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
             param="speculation",
         )
     return names
+
+
+def require_followed(asked: GenerationFields, engine: Engine) -> None:
+    """Raises ApiError: 400, a field says when an answer ends, and models here do not follow it."""
+    others = {token for token in asked.stop_token_ids or () if token not in engine.manifest.eos_token_ids}
+    stated = {
+        "stop_token_ids": (bool(others), "which are no end tokens of the model; give their text as stop"),
+        "min_tokens": (bool(asked.min_tokens), "and models here end an answer where they want; leave it out"),
+        "ignore_eos": (bool(asked.ignore_eos), "and models here end an answer where they want; leave it out"),
+        "functions": (bool(getattr(asked, "functions", None)), "the older form of tools; send tools"),
+    }
+    for name, (is_given, why) in stated.items():
+        if is_given:
+            raise ApiError(400, f"{name} is given, {why}", param=name)
 
 
 class StatedFormat(NamedTuple):

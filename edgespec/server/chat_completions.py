@@ -14,6 +14,7 @@ from edgespec.server.answer_fields import (
     drafting_of,
     format_of,
     priority_of,
+    require_followed,
     sampling_of,
     tool_notes,
     tool_options,
@@ -27,7 +28,14 @@ from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
 from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
 from edgespec.server.sse import DONE, event
-from edgespec.server.thinking import budget_of, content_deltas, content_of, reasoning_of, thinking_of
+from edgespec.server.thinking import (
+    budget_of,
+    content_deltas,
+    content_of,
+    reasoning_of,
+    template_options_of,
+    thinking_of,
+)
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
 
@@ -53,9 +61,12 @@ def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        require_followed(asked, engine)
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
         thinking = thinking_of(asked, engine)
-        opens_reasoning = engine.opens_reasoning(messages, thinking=thinking, prefill=prefill)
+        opens_reasoning = engine.opens_reasoning(
+            messages, thinking=thinking, template_options=template_options_of(asked), prefill=prefill
+        )
         samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
         stated = format_of(asked)
         options = AnswerOptions(
@@ -67,6 +78,7 @@ def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
             response_format=stated and stated.value,
             priority=priority,
             thinking=thinking,
+            template_options=template_options_of(asked),
             thinking_budget=budget_of(asked, engine),
             whole_tool_calls=not asked.stream,
             **tool_options(use),

@@ -9,7 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgespec import AnswerOptions, Chunk, Engine
-from edgespec.server.answer_fields import AnswerRequest, drafting_of, format_of, priority_of, sampling_of
+from edgespec.server.answer_fields import (
+    AnswerRequest,
+    drafting_of,
+    format_of,
+    priority_of,
+    require_followed,
+    sampling_of,
+)
 from edgespec.server.answer_parts import Identity, TextPlaces, TokenWords, completion_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
 from edgespec.server.client import read_request
@@ -50,6 +57,7 @@ def _plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        require_followed(asked, engine)
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
         stated = format_of(asked)
         options = AnswerOptions(

@@ -10,6 +10,9 @@ from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputIte
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 
+_THOUGHT = "<think>\n{}\n</think>\n\n"
+
+
 class PlacedMessage(NamedTuple):
     """A message, and where the request has it, such as messages[2]."""
 
@@ -35,8 +38,10 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
     except UsageError as error:
         raise ApiError(400, str(error), param=param) from None
     prefill = ""
-    if messages and isinstance(messages[-1], Message) and messages[-1].role == "assistant":
-        prefill = messages.pop().content
+    last = messages[-1] if messages else None
+    if isinstance(last, Message) and last.role == "assistant":
+        messages.pop()
+        prefill = _THOUGHT.format(last.reasoning) + last.content if last.reasoning else last.content
     if not messages:
         raise ApiError(400, f"{param} has nothing to answer; give a message of the user", param=param)
     return messages, prefill
@@ -53,8 +58,10 @@ def _plain_message(place: str, stated: ChatMessage, param: str) -> dict[str, Any
             f"{place} has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool",
             param=param,
         )
-    calls = {"tool_calls": stated.tool_calls} if role == "assistant" else {}
-    return {"role": role, "content": text, **calls}
+    if role != "assistant":
+        return {"role": role, "content": text}
+    more = {"tool_calls": stated.tool_calls, "reasoning_content": stated.reasoning_content}
+    return {"role": role, "content": text, **more}
 
 
 def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:

@@ -64,6 +64,7 @@ Content = str | list[ContentPart]
 class ChatMessage:
     role: str
     content: Content | None = None
+    reasoning_content: str | None = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -79,7 +80,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields(ModelRequest):
-    """How tokens are chosen; None is what the model's own settings, or else greedy decoding, have."""
+    """How tokens are chosen; None is what the model's own settings, or else greedy decoding, have.
+
+    repeat_penalty is the name of repetition_penalty in llama.cpp and Ollama.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -88,6 +92,7 @@ class SamplingFields(ModelRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     speculation: SpeculationField | None = None
@@ -100,10 +105,14 @@ class GenerationFields(SamplingFields):
     """The fields that chat completions and completions have in common.
 
     The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
+    stop_token_ids, min_tokens and ignore_eos of vLLM say when an answer ends, which models here do not follow.
     """
 
     n: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
@@ -132,6 +141,7 @@ class ChatRequest(GenerationFields):
     top_logprobs: int | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = None
@@ -315,14 +325,16 @@ def text_of(content: Content | None, place: str) -> str:
 
 
 def stop_strings(stop: str | list[str] | None, limits: Limits) -> list[str]:
-    """Raises ApiError: 400, there are too many, or one is empty or too long."""
-    strings = [stop] if isinstance(stop, str) else stop or []
+    """The strings that are not empty. Raises ApiError: 400, there are too many, or one is too long."""
+    strings = [each for each in ([stop] if isinstance(stop, str) else stop or []) if each]
     if len(strings) > limits.num_stops:
         raise ApiError(400, f"stop has {len(strings)} texts; wanted at most {limits.num_stops}", param="stop")
     for each in strings:
-        if not 0 < len(each) <= limits.stop_length:
+        if len(each) > limits.stop_length:
             raise ApiError(
-                400, f"stop has a text of {len(each)} characters; wanted 1 to {limits.stop_length}", param="stop"
+                400,
+                f"stop has a text of {len(each)} characters; wanted at most {limits.stop_length}",
+                param="stop",
             )
     return strings
 
@@ -336,7 +348,11 @@ def within(param: str, value: int | None, low: int, high: int | None = None) -> 
 
 
 def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
-    """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
+    """The most tokens of an answer; None for as many as fit, as -1 says to other servers.
+
+    Raises ApiError: 400, fewer than one is asked for.
+    """
+    asked = None if asked == -1 else asked
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
 

@@ -38,7 +38,7 @@ from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
 from edgespec.server.sse import event
-from edgespec.server.thinking import budget_of, reasoning_of, thinking_of
+from edgespec.server.thinking import budget_of, reasoning_of, template_options_of, thinking_of
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
 NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
@@ -78,6 +78,7 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
             response_format=stated_format and stated_format.value,
             priority=priority,
             thinking=thinking,
+            template_options=template_options_of(asked),
             thinking_budget=budget_of(asked, engine),
             whole_tool_calls=not asked.stream,
             **tool_options(use),
@@ -88,7 +89,9 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
                 options=options,
                 use=use,
                 format_field=stated_format and stated_format.field,
-                opens_reasoning=engine.opens_reasoning(messages, thinking=thinking, prefill=prefill),
+                opens_reasoning=engine.opens_reasoning(
+                    messages, thinking=thinking, template_options=template_options_of(asked), prefill=prefill
+                ),
             )
         ]
 

@@ -65,6 +65,11 @@ def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool |
     return stated if engine.can_switch_thinking else None
 
 
+def template_options_of(asked: ChatRequest | ResponsesRequest) -> dict[str, Any] | None:
+    """What a request tells the chat template, beside the switch of reasoning."""
+    return {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH} or None
+
+
 def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | None:
     """The most tokens that the model may reason; None for no bound.
 

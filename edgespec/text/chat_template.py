@@ -27,6 +27,7 @@ class Message(NamedTuple):
 
     role: str  # one of ROLES
     content: str
+    reasoning: str = ""  # of the assistant before its content; most templates leave it out
 
 
 class CallMessage(NamedTuple):
@@ -34,6 +35,7 @@ class CallMessage(NamedTuple):
 
     content: str
     calls: tuple[ToolCall, ...]
+    reasoning: str = ""
 
     @property
     def role(self) -> str:
@@ -71,7 +73,7 @@ def _parse_call(given: Any) -> ToolCall:
             f"tool_calls has {reprlib.repr(given)}; wanted objects with id, type and function, which has name and "
             "arguments"
         )
-    arguments = stated.get("arguments", "{}")
+    arguments = stated.get("arguments") or "{}"
     if not isinstance(arguments, str):  # as some clients send them
         if is_too_deep(arguments) or not isinstance(arguments, Mapping):
             raise UsageError(
@@ -111,7 +113,7 @@ def encode_chat(
     messages: Sequence[Turn],
     tokenizer: Tokenizer,
     special: dict[str, str],
-    switches: dict[str, bool] | None = None,
+    switches: Mapping[str, Any] | None = None,
     tools: Sequence[Tool] = (),
     find_tool_template: Callable[[], ToolTemplate] = ToolTemplate,
 ) -> TokenIds:
@@ -128,15 +130,21 @@ def encode_chat(
         ConversationError: The template refuses this conversation, or every private-use character stands in it.
         ModelError: The template cannot be rendered.
     """
-    mark = _unused_character("".join(_texts([messages, [tool.as_dict() for tool in tools]])))
+    mark = _unused_character("".join(_texts([messages, [tool.as_dict() for tool in tools], dict(switches or {})])))
     spellings = tokenizer.special_tokens
     has_tools = tools or any(not isinstance(message, Message) for message in messages)
     how = find_tool_template() if has_tools else ToolTemplate()
-    names = names_for(how, messages, tools, lambda text: _escape(text, spellings, mark))
+
+    def escape(text: str) -> str:
+        return _escape(text, spellings, mark)
+
+    names = names_for(how, messages, tools, escape)
     if template is None:
         text = "\n\n".join(str(message["content"]) for message in names["messages"])
         return tokenizer.encode(text.replace(mark, ""))
-    text = render(template, **names, add_generation_prompt=True, **special, **(switches or {}))
+    text = render(
+        template, **names, add_generation_prompt=True, **special, **_escape_all(dict(switches or {}), escape)
+    )
     # Cut at the template's own special tokens first; the marks in messages are dropped after that.
     return tokenizer.encode(text, special=True, ignore=mark)
 
@@ -207,9 +215,9 @@ def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], s
         content = escape(turn.content)
         if isinstance(turn, CallMessage):
             tool_of |= {call.id: call.name for call in turn.calls}
-            messages.append(_call_message(how, content, turn.calls, escape))
+            messages.append(_call_message(how, content, turn.calls, escape) | _reasoning(turn, escape))
         elif not isinstance(turn, ResultMessage):
-            messages.append({"role": turn.role, "content": content})
+            messages.append({"role": turn.role, "content": content, **_reasoning(turn, escape)})
         elif how.takes_results:
             name = turn.name or tool_of.get(turn.call_id, "")
             call_id = _short(turn.call_id) if how.has_short_ids else escape(turn.call_id)
@@ -221,6 +229,10 @@ def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], s
             else:
                 messages.append({"role": "user", "content": content})
     return messages
+
+
+def _reasoning(turn: Message | CallMessage, escape: Callable[[str], str]) -> dict[str, Any]:
+    return {"reasoning_content": escape(turn.reasoning)} if turn.reasoning else {}
 
 
 def _call_message(

@@ -1,5 +1,7 @@
 """A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
 
+import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -22,11 +24,19 @@ from edgespec.text.chat_template import (
 )
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import Tool
+from edgespec.text.tool import Tool, is_too_deep
 from edgespec.text.tool_template import Render, ToolTemplate, fit_contents, probe_template
 from edgespec.types import TokenIds
 
 _THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch
+# As those of Granite and DeepSeek V3.1 do, in a condition.
+_ASKS_THINKING = re.compile(r"\{%-?\s*(?:el)?if\b[^%]*(?<![\w.'\"\[])thinking(?![\w'\"(=.])")
+_OWN_NAMES = frozenset(
+    {
+        *("messages", "tools", "xml_tools", "add_generation_prompt", "continue_final_message"),
+        *("bos_token", "eos_token", "raise_exception", "strftime_now", "self", "template"),
+    }
+)
 _LONG = 16  # characters a token, more than nearly any text has
 
 Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
@@ -66,7 +76,13 @@ class PromptEncoder:
     @property
     def can_switch_thinking(self) -> bool:
         """True if the chat template asks if the model is to reason first."""
-        return self.spells_in_template(_THINKING)
+        return self._thinking_switch is not None
+
+    @cached_property
+    def _thinking_switch(self) -> str | None:
+        if self.spells_in_template(_THINKING):
+            return _THINKING
+        return "thinking" if self._template and _ASKS_THINKING.search(self._template) else None
 
     def spells_in_template(self, text: str) -> bool:
         return self._template is not None and text in self._template
@@ -79,6 +95,7 @@ class PromptEncoder:
         raw: bool = False,
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         is_bounded: bool = False,
     ) -> TokenIds:
         """Tokens of a prompt, [num_tokens]; token ids stay as they are.
@@ -88,6 +105,7 @@ class PromptEncoder:
                 it spells are special tokens.
             tools: What the model may call.
             thinking: Whether the model is to reason first; None leaves that to its chat template.
+            template_options: Further names that the chat template reads.
             is_bounded: Refuse a text that alone exceeds the context, before it is encoded: 10 MB take 10 s.
 
         Raises:
@@ -97,8 +115,10 @@ class PromptEncoder:
                 given, and the chat template has no such switch.
         """
         parsed = self._parse(prompt, system, raw=raw)
+        _require_template_options(template_options)
         if is_bounded:
-            for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
+            options = [json.dumps(template_options)] if template_options else []
+            for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools), options):
                 self._require_short(text)
         if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
             raise UsageError(
@@ -119,7 +139,10 @@ class PromptEncoder:
             parsed,
             self.tokenizer,
             self._special_tokens(),
-            {} if thinking is None else {_THINKING: thinking},
+            {
+                **(template_options or {}),
+                **({} if thinking is None else {self._thinking_switch or _THINKING: thinking}),
+            },
             tools,
             lambda: self.tool_template,
         )
@@ -175,13 +198,24 @@ class PromptEncoder:
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
 
+def _require_template_options(stated: Any) -> None:
+    """Raises UsageError: They are no JSON with names, or have a name that a template is given anyway."""
+    if stated is not None and (not isinstance(stated, Mapping) or is_too_deep(stated)):
+        raise UsageError(f"template_options is {reprlib.repr(stated)}; wanted names with values of JSON")
+    if taken := sorted(_OWN_NAMES & set(stated or ())):
+        raise UsageError(
+            f"a name for the chat template is {taken[0]!r}, which edgespec gives to it itself; leave it out"
+        )
+
+
 def _texts(parsed: _Parsed) -> list[str]:
     if isinstance(parsed, np.ndarray):
         return []
     if isinstance(parsed, str):
         return [parsed]
     calls = [call.arguments for message in parsed if isinstance(message, CallMessage) for call in message.calls]
-    return [*(message.content for message in parsed), *calls]
+    reasoning = [message.reasoning for message in parsed if not isinstance(message, ResultMessage)]
+    return [*(message.content for message in parsed), *reasoning, *calls]
 
 
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
@@ -213,8 +247,8 @@ def _message(each: object) -> Turn:
             return _tool_message(role, each)
         if not {"role", "content"} <= each.keys():
             raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
-        each = Message(each["role"], each["content"])
-    if not isinstance(each, tuple) or len(each) != 2 or not all(isinstance(part, str) for part in each):
+        each = Message(each["role"], each["content"], each.get("reasoning_content") or "")
+    if not isinstance(each, tuple) or len(each) not in (2, 3) or not all(isinstance(part, str) for part in each):
         raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
     if each[0] not in ROLES:
         raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
@@ -230,7 +264,10 @@ def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
         return ResultMessage(content, str(stated.get("tool_call_id") or ""), str(stated.get("name") or ""))
     if role != "assistant":
         raise UsageError(f"a message of the role {role!r} has tool_calls; only those of the assistant have them")
-    return CallMessage(content, parse_calls(stated["tool_calls"]))
+    reasoning = stated.get("reasoning_content") or ""
+    if not isinstance(reasoning, str):
+        raise UsageError(f"a message has the reasoning_content {reasoning!r}; wanted a text")
+    return CallMessage(content, parse_calls(stated["tool_calls"]), reasoning)
 
 
 def is_ids(found: Any) -> bool:

@@ -9,7 +9,7 @@ import tiny
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
-from edgespec.export.settings import sampling_from_json
+from edgespec.export.settings import SourceSettings, sampling_from_json
 from edgespec.export.sources import read_source
 from edgespec.manifest import SuggestedSampling, read_manifest
 
@@ -62,3 +62,11 @@ def test_metadata_of_gguf_is_read_in_its_own_words(tmp_path: Path) -> None:
 
 def test_a_file_without_a_word_of_it_suggests_nothing(tiny_gguf: Path) -> None:
     assert read_source(tiny_gguf).sampling is None
+
+
+def test_a_number_that_stands_for_each_layer_is_one_if_they_are_equal() -> None:
+    stated = SourceSettings("file", {"equal": [2, 2, 2], "other": [2, 4], "none": [], "text": "2"})
+    assert stated.count("equal") == 2
+    for key in ("other", "none", "text"):
+        with pytest.raises(SourceError, match="wanted a positive number"):
+            stated.count(key)

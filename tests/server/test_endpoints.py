@@ -131,9 +131,12 @@ def test_fields_that_are_unknown_or_mean_nothing_here_change_nothing(served: Ser
 
 
 def test_chat_templates_of_clients_are_not_used(served: Served) -> None:
-    """S6: no field reaches the template, or replaces it."""
-    more = {"chat_template": "{{ 1/0 }}", "chat_template_kwargs": {"tokenize": True, "messages": []}}
+    """S6: no field replaces the template, or what edgespec gives to it."""
+    more = {"chat_template": "{{ 1/0 }}", "chat_template_kwargs": {"tokenize": True}}
     assert served.chat(**more)["choices"] == served.chat()["choices"]
+    for name in ("messages", "tools", "template", "bos_token"):
+        refused = served.post(CHAT, asked(chat_template_kwargs={name: []}))
+        assert (refused.status_code, f"'{name}'" in refused.text) == (400, True)
 
 
 def test_logprobs_of_a_chat_are_those_of_the_engine(served: Served, engine: Engine) -> None:
@@ -178,6 +181,25 @@ def test_places_of_tokens_count_characters_and_parts_of_them_have_names(served: 
     events = served.events(COMPLETIONS, fields)
     parts = [each["choices"][0]["logprobs"] for each in events[:-1] if each["choices"][0]["logprobs"]]
     assert [place for part in parts for place in part["text_offset"]] == found["text_offset"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop": ""}, {"stop": [""]}, {"repeat_penalty": None}, {"stop_token_ids": [2]}, {"ignore_eos": False},
+        {"min_tokens": 0}, {"max_completion_tokens": 16},
+    ],
+)  # fmt: skip
+def test_fields_that_say_nothing_change_nothing(served: Served, more: dict[str, Any]) -> None:
+    assert served.chat(**{"max_tokens": 16, **more})["choices"] == served.chat(max_tokens=16)["choices"]
+
+
+def test_fields_of_other_servers_mean_what_they_mean_there(served: Served) -> None:
+    said = {"max_tokens": 30, "repetition_penalty": 1.9}
+    other = {"max_tokens": 30, "repeat_penalty": 1.9}
+    assert served.chat("re re re", **other)["choices"] == served.chat("re re re", **said)["choices"]
+    assert served.post(CHAT, asked(**said, repeat_penalty=1.2)).status_code == 400
+    assert served.chat(max_tokens=-1)["choices"] == served.chat(max_tokens=None)["choices"]
 
 
 def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: Engine) -> None:

@@ -126,9 +126,10 @@ def test_a_key_is_asked_for_everywhere_but_at_health(names: ModelNames, tiny_mod
     ("field", "value"),
     [
         ("n", 0), ("n", -1), ("n", 1000), ("n", "two"), ("n", True), ("max_tokens", 0), ("max_tokens", -5),
-        ("max_tokens", 1.5), ("max_completion_tokens", -1), ("temperature", -0.1), ("temperature", "hot"),
+        ("max_tokens", 1.5), ("max_completion_tokens", -2), ("temperature", -0.1), ("temperature", "hot"),
         ("top_p", 1.5), ("top_p", -1), ("top_k", -7), ("presence_penalty", 1e9), ("seed", "s"), ("seed", 1.5),
-        ("stop", [""]), ("stop", "x" * 5000), ("stop", ["a"] * 50), ("stop", 7), ("logit_bias", {"a": 1}),
+        ("stop_token_ids", [5]), ("min_tokens", 3), ("ignore_eos", True), ("functions", [{}]),
+        ("stop", "x" * 5000), ("stop", ["a"] * 50), ("stop", 7), ("logit_bias", {"a": 1}),
         ("logit_bias", {"1": 500}), ("logit_bias", {str(i): 1 for i in range(5000)}), ("logit_bias", {"-1": 1}),
         ("top_logprobs", 3), ("logprobs", "yes"), ("messages", []), ("messages", "hi"), ("messages", [{}]),
         ("messages", [{"role": "wizard", "content": "x"}]), ("messages", [{"role": "user", "content": 7}]),
@@ -373,7 +374,7 @@ LARGE_FORMATS: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "\n".join(f"r{i} ::= r{i + 1}*" for i in range(1500))}, "1500 rules", "at most 1000"),
     ({"guided_regex": "(a*b*)*" * 10_000}, "30000 repetitions", "at most 500"),
     ({"guided_json": {"type": "string", "pattern": "(a|b)*" * 501}}, "501 repetitions", "at most 500"),
-    ({"guided_json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "5001 schemas", "at most 5000"),
+    ({"guided_json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "5002 schemas", "at most 5000"),
 ]
 
 

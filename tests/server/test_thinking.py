@@ -9,7 +9,10 @@ import pytest
 from scripted import scripted_engine
 from served import Served, home_with, serving
 
+from edgespec import UsageError
+from edgespec.server.messages import conversation_of
 from edgespec.server.model_names import ModelNames
+from edgespec.server.protocol import ChatMessage
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TEMPLATE = (
@@ -102,6 +105,39 @@ def test_an_answer_that_begins_in_the_reasoning_goes_on_with_it(served: Served) 
     begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<think>\nLet me"}]
     found = message(served, messages=begun)
     assert (found["reasoning_content"], found["content"]) == ("see.", "Yes, 4.")
+
+
+def test_names_of_a_request_reach_the_template(tiny_model: Path, tmp_path: Path) -> None:
+    template = (
+        "{% if thinking %}Think{{ note }} {% endif %}{{ messages[0].content }}"
+        "<|im_start|>assistant\n{% if 1 %}{% endif %}"
+    )
+    special = "<|im_end|>"
+    with scripted_engine(tiny_model, tmp_path, answer, template) as engine:
+        options = {"thinking": True, "note": special}
+        said = engine.generate("hi", max_tokens=1, template_options=options)
+        plain = engine.generate("hi", max_tokens=1)
+        assert said.prompt_tokens > plain.prompt_tokens + 1
+        tokens = engine.encode("hi", thinking=True)
+        assert engine.detokenize(tokens).startswith("Think")
+        assert engine.can_switch_thinking
+        with pytest.raises(UsageError, match="'messages'"):
+            engine.generate("hi", template_options={"messages": []})
+
+
+def test_reasoning_that_a_client_sends_back_reaches_the_template(tiny_model: Path, tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};{% endfor %}<|im_start|>assistant\n"
+    )
+    stated = [
+        ChatMessage(role="user", content="a"),
+        ChatMessage(role="assistant", content="b", reasoning_content="why"),
+    ]
+    messages, prefill = conversation_of([*stated, ChatMessage(role="user", content="c")])
+    assert prefill == ""
+    with scripted_engine(tiny_model, tmp_path, answer, template) as engine:
+        assert engine.detokenize(engine.encode(messages)).startswith("|a;why|b;|c;")
+    assert conversation_of(stated) == (messages[:1], "<think>\nwhy\n</think>\n\nb")
 
 
 def response(served: Served, text: Any = "2 + 2?", **fields: Any) -> dict[str, Any]:
