@@ -62,6 +62,8 @@ def import_model(
     report(f"reading {source}")
     files = weight_files(source)
     vocabulary = read_vocabulary(source)
+    for note in vocabulary.notes:
+        report(note)
     stated = Source(name=utf8_name(source.resolve().name), format="safetensors", sha256=join_hashes(files))
     stated = stated.fetched_from(origin)
     # PyTorch's file and the export exist side by side for a while, each with four bytes a weight.

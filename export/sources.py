@@ -87,7 +87,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises SourceError: They are damaged.
     """
     try:
-        vocabulary = _huggingface_vocabulary(folder, read_json(folder / "config.json"))
+        config = read_json(folder / "config.json")
+        vocabulary = _huggingface_vocabulary(folder, config, config.get("vocab_size"))
     except UNUSUAL as error:
         raise SourceError(f"{folder} cannot be understood ({type(error).__name__}: {error})") from error
     _require_types(folder, vocabulary)

@@ -31,7 +31,7 @@ def report_template(vocabulary: Vocabulary, tokenizer: Tokenizer, report: Report
             except ConversationError:
                 continue
             except ModelError as error:
-                report(f"{error}. Chats with this model will fail; raw prompts work")
+                report(f"{str(error).rstrip('.')}. Chats with this model will fail; raw prompts work")
                 return
             if _SAID not in text:
                 report("the chat template leaves out what the user says; raw prompts work")
