@@ -192,8 +192,8 @@ async def _lease_answers(
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
         engine = lease.model.engine
-        requests = await in_thread(plan.requests, engine)
-        opened = [await _open_answer(engine, each) for each in requests]
+        requests = await services.admission.wait_for(in_thread(plan.requests, engine))
+        opened = [await _open_answer(services.admission, engine, each) for each in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
         reasoning = [count_reasoning(each, engine) for each in requests]
         answers = Answers(lease, requests, opened, firsts, reasoning)
@@ -205,7 +205,7 @@ async def _lease_answers(
             _record(services.metrics, record_of(request.scope), answers)
 
 
-async def _open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
+async def _open_answer(admission: Admission, engine: Engine, request: AnswerRequest) -> OpenAnswer:
     """Encode and check a request, while other tasks run; raises what Engine.stream raises.
 
     Raises ApiError: 400, no answer can match its format.
@@ -213,7 +213,7 @@ async def _open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
     ask = partial(engine.stream, request.prompt, **request.options)
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     try:
-        stream = await in_daemon(ask)
+        stream = await admission.wait_for(in_daemon(ask))
     except FormatError as error:
         raise explain_format(error, request.format_field) from None
     return OpenAnswer(stream.prompt_tokens, _chunks(stream))

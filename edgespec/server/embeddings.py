@@ -59,7 +59,7 @@ async def _document(
     record: RequestRecord,
 ) -> dict[str, Any]:
     embedder = engine.embedder
-    inputs = await in_daemon(lambda: [_encode(engine, text) for text in texts])
+    inputs = await services.admission.wait_for(in_daemon(lambda: [_encode(engine, text) for text in texts]))
     if asked.dimensions is not None and not 1 <= asked.dimensions <= embedder.size:
         raise ApiError(
             400,

@@ -1,14 +1,16 @@
 """Bounds of what clients may ask, so that the server stays responsive for all, and ends in time."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from time import monotonic
+from typing import Any, TypeVar
 
 from edgespec.server.errors import ApiError
 
+T = TypeVar("T")
 _NEWEST = 0.2  # share of the newest answer in the running mean
 _LONGEST_S = 60
 
@@ -61,6 +63,20 @@ class Admission:
         finally:
             self.num_taken -= num_answers
             self._mean_s += _NEWEST * (monotonic() - started - self._mean_s)
+
+    async def wait_for(self, work: Awaitable[T]) -> T:
+        """The result of work in a thread, which goes on without its client and keeps a place until it ends."""
+        running = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not running.done():
+                self.num_taken += 1
+                running.add_done_callback(self._leave)
+            raise
+
+    def _leave(self, work: "asyncio.Future[Any]") -> None:
+        self.num_taken -= 1
 
 
 @dataclass(slots=True)

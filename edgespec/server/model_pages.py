@@ -13,7 +13,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
-from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest
+from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest, text_of
 from edgespec.system.threads import in_thread
 
 
@@ -41,7 +41,8 @@ def _documents(services: Services) -> list[dict[str, Any]]:
 
 async def tokenize(services: Services, request: Request) -> Response:
     asked = await read_request(TokenizeRequest, request, services.limits)
-    if len(asked.content or asked.prompt or "") > services.limits.tokenize_length:
+    messages = [text_of(each.content, "messages") + str(each.tool_calls) for each in asked.messages or ()]
+    if sum(map(len, [asked.content or asked.prompt or "", *messages])) > services.limits.tokenize_length:
         raise ApiError(
             413, f"the text has more than {services.limits.tokenize_length} characters; send it in parts"
         )
@@ -64,7 +65,8 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
         found = await services.name_for(request, name)
         with services.admission.place(1):
             async with services.host.lease(found) as lease:
-                return await in_thread(lambda: JSONResponse(work(lease.model)))
+                made = in_thread(lambda: JSONResponse(work(lease.model)))
+                return await services.admission.wait_for(made)
 
     return await run_for_client(request.receive, lend())
 

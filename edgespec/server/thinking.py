@@ -88,7 +88,10 @@ def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | No
         return None
     if not engine.can_think:
         raise ApiError(
-            400, f"{name} is given, but {asked.model} does not reason before it answers; leave it out", param=name
+            400,
+            f"{name} is given, but {asked.model or engine.manifest.name} does not reason before it answers; "
+            "leave it out",
+            param=name,
         )
     return budget
 

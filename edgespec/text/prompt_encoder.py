@@ -106,10 +106,10 @@ class PromptEncoder:
             tools: What the model may call.
             thinking: Whether the model is to reason first; None leaves that to its chat template.
             template_options: Further names that the chat template reads.
-            is_bounded: Refuse a text that alone exceeds the context, before it is encoded: 10 MB take 10 s.
+            is_bounded: Refuse texts that exceed the context, before they are encoded: 10 MB take 10 s.
 
         Raises:
-            ContextOverflow: The prompt is bounded, and one text in it alone exceeds the context.
+            ContextOverflow: The prompt is bounded, and its texts exceed the context.
             ConversationError: The chat template refuses the messages.
             UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
                 given, and the chat template has no such switch.
@@ -118,8 +118,8 @@ class PromptEncoder:
         _require_template_options(template_options)
         if is_bounded:
             options = [json.dumps(template_options)] if template_options else []
-            for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools), options):
-                self._require_short(text)
+            tools_stated = (str(tool.as_dict()) for tool in tools)
+            self._require_short("".join(chain(_texts(parsed), tools_stated, options)))
         if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
             raise UsageError(
                 f"thinking is {thinking!r}, but the chat template of {self._manifest.name} has no switch for it; "

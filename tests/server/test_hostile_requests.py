@@ -1,6 +1,7 @@
 """Requests made to stop a server: while each is worked on, others are answered."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -116,3 +117,58 @@ def test_every_private_use_character_is_refused_and_keeps_no_place(served: Serve
         assert answer.status_code == 400
         found = "private-use" if path == "/tokenize" else "255681 or more tokens"  # which are too many first
         assert found in answer.json()["error"]["message"]
+
+
+LETTERS = {"role": "user", "content": "a" * 131_000}
+
+
+@pytest.mark.slow
+def test_a_prompt_in_many_messages_is_refused_by_their_sum(served: Served) -> None:
+    answer = answer_beside(served, CHAT, {**HI, "messages": [LETTERS] * 100})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_messages_to_tokenize_have_the_bound_of_a_text(served: Served) -> None:
+    answer = answer_beside(served, "/tokenize", {"messages": [{**LETTERS, "content": "a " * 100_000}] * 10})
+    assert answer.status_code == 413
+    assert served.post("/tokenize", {"messages": HI["messages"]}).json()["count"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["[],", "1,", '"",'], ids=["lists", "numbers", "texts"])
+def test_bodies_of_millions_of_values_are_refused_before_they_are_read(served: Served, value: str) -> None:
+    body = json.dumps(HI).removesuffix("}") + f', "ignored": [{value * (15_000_000 // len(value))}1]}}'
+    answer = answer_beside(served, CHAT, body.encode())
+    assert answer.status_code == 413
+    assert "300000 texts, lists and objects, or 2097152 values" in answer.json()["error"]["message"]
+
+
+def test_a_large_body_of_few_values_is_read(served: Served) -> None:
+    """Its text has what would begin values outside of it."""
+    body = {**HI, "user": '[{,\\"' * 100_000}
+    assert answer_beside(served, CHAT, json.dumps(body).encode()).status_code == 200
+
+
+def test_a_client_that_leaves_gives_its_place_back_when_its_work_ends(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, may_end = table_engine(tiny_model), Event()
+    stream = engine.stream
+
+    def slow(*given: Any, **options: Any) -> Any:
+        assert may_end.wait(60)
+        return stream(*given, **options)
+
+    engine.stream = slow  # type: ignore[method-assign]
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model))
+    with caplog.at_level(logging.INFO, "edgespec"), serving(names, lambda name: engine) as served:
+        try:
+            with pytest.raises(httpx2.ReadTimeout):
+                served.post(CHAT, HI, timeout=0.2)
+            served.wait_until(lambda: "client gone" in caplog.text)
+            assert served.services.admission.num_taken == 1
+        finally:
+            may_end.set()
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        assert served.post(CHAT, HI).status_code == 200

@@ -104,6 +104,13 @@ def test_other_machines_need_a_key() -> None:
         require_key_on_network("127.0.0.1", " ")
 
 
+@pytest.mark.parametrize("key", [" k", "k ", "k\r", "k\n", "k\0y", "\udcff\udcfe", "k\ty"])
+def test_a_key_that_no_client_can_send_is_refused(key: str) -> None:
+    """S3: at the start, and not at each request."""
+    with pytest.raises(EdgeSpecError, match="no client could send it"):
+        require_key_on_network("127.0.0.1", key)
+
+
 def test_a_key_is_asked_for_everywhere_but_at_health(names: ModelNames, tiny_model: Path) -> None:
     """S4"""
     with serving(names, lambda name: table_engine(tiny_model), key="clé", host="0.0.0.0") as served:
