@@ -21,6 +21,7 @@ import numpy.typing as npt
 from edgespec.errors import SourceError
 from edgespec.export.settings import require_no_pointer
 from edgespec.export.tensors import StoredTensor
+from edgespec.system.typed_json import read_json
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _FLOATS = ("F32", "F16", "BF16")
@@ -93,10 +94,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     require_no_pointer(index)
     try:
-        if (size := index.stat().st_size) > _MAX_HEADER_BYTES:
-            raise ValueError(f"{size} bytes, at most {_MAX_HEADER_BYTES} are read")
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted(set(read_json(index, _MAX_HEADER_BYTES)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:

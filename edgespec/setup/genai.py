@@ -7,15 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from edgespec.errors import ManifestError, SourceError
-from edgespec.export.settings import sampling_from_json
+from edgespec.export.settings import read_text, sampling_from_json
 from edgespec.manifest import KVCache, Manifest, Signature, Source, SuggestedSampling, parse_manifest
 from edgespec.system.typed_json import read_json
 from edgespec.text.stored_template import join_templates
-from edgespec.text.tokenizer import vocabulary_sha256
+from edgespec.text.tokenizer import open_tokenizer, translate_errors, vocabulary_sha256
 
+_ADVICE = "build the folder again"
 FILE_NAME = "genai_config.json"
 FORMAT = "onnxruntime-genai"
 _MAX_BYTES = 1 << 20  # a real one has 2 kB
@@ -41,7 +40,10 @@ def chat_template(folder: Path) -> str | None:
     """The template in chat_template.jinja or, from older builders, in tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
     if (own := folder / "chat_template.jinja").is_file():
-        return own.read_text(encoding="utf-8")
+        try:
+            return read_text(own)
+        except (SourceError, UnicodeDecodeError) as error:
+            raise ManifestError(f"{own} cannot be read as a template ({error}); {_ADVICE}") from None
     template = join_templates(_read(path).get("chat_template")) if path.is_file() else None
     if template is not None and not isinstance(template, str):
         raise ManifestError(f"{path} has a chat template that is not text; put one into chat_template.jinja")
@@ -66,8 +68,13 @@ def _manifest(path: Path, stated: dict[str, Any]) -> Manifest:
     _refuse_unsupported(path, model, decoder)
     search = stated.get("search", {})
     shares_buffer = search.get("past_present_share_buffer", False)
-    tokenizer = _tokenizer(folder / "tokenizer.json")
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.exists():
+        raise ManifestError(f"{tokenizer_file} does not exist; convert the tokenizer to the fast form first")
+    tokenizer = open_tokenizer(tokenizer_file, ManifestError, _ADVICE)
     bos, ends = model.get("bos_token_id"), model.get("eos_token_id")
+    with translate_errors(tokenizer_file, ManifestError, _ADVICE):
+        add_bos = bos is not None and tokenizer.encode("a").ids[:1] == [bos]
     manifest = Manifest(
         name=folder.resolve().name,
         architecture=str(model["type"]),
@@ -84,7 +91,7 @@ def _manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         vocab_sha256=vocabulary_sha256(tokenizer),
         bos_token_id=bos,
         eos_token_ids=tuple(ends if isinstance(ends, list) else [] if ends is None else [ends]),
-        add_bos=bos is not None and tokenizer.encode("a").ids[:1] == [bos],
+        add_bos=add_bos,
         source=Source(name=folder.resolve().name, format=FORMAT, sha256=""),
         graph=_graph_name(path, decoder["filename"]),
         chat_template=None,
@@ -145,12 +152,3 @@ def _graph_name(path: Path, name: str) -> str:
     if Path(name).name != name or not name.endswith(".onnx"):
         raise ManifestError(f"{path} names the graph '{name}', wanted an .onnx file of its own folder")
     return name
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise ManifestError(f"{path} does not exist; convert the tokenizer to the fast form first")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception
-        raise ManifestError(f"{path} cannot be read as a tokenizer ({error}); build the folder again") from None

@@ -6,6 +6,7 @@ Text never becomes a special token: only a chat template, or a caller who asks f
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,6 +29,7 @@ TWIN = "\U0010fffd"
 _MAX_BYTES = 64 << 20
 # Bounds of replacements: growth of one character, and their number. 22 doublings make 4 MB and 2 s of an "a".
 _MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
+_MAX_ADDED = 64  # tokens around each text
 # Characters that are counted at a time, and the most tokens that a cut between two slices adds.
 _SLICE, _JOINED_TOKENS = 1 << 16, 64
 
@@ -50,27 +52,36 @@ def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenize
     Raises an error of the given kind, ending in advice: not a tokenizer, or made to take time or memory.
     """
     with translate_errors(path, kind, advice):
-        if (size := path.stat().st_size) > _MAX_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
+            raise kind(f"{path} is no regular file; {advice}")
+        if (size := found.st_size) > _MAX_BYTES:
             raise kind(f"{path} has {size >> 20} MiB, tokenizers are read up to {_MAX_BYTES >> 20} MiB; {advice}")
         tokenizer = _Tokenizer.from_file(str(path))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         for part in (tokenizer.normalizer, tokenizer.decoder):
-            lengths = [len(text) for text in _replacements(json.loads(part.__getstate__()))] if part else []
-            if len(lengths) > _MAX_REPLACEMENTS or np.prod([max(1, length) for length in lengths]) > _MAX_GROWTH:
+            growths = [*_growths(json.loads(part.__getstate__()))] if part else []
+            if len(growths) > _MAX_REPLACEMENTS or np.prod(growths) > _MAX_GROWTH:
                 raise kind(f"{path} replaces text by ever more text, as no tokenizer in use does; {advice}")
+        if (num_added := tokenizer.num_special_tokens_to_add(is_pair=False)) > _MAX_ADDED:
+            raise kind(f"{path} adds {num_added} tokens to each text, at most {_MAX_ADDED} are used; {advice}")
     return tokenizer
 
 
-def _replacements(part: Any) -> Iterator[str]:
+def _growths(part: Any) -> Iterator[int]:
+    """How many characters each replacement makes of one, at most."""
     if isinstance(part, list):
         for one in part:
-            yield from _replacements(one)
+            yield from _growths(one)
     elif isinstance(part, dict):
         if part.get("type") in ("Replace", "Prepend"):
-            yield part.get("content") or part.get("prepend") or ""
+            length = len(part.get("content") or part.get("prepend") or "")
+            # An expression may match nothing, between any two characters, which stay.
+            may_insert = isinstance(pattern := part.get("pattern"), dict) and "Regex" in pattern
+            yield max(1, length + may_insert)
         for one in part.values():
-            yield from _replacements(one)
+            yield from _growths(one)
 
 
 @contextmanager

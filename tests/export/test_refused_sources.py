@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -168,6 +169,14 @@ def test_cut_safetensors_is_refused(tmp_path: Path) -> None:
     for size in (0, 7, 8, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
         assert_refused(tmp_path / "hf", tmp_path, "cut short")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors.index.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert_refused(folder, folder.parent, "no regular file")
 
 
 def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:

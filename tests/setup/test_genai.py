@@ -508,3 +508,29 @@ def test_vocabulary_is_that_of_the_tokenizer() -> None:
     engine: Engine
     with load(DATA / "genai") as engine:
         assert engine.manifest.vocab_size == tiny.VOCAB
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("chat_template.jinja", b"\xff\xfea\xd8", "chat_template.jinja cannot be read"),
+        ("tokenizer.json", b"{}", "not a usable tokenizer"),
+    ],
+)
+def test_damaged_files_of_text_are_named(folder: Path, name: str, content: bytes, reason: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ManifestError, match=reason):
+        load(folder)
+
+
+def test_tokenizers_that_panic_or_grow_are_refused(folder: Path) -> None:
+    stated = json.loads((folder / "tokenizer.json").read_text())
+    unknown = {"type": "TemplateProcessing", "single": "[NONE] $A", "pair": "$A $B", "special_tokens": {}}
+    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    for change in (
+        {"post_processor": unknown},
+        {"normalizer": {"type": "Sequence", "normalizers": [doubling] * 40}},
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(stated | change))
+        with pytest.raises(ManifestError, match=r"usable tokenizer|ever more text"):
+            read_genai(folder)

@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,32 @@ def test_replacements_that_grow_are_refused(tmp_path: Path) -> None:
     normalizer = {"type": "Sequence", "normalizers": [doubling] * 40}
     with pytest.raises(ManifestError, match="ever more text"):
         Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
+
+
+def test_expressions_that_match_nothing_grow_text_too(tmp_path: Path) -> None:
+    inserting = {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "b"}
+    normalizer = {"type": "Sequence", "normalizers": [inserting] * 15}
+    with pytest.raises(ManifestError, match="ever more text"):
+        Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
+
+
+def test_a_hundred_thousand_tokens_around_each_text_are_refused(tmp_path: Path) -> None:
+    special = {"SpecialToken": {"id": "x", "type_id": 0}}
+    added = {
+        "type": "TemplateProcessing",
+        "single": [*[special] * 100, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"x": {"id": "x", "ids": [1] * 1000, "tokens": ["x"] * 1000}},
+    }
+    with pytest.raises(ManifestError, match="adds 100000 tokens to each text"):
+        Tokenizer(edited(tmp_path / "tokenizer.json", post_processor=added))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_pipe_in_the_place_of_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ManifestError, match="no regular file"):
+        Tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
