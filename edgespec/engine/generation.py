@@ -69,13 +69,21 @@ class TextStop:
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = [string for string in strings if string]
         self._held = ""
+        self._num_cut = 0
+        self.is_cut = False  # one was found
+
+    @property
+    def num_hidden(self) -> int:
+        """Characters at the end of the text so far that are not shown, or not yet."""
+        return len(self._held) + self._num_cut
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be shown, and whether the answer ends there."""
         self._held += text
         found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
         if found:
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
+            self.is_cut = True
             return shown, True
         keep = self._num_undecided()
         cut = len(self._held) - keep
@@ -283,6 +291,9 @@ class AnswerWriter:
         for token in request.prefill.tolist():  # which may end within a character
             self._text_stream.push([token])
         self._tokens: TokenIds = np.zeros(0, np.int32)  # with those after a stop string
+        self._num_written = 0  # characters, with those that may belong to a stop string
+        self._starts: list[int] = []  # where the text of the tokens of _logprobs begins
+        self._logprobs: list[TokenLogprob] = []  # that wait until their text is shown
         self._tally = Tally()
         self._timeline: list[Interval] = []
         self._reruns = Reruns()
@@ -294,6 +305,7 @@ class AnswerWriter:
             tally.num_read, tally.first_s = max(0, new.num_fed - block.num_draft), new.made_s
         self._tokens = append(self._tokens, new.kept)
         parts, num_shown = self._parts_of(new.kept)
+        self._logprobs += new.logprobs[:num_shown]
         text, events, places = split_parts(parts)
         tally.add(block, num_shown)
         ended_s = block.started_s + block.verify_s
@@ -304,7 +316,7 @@ class AnswerWriter:
             text=text,
             token_ids=tuple(new.kept[:num_shown].tolist()),
             origins=(*[block.draft.source] * block.num_accepted, "target")[:num_shown],
-            logprobs=new.logprobs[:num_shown],
+            logprobs=self._shown_logprobs(is_last=False),
             tool_calls=events,
             call_places=places,
             finish_reason="stop" if self._is_cut else new.finish_reason,
@@ -315,7 +327,7 @@ class AnswerWriter:
         reason = last.finish_reason
         parts = [*in_order(last.text, last.tool_calls, last.call_places)]
         if not self._is_cut:
-            parts += self._parts_of_text(self._text_stream.flush())
+            parts += self._parts_of_text(self._written(self._text_stream.flush()))
             parts += self._read_calls(*self._reasoning.end()) if self._reasoning and not self._is_cut else []
         if self._calls:
             parts += self._calls.flush()
@@ -325,11 +337,13 @@ class AnswerWriter:
         reason = "stop" if self._is_cut else reason
         reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
         text, events, places = split_parts(parts)
+        logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
         return replace(
             last,
             text=text,
+            logprobs=logprobs,
             tool_calls=events,
             call_places=places,
             finish_reason=reason,
@@ -348,10 +362,25 @@ class AnswerWriter:
         """
         parts: list[Part] = []
         for i, token in enumerate(tokens):
-            parts += self._parts_of_text(self._text_stream.push([token]))
+            self._starts.append(self._num_written)
+            parts += self._parts_of_text(self._written(self._text_stream.push([token])))
             if self._is_cut:
                 return parts, i + 1
         return parts, len(tokens)
+
+    def _written(self, text: str) -> str:
+        self._num_written += len(text)
+        return text
+
+    def _shown_logprobs(self, *, is_last: bool) -> tuple[TokenLogprob, ...]:
+        """Take those of the tokens whose text is shown by now; of what only a stop string has, none ever come."""
+        num = len(self._logprobs)
+        if self._request.stop and not (is_last and not self._text_stop.is_cut):
+            num_shown = self._num_written - self._text_stop.num_hidden
+            num = min(num, sum(start < num_shown for start in self._starts))
+        taken = tuple(self._logprobs[:num])
+        self._logprobs, self._starts = self._logprobs[num:], self._starts[num:]
+        return taken
 
     def _parts_of_text(self, text: str) -> list[Part]:
         """The calls in a piece of text, and what is text of it up to a stop string: all of the reasoning is."""

@@ -202,6 +202,20 @@ def test_fields_of_other_servers_mean_what_they_mean_there(served: Served) -> No
     assert served.chat(max_tokens=-1)["choices"] == served.chat(max_tokens=None)["choices"]
 
 
+def test_tokens_of_a_stop_string_have_no_logprobs(served: Served) -> None:
+    expression = {"response_format": {"type": "regex", "regex": "in the re, so"}, "max_tokens": 40, "logprobs": 1}
+    fields = {"model": "tiny", "prompt": "in", **expression, "stop": "e, s"}
+    choice = served.post(COMPLETIONS, fields).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("in the r", "stop")
+    assert "".join(choice["logprobs"]["tokens"]).startswith("in the r")
+    assert max(choice["logprobs"]["text_offset"]) < len("in the r")
+    events = served.events(COMPLETIONS, fields)
+    parts = [each["choices"][0]["logprobs"] for each in events[:-1] if each["choices"][0]["logprobs"]]
+    assert [token for part in parts for token in part["tokens"]] == choice["logprobs"]["tokens"]
+    other = served.post(COMPLETIONS, {**fields, "stop": "e, x"}).json()["choices"][0]
+    assert other["logprobs"] == served.post(COMPLETIONS, {**fields, "stop": None}).json()["choices"][0]["logprobs"]
+
+
 def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: Engine) -> None:
     ids = list(engine.tokenize("in the"))
     wanted = engine.generate("in the", raw=True, max_tokens=16).text
