@@ -8,7 +8,7 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import FormatError
+from edgespec.errors import FormatError, ModelError
 
 Matcher = Any  # llguidance.LLMatcher
 _NOTHING_FOLLOWS = "NoExtension"  # as the library calls a grammar that no token goes on with
@@ -31,7 +31,9 @@ class GrammarVocabulary:
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """Read a tokenizer.json.
 
-        Raises FormatError: The model has no end token, or the grammar library cannot take the tokenizer.
+        Raises:
+            FormatError: The model has no end token, or the grammar library cannot take the tokenizer.
+            ModelError: The file cannot be read.
         """
         if not end_tokens:
             raise FormatError(
@@ -41,6 +43,10 @@ class GrammarVocabulary:
         try:
             source = tokenizer_file.read_text(encoding="utf-8")
             self.tokenizer = llguidance.LLTokenizer(source, n_vocab=vocab_size, eos_token=list(end_tokens))
+        except OSError as error:  # without the path, which a server would tell its clients
+            raise ModelError(
+                f"the model's {tokenizer_file.name} can no longer be read ({error.strerror}); load the model again"
+            ) from None
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -172,3 +173,16 @@ def test_a_client_that_leaves_gives_its_place_back_when_its_work_ends(
             may_end.set()
         served.wait_until(lambda: served.services.admission.num_taken == 0)
         assert served.post(CHAT, HI).status_code == 200
+
+
+def test_a_tokenizer_that_is_gone_is_the_servers_fault_and_its_path_untold(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    with serving(ModelNames(home_with(tmp_path, tiny=tiny_model)), lambda name: table_engine(model)) as served:
+        assert served.post(CHAT, HI).status_code == 200
+        (model / "tokenizer.json").unlink()
+        answer = served.post(CHAT, {**HI, "response_format": {"type": "json_object"}})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert str(tmp_path) not in answer.text
+        assert "tokenizer.json can no longer be read" in answer.text
