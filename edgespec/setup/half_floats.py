@@ -1,7 +1,8 @@
-"""Whether a source is prepared in half floats for an NVIDIA GPU: where these and the KV cache leave room there.
+"""Whether a source is prepared in half floats for an NVIDIA GPU: where reading them takes it no time of its own.
 
-There 16 rows of fp16 cost what one costs, so that drafts cost nothing, and blocks with minima (Q4_1, Q4_K) start
-240 more kernels a pass (docs/log/devices.md).
+There 16 rows of fp16 cost what one costs, so that drafts cost nothing, and blocks with minima (Q4_1, Q4_K) start 240
+more kernels a pass. A pass waits 2.5 ms for the host, and GPUs read a 24th of their memory in 1 to 1.5 ms. Of a
+larger model the pass would take longer in fp16 than in 4 bits (docs/log/devices.md).
 """
 
 import shutil
@@ -9,9 +10,7 @@ from pathlib import Path
 
 from edgespec.types import Report
 
-_SHARE = 0.6  # of the memory: the rest is for a drafter, workspace and other programs
-_CONTEXT = 8192  # tokens of the cache, at most
-_HALF_BYTES = 2
+_PARTS = 24  # of a GPU's memory, of which fp16 weights take one at most
 _DISK_RESERVE_BYTES = 2 << 30
 
 
@@ -32,13 +31,10 @@ def prefers_half_floats(source: Path, folder: Path, gpu_bytes: int, report: Repo
     planned = plan_model(source, ExportOptions(precision="fp16", form="gpu"))
     if not any(tensor.is_blocks for tensor in planned.loaded.tensors.values()):
         return False
-    config, weights = planned.loaded.config, planned.cost.write_bytes
-    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    cache = _HALF_BYTES * values * min(config.context_length, _CONTEXT)
-    needed = f"{_gigabytes(weights + cache)} of the GPU's {_gigabytes(gpu_bytes)}"
-    found = f"its weights in fp16 and the cache take {needed}"
-    if weights + cache > _SHARE * gpu_bytes:
-        report(f"preparing in the precision of the source: {found}, more than {_SHARE:.0%}")
+    weights = planned.cost.write_bytes
+    found = f"its weights in fp16 take {_gigabytes(weights)} of the GPU's {_gigabytes(gpu_bytes)}"
+    if weights * _PARTS > gpu_bytes:
+        report(f"preparing in the precision of the source: {found}, more than a {_PARTS}th")
         return False
     free = shutil.disk_usage(folder).free
     if weights + _DISK_RESERVE_BYTES > free:
@@ -53,8 +49,8 @@ def prefers_half_floats(source: Path, folder: Path, gpu_bytes: int, report: Repo
 
 
 def fits_in_half_floats(prepared: Path, gpu_bytes: int) -> bool:
-    """True if the files of a folder that is prepared in fp16 leave room on a GPU."""
-    return sum(each.stat().st_size for each in prepared.iterdir() if each.is_file()) <= _SHARE * gpu_bytes
+    """True if a GPU reads the files of a folder that is prepared in fp16 in no time of its own."""
+    return sum(each.stat().st_size for each in prepared.iterdir() if each.is_file()) * _PARTS <= gpu_bytes
 
 
 def _gigabytes(num_bytes: int) -> str:

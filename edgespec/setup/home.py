@@ -65,7 +65,7 @@ class ModelHome:
             lacks_half_floats: Whether that device has none; asked where nobody has named a precision and the gpu
                 form is not prepared yet, which then is in fp32.
             nvidia_bytes: The memory of that device if it is an NVIDIA GPU; asked where nobody has named a
-                precision. The gpu form of blocks is in fp16 where that leaves room.
+                precision. The gpu form of blocks is in fp16 where that is a small part of it.
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
