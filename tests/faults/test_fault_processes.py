@@ -81,7 +81,7 @@ sys.meta_path.insert(0, Slow())
 """,
     "load": """
 import edgespec.runtimes.session as session
-def hang(graph, device, cancel, **options):
+def hang(graph, device, content=None, *, cancel, **options):
     print("busy", flush=True)
     while not cancel.is_set: time.sleep(0.01)
     cancel.require_unset()
