@@ -11,7 +11,7 @@ ONNX Runtime keeps recordings, and handles of cuBLAS, for each thread that runs 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -98,21 +98,27 @@ class RecordedPass:
         self._held.clear()
 
     def run(
-        self, cache: SharedCache, tokens: TokenIds, num_past: int, plain: Callable[[], Logits]
+        self,
+        cache: SharedCache,
+        tokens: TokenIds,
+        num_past: int,
+        fetched: Collection[str],
+        plain: Callable[[], Logits],
     ) -> Outputs | None:
         """Run tokens, of which the last may mean nothing, after the first num_past slots of the cache.
 
-        A new recording is compared with a plain pass. Returns all rows of the outputs, [width, …]; None where
-        passes are no longer recorded.
+        A new recording is compared with a plain pass. Returns all rows of outputs, [width, …]; None where passes
+        are no longer recorded.
 
         Args:
+            fetched: The outputs that are copied to the host.
             plain: Runs the same in a pass that is not recorded; returns the logits of tokens that mean something.
 
         Raises what ONNX Runtime raises of a replay, and what plain raises.
         """
         if self._age == self._graphs.age:
             with GATE.beside_others():
-                return self._replay(tokens, num_past)
+                return self._replay(tokens, num_past, fetched)
         if self._graphs.num_recorded >= _MOST:
             self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")
             return None
@@ -142,18 +148,18 @@ class RecordedPass:
             self._binding = self._bind(cache.buffers)
         self._graphs.num_recorded += 1
         self._id = self._graphs.num_recorded
-        outputs = self._replay(tokens, num_past)
+        outputs = self._replay(tokens, num_past, self._wanted)
         self._age = self._graphs.age
         return outputs
 
-    def _replay(self, tokens: TokenIds, num_past: int) -> Outputs:
+    def _replay(self, tokens: TokenIds, num_past: int, fetched: Collection[str]) -> Outputs:
         mask = np.zeros(self._arrays[self._mask].shape(), np.int64)
         mask[:, : num_past + len(tokens)] = 1
         self._arrays[self._mask].update_inplace(mask)
         self._arrays[self._names.input_ids].update_inplace(tokens[None].astype(np.int64))
         self._graphs.session.run_with_iobinding(self._binding, self._graphs.options(self._id))
         self._binding.synchronize_outputs()
-        return {name: self._arrays[name].numpy()[0] for name in self._wanted}
+        return {name: self._arrays[name].numpy()[0] for name in fetched}
 
     @property
     def _mask(self) -> str:

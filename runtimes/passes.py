@@ -1,7 +1,7 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,7 @@ class Passes:
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
+        self._beside_others = GATE.beside_others if self._has_arena else nullcontext
         self.graphs = find_graphs(self._session, device)
         self._new_options = self.graphs.options if self.graphs else import_onnxruntime().RunOptions
         self._is_exact = options.get("deterministic", False)
@@ -217,7 +218,7 @@ class Passes:
         num_given: int,
     ) -> PassRows:
         width = len(tokens) + num_padded
-        with translate_memory_errors("making room for a pass"), GATE.beside_others():
+        with translate_memory_errors("making room for a pass"), self._beside_others():
             self.cache.prepare(num_past, width)
         plain = partial(self._run_plain, tokens, num_past, layout=layout, inputs=inputs, num_padded=num_padded)
         all_rows = width == (num_given or num_rows + num_padded)
@@ -250,10 +251,12 @@ class Passes:
             return made.logits
 
         with translate_errors("running a pass"):
-            found = self._recorded.run(self.cache, _pad(tokens, num_padded), num_past, logits)
+            output = output or self._names.logits
+            fetched = (output, *self._token_widths)
+            found = self._recorded.run(self.cache, _pad(tokens, num_padded), num_past, fetched, logits)
         if found is None:
             return None
-        rows = found[output or self._names.logits][num_tokens - num_rows : num_tokens]
+        rows = found[output][num_tokens - num_rows : num_tokens]
         states = {name: found[name][:num_tokens] for name in self._token_widths}
         return PassRows(rows.astype(np.float32, copy=False), states)
 
@@ -285,7 +288,7 @@ class Passes:
             fetched = self._bind_outputs(output or self._names.logits, num_given, stop - num_rows, stop)
         if self.graphs and self._shrinks:
             self.graphs.age += 1
-        with translate_errors("running a pass"), GATE.beside_others():
+        with translate_errors("running a pass"), self._beside_others():
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
