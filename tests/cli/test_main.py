@@ -343,10 +343,11 @@ def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
 
 
 @pytest.mark.slow
-def test_piped_bytes_that_are_no_text_are_replaced(tiny_model: Path) -> None:
+def test_piped_bytes_that_are_no_text_are_refused(tiny_model: Path) -> None:
     line = f"printf 'caf\\xe9' | edgespec chat {tiny_model} --max-tokens 3 --drafter none --json"
     done = shell(line, PYTHONIOENCODING="utf-8:strict")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 2
+    assert "stdin is no text in UTF-8 (the byte 0xe9 at 3 is not)" in done.stderr
 
 
 def test_home_that_is_a_file_is_an_error_in_one_line(

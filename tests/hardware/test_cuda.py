@@ -131,6 +131,7 @@ def test_sessions_of_the_device_are_set_up_for_it(device: devices.Device) -> Non
         entries=(("session.use_device_allocator_for_initializers", "1"),),
         host_threads=1,
         kind="gpu",
+        records_passes=True,
     )
     bounded = devices.limit_arena(device, 1 << 30)
     options = onnxruntime.SessionOptions()

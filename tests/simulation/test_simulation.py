@@ -170,7 +170,7 @@ def test_the_command_takes_from_a_trace_what_is_not_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rounds, path = recorded(), tmp_path / "rounds"
-    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in rounds))
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in rounds))
     found = run(capsys, "--replay", str(path))
     per_pass = Recording(rounds).num_tokens / len(rounds)
     assert found["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
@@ -182,7 +182,7 @@ def test_the_command_takes_from_a_trace_what_is_not_given(
 
 def test_the_command_prints_a_line_for_each_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
-    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in recorded(20)))
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in recorded(20)))
     assert main(["simulate", "--replay", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["plain", "serial", "pipelined", "hedged", "bound"]
@@ -220,7 +220,7 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_a_trace_and_a_chance_beside_it_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
-    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in recorded(20)))
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in recorded(20)))
     assert main(["simulate", "--replay", str(path), "--acceptance", "0.5"]) == 2
     assert f"--acceptance is 0.5, but {path} records which drafts were kept" in capsys.readouterr().err
 
