@@ -4,6 +4,7 @@ A head drafts after a text whose hidden states the target's decoder keeps. Where
 tokens that the target has not run yet, it goes on from states of its own.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -75,9 +76,9 @@ class HeadDecoder(Decoder):
         with self._lock, translate_memory_errors("running a head"):
             return Rows(self._whole(self._rows_after(tokens, num_last)), confidence=self._confidence)
 
+    @abstractmethod
     def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
         """Rows after the last num_last tokens, [num_last, num_columns]."""
-        raise NotImplementedError
 
     @property
     def columns(self) -> TokenIds | None:

@@ -49,7 +49,7 @@ class Placement:
         return f"{key}, near-ties decided again" if self.decides_near_ties else key
 
     def without_recording(self) -> "Placement":
-        """The same devices, which record no passes."""
+        """This placement with every pass run kernel by kernel: no CUDA graphs on either device."""
         devices = [replace(device, records_passes=False) for device in (self.device, self.drafter_device)]
         return replace(self, device=devices[0], drafter_device=devices[1])
 

@@ -247,7 +247,7 @@ def gguf_config(architecture: str, **keys: Any) -> DecoderConfig:
 
 @pytest.mark.parametrize("key", ["rope.scale_linear", "rope.scaling.factor"])
 def test_gguf_may_state_the_factor_of_positions_alone(key: str) -> None:
-    """As files from before November 2023 do; 0 is none."""
+    """Files from before November 2023 have no type of scaling beside the factor; a factor of 0 scales nothing."""
     plain, scaled = gguf_config("llama").layers[0].rotary, gguf_config("llama", **{key: 4.0}).layers[0].rotary
     stated = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     wanted = gguf_config("llama", **stated).layers[0].rotary

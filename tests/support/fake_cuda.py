@@ -164,7 +164,7 @@ class _Session:
 
 
 def _weights_bytes(graph: str | bytes, settings: Any) -> int:
-    """Of the files beside a graph; none of a graph of nodes that choose alone."""
+    """Bytes of the weights files beside a graph; 0 for a graph that refers to none."""
     if isinstance(graph, str):
         folder = Path(graph).parent
     elif any(each.external_data for each in onnx.load_from_string(graph).graph.initializer):

@@ -268,7 +268,7 @@ def test_a_capital_begins_a_word_where_the_pre_tokenizer_says_so(name: str) -> N
 
 @pytest.mark.parametrize("text", ["[INST]hello[/INST]", "hello[INST] hello hello", " hello", "hello"])
 def test_mark_of_a_beginning_stands_at_the_beginning_of_the_whole_text_alone(text: str, tmp_path: Path) -> None:
-    """As the tokenizer itself does it with prepend_scheme first."""
+    """With prepend_scheme first a tokenizer puts ▁ before the first piece of a text, and before no later one."""
     metadata = sentencepiece_metadata(["<unk>", "[INST]", "[/INST]"], [2, 3, 3])
     stated = json.loads(vocabulary_from_gguf("tiny", metadata).tokenizer_json)
     cutter = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
