@@ -6,7 +6,7 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import local
-from typing import Any, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -169,12 +169,13 @@ class Passes:
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
-        act = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given)
-        alone = partial(self._within, act)
+        output, num_given = output or self._names.logits, num_given or num_rows + num_padded
+        asked = _Run(tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given)
+        alone = partial(self._within, partial(self._run_alone, asked))
         if self.queue is None:
             made = alone()
         else:
-            is_plain = layout is None and inputs is None and output in (None, self._names.logits)
+            is_plain = layout is None and inputs is None and output == self._names.logits
             part = self.part(tokens, num_past, num_rows, num_padded) if is_plain else None
             # A pass of several texts goes on when one of them ends, and a prompt takes many passes.
             self._require_uninterrupted()
@@ -206,73 +207,40 @@ class Passes:
         """Do something in the thread that runs the session's passes."""
         return self.graphs.run(act) if self.graphs else act()
 
-    def _run_alone(
-        self,
-        tokens: TokenIds,
-        num_past: int,
-        num_rows: int,
-        layout: TreeLayout | None,
-        output: str | None,
-        inputs: Mapping[str, npt.NDArray[Any]] | None,
-        num_padded: int,
-        num_given: int,
-    ) -> PassRows:
-        width = len(tokens) + num_padded
+    def _run_alone(self, asked: "_Run") -> PassRows:
         with translate_memory_errors("making room for a pass"), self._beside_others():
-            self.cache.prepare(num_past, width)
-        plain = partial(self._run_plain, tokens, num_past, layout=layout, inputs=inputs, num_padded=num_padded)
-        all_rows = width == (num_given or num_rows + num_padded)
-        is_recorded = self.graphs and width == self.graphs.width and all_rows and num_past
-        if self._recorded and is_recorded and layout is None and not inputs and not self._shrinks:
-            made = self._run_recorded(tokens, num_past, num_rows, output, num_padded, plain)
+            self.cache.prepare(asked.num_past, asked.width)
+        gives_all = self.graphs and asked.width == self.graphs.width == asked.num_given
+        is_chain = asked.layout is None and not asked.inputs
+        if self._recorded and gives_all and asked.num_past and is_chain and not self._shrinks:
+            made = self._run_recorded(asked)
             if made:
                 return made
-        return plain(num_rows=num_rows, output=output, num_given=num_given)
+        return self._run_plain(asked)
 
-    def _run_recorded(
-        self,
-        tokens: TokenIds,
-        num_past: int,
-        num_rows: int,
-        output: str | None,
-        num_padded: int,
-        plain: Callable[..., PassRows],
-    ) -> PassRows | None:
+    def _run_recorded(self, asked: "_Run") -> PassRows | None:
         """None where the pass has to run plain: memory is to be given back first, or recording failed."""
         assert self._recorded
         assert isinstance(self.cache, SharedCache)
         if self.cache.has_freed:
             return None
         self._require_uninterrupted()
-        num_tokens = len(tokens)
-
-        def logits() -> Logits:
-            made = plain(num_rows=num_tokens, output=None, num_given=num_tokens + num_padded)
-            return made.logits
-
+        num_tokens = len(asked.tokens)
+        all_logits = asked._replace(num_rows=num_tokens, output=self._names.logits)
         with translate_errors("running a pass"):
-            output = output or self._names.logits
-            fetched = (output, *self._token_widths)
-            found = self._recorded.run(self.cache, _pad(tokens, num_padded), num_past, fetched, logits)
+            padded, fetched = _pad(asked.tokens, asked.num_padded), (asked.output, *self._token_widths)
+            found = self._recorded.run(
+                self.cache, padded, asked.num_past, fetched, lambda: self._run_plain(all_logits).logits
+            )
         if found is None:
             return None
-        rows = found[output][num_tokens - num_rows : num_tokens]
+        rows = found[asked.output][num_tokens - asked.num_rows : num_tokens]
         states = {name: found[name][:num_tokens] for name in self._token_widths}
         return PassRows(rows.astype(np.float32, copy=False), states)
 
-    def _run_plain(
-        self,
-        tokens: TokenIds,
-        num_past: int,
-        num_rows: int,
-        layout: TreeLayout | None,
-        output: str | None,
-        inputs: Mapping[str, npt.NDArray[Any]] | None,
-        num_padded: int,
-        num_given: int,
-    ) -> PassRows:
-        num_tokens, num_run = len(tokens), len(tokens) + num_padded
-        num_given = num_given or num_rows + num_padded
+    def _run_plain(self, asked: "_Run") -> PassRows:
+        tokens, num_past, num_rows, layout, output, inputs, num_padded, num_given = asked
+        num_tokens, num_run = len(tokens), asked.width
         if self._is_exact and num_given < num_run:
             num_given += num_given % 2  # a single row of logits has a kernel of its own
         if not self._names.num_logits_to_keep:
@@ -285,7 +253,7 @@ class Passes:
             token_rows = {name: self._bind_new(name, num_run, width) for name, width in self._token_widths.items()}
             row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
             stop = max(num_rows, num_given - num_padded)
-            fetched = self._bind_outputs(output or self._names.logits, num_given, stop - num_rows, stop)
+            fetched = self._bind_outputs(output, num_given, stop - num_rows, stop)
         if self.graphs and self._shrinks:
             self.graphs.age += 1
         with translate_errors("running a pass"), self._beside_others():
@@ -398,6 +366,24 @@ class Passes:
         # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
         self._bound[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+class _Run(NamedTuple):
+    """One run of the graph, as Passes.run is asked for it."""
+
+    tokens: TokenIds
+    num_past: int
+    num_rows: int
+    layout: TreeLayout | None
+    output: str
+    inputs: Mapping[str, npt.NDArray[Any]] | None
+    num_padded: int
+    num_given: int
+
+    @property
+    def width(self) -> int:
+        """How many tokens it runs, those of the padding among them."""
+        return len(self.tokens) + self.num_padded
 
 
 def _pad(rows: npt.NDArray[Any], num_padded: int) -> npt.NDArray[Any]:

@@ -42,13 +42,13 @@ def record_passes() -> Iterator[list[RunPass]]:
     """All passes of this process within the block."""
     run, passes = Passes._run_alone, list[RunPass]()
 
-    def recorded(self: Passes, tokens: Any, *given: Any) -> Any:
+    def recorded(self: Passes, asked: Any) -> Any:
         started_s = perf_counter()
-        made = run(self, tokens, *given)
-        passes.append(RunPass(len(tokens) + given[5], started_s, perf_counter()))  # and num_padded
+        made = run(self, asked)
+        passes.append(RunPass(asked.width, started_s, perf_counter()))
         return made
 
-    Passes._run_alone = recorded  # type: ignore[method-assign, assignment]
+    Passes._run_alone = recorded  # type: ignore[method-assign]
     try:
         yield passes
     finally:
