@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from command_line import command_line, parse_ways
 
 from edgespec import Engine, ToolCall, load
-from edgespec.text.tool import parse_tools
+from edgespec.tools.tool import parse_tools
 
 _MAX_TOKENS = 96
 _WAYS = ("auto", "required", "named", "strict")

@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         UsageError,
         VocabularyMismatch,
     )
+    from edgespec.grammar.response_format import read_format
     from edgespec.manifest import FILE_NAME, Manifest, read_manifest
     from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
     from edgespec.memory.pressure import PressureReader, ReadPressure
@@ -83,12 +84,11 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.profile import Profile
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import LoadProgress
-    from edgespec.text.call_events import CallArguments, CallEnd, CallStart, in_order
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
     from edgespec.text.prompt_encoder import parse_ids, parse_messages
-    from edgespec.text.response_format import read_format
     from edgespec.text.tokenizer import TextStream, Tokenizer
-    from edgespec.text.tool import Tool, ToolCall, ToolUse, parse_tools
+    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order
+    from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
     from edgespec.types import Report, Row, TokenIds, append
 
 __version__ = "0.1.0"
@@ -155,9 +155,9 @@ _HOMES = _by_name(
         "engine.request": "AnswerOptions Drafting",
         "engine.transcript": "Round",
         "system.progress": "LoadProgress",
-        "text.call_events": "CallArguments CallEnd CallStart",
         "text.chat_template": "Message",
-        "text.tool": "ToolCall",
+        "tools.call_events": "CallArguments CallEnd CallStart",
+        "tools.tool": "ToolCall",
     }
 )
 
@@ -185,6 +185,7 @@ _WING_NAMES = _by_name(
         "engine.request": "require_embedding_model require_writer",
         "engine.transcript": "Transcript",
         "errors": "FormatError ToolError",
+        "grammar.response_format": "read_format",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
         "memory.pressure": "PressureReader ReadPressure",
@@ -207,12 +208,11 @@ _WING_NAMES = _by_name(
         "setup.plan_words": "plan_in_words",
         "setup.profile": "Profile",
         "setup.wish": "Wish",
-        "text.call_events": "in_order",
         "text.chat_template": "CallMessage ResultMessage Turn",
         "text.prompt_encoder": "parse_ids parse_messages",
-        "text.response_format": "read_format",
         "text.tokenizer": "TextStream Tokenizer",
-        "text.tool": "Tool ToolUse parse_tools",
+        "tools.call_events": "in_order",
+        "tools.tool": "Tool ToolUse parse_tools",
         "types": "Report Row TokenIds append",
     }
 )

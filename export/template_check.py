@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import ConversationError, ModelError
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.text.template_process import TemplateProcess
-from edgespec.text.tool_template import fit_contents
+from edgespec.tools.tool_template import fit_contents
 from edgespec.types import Report
 
 _SAID = "Qzvsaid"  # which no template holds

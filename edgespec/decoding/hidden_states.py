@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from edgespec.decoding.decoder import reusable_prefix
 from edgespec.errors import MemoryExhausted
-from edgespec.memory.estimate import next_capacity
 from edgespec.types import TokenIds
 
 States = npt.NDArray[np.float32]  # [num_rows, width]
-_UNBOUNDED = 1 << 30
+_FIRST_CAPACITY = 512  # slots
 
 
 class HiddenStates:
@@ -98,7 +97,7 @@ class HiddenStates:
     def _reserve(self, num_slots: int) -> None:
         if num_slots <= len(self._rows):
             return
-        capacity = next_capacity(len(self._rows), num_slots, _UNBOUNDED)
+        capacity = max(_FIRST_CAPACITY, 1 << (num_slots - 1).bit_length())
         try:
             grown = np.zeros((capacity, self.width), np.float32)
         except MemoryError:

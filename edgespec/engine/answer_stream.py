@@ -17,9 +17,9 @@ from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.run_ahead import Made, RunAhead, Ticket
 from edgespec.system.processes import Owner
 from edgespec.system.threads import in_thread
-from edgespec.text.call_events import join_calls
 from edgespec.text.chat_template import Turn
-from edgespec.text.tool import ToolCall
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.tool import ToolCall
 
 _END_S = 1.0  # the longest wait for the thread of the passes to end
 

@@ -14,8 +14,8 @@ from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
-from edgespec.text.call_events import CallEvent, join_calls
-from edgespec.text.tool import ToolCall
+from edgespec.tools.call_events import CallEvent, join_calls
+from edgespec.tools.tool import ToolCall
 from edgespec.types import TokenIds
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.

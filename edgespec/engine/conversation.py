@@ -24,7 +24,7 @@ from edgespec.engine.request import (
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-from edgespec.text.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
+from edgespec.tools.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

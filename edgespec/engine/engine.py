@@ -43,7 +43,7 @@ from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.processes import Owner
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder, parse_ids
-from edgespec.text.tool import parse_tools
+from edgespec.tools.tool import parse_tools
 from edgespec.types import TokenIds, append
 
 if TYPE_CHECKING:

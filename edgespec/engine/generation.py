@@ -31,9 +31,9 @@ from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
-from edgespec.text.call_events import Part, TextPart, in_order, split_parts
-from edgespec.text.call_parser import CallReader
 from edgespec.text.tokenizer import TextStream, Tokenizer
+from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
+from edgespec.tools.call_parser import CallReader
 from edgespec.types import TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.

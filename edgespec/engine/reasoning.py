@@ -16,7 +16,7 @@ from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.prompt_encoder import PromptEncoder
-from edgespec.text.tool import ToolUse
+from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, append
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -17,9 +17,9 @@ from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.draft.text_drafters import constrained
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
-from edgespec.text.formats import CallFormat
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import ToolUse
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has

@@ -22,12 +22,12 @@ from edgespec.errors import FormatError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.banned_texts import BannedTexts, SpellingIndex
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder, is_ids
-from edgespec.text.tool import ToolUse, schema_refusal
+from edgespec.tools.tool import ToolUse, schema_refusal
 from edgespec.types import TokenMask, append
 
 if TYPE_CHECKING:
-    from edgespec.text.compile import GrammarCompiler
-    from edgespec.text.response_format import ResponseFormat
+    from edgespec.grammar.compile import GrammarCompiler
+    from edgespec.grammar.response_format import ResponseFormat
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ class RequestReader:
         if use:
             form = encoder.tool_template.format
             if use.is_ensured:
-                from edgespec.text.call_grammar import constrained_format
+                from edgespec.tools.call_grammar import constrained_format
 
                 form = constrained_format(form)
             calls = CallReading(use, form, options.whole_tool_calls, opens_reasoning)
@@ -127,8 +127,8 @@ class RequestReader:
         calls = request.calls
         if response_format is None and not (calls and calls.use.is_ensured):
             return request
-        from edgespec.text.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
-        from edgespec.text.response_format import read_format
+        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+        from edgespec.grammar.response_format import read_format
 
         wanted = self._format_with_calls(calls, response_format) if calls else read_format(response_format or {})
         if wanted is None:
@@ -160,8 +160,8 @@ class RequestReader:
             ToolError: No grammar can hold the schema of a tool.
             UsageError: The response_format is of another kind, or no grammar can hold calls of this form.
         """
-        from edgespec.text.call_grammar import call_grammar, constrained_format
-        from edgespec.text.response_format import read_format
+        from edgespec.grammar.response_format import read_format
+        from edgespec.tools.call_grammar import call_grammar, constrained_format
 
         wanted = read_format(response_format) if response_format else None
         if wanted is None and not calls.use.is_ensured:
@@ -176,7 +176,7 @@ class RequestReader:
         return call_grammar(calls.use, constrained_format(calls.format), special, schema)
 
     def _compiler(self) -> "GrammarCompiler":
-        from edgespec.text.compile import GrammarCompiler
+        from edgespec.grammar.compile import GrammarCompiler
 
         with self._lock:
             if self._grammars is None:
@@ -187,7 +187,7 @@ class RequestReader:
 
 def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompiler") -> UsageError:
     """The error of a grammar of calls that cannot be compiled: it names the tool whose schema is the reason."""
-    from edgespec.text.response_format import read_format
+    from edgespec.grammar.response_format import read_format
 
     for tool in use.possible:
         try:

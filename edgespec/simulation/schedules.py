@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceRates
@@ -22,6 +21,7 @@ from edgespec.draft.lanes import Lane
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.draft.pass_estimate import NUM_WIDTHS
 from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.recording import Recording
 from edgespec.simulation.synthetic import WINDOW, PacedDecoder, synthetic_drafter, synthetic_target
@@ -175,7 +175,7 @@ def policy_for(scenario: Scenario, schedule: str, devices: Devices, drafter: Dra
         return FixedLength([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:
         return _RecordedPolicy(drafter, recording.lengths)
-    ratios = {width: machine.ratio(width - 1) for width in range(1, MAX_DRAFT_TOKENS + 2)}
+    ratios = {width: machine.ratio(width - 1) for width in range(1, NUM_WIDTHS + 1)}
     row_costs = {rows: machine.draft_ratio(rows) for rows in range(1, MAX_BRANCHES + 1)}
     models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0), rows=RowCosts(row_costs))}
     return MeasuredPolicy(

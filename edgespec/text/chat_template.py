@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.errors import ConversationError, ManifestError, UsageError
-from edgespec.text.notations import WrittenCall, describe_tools, write_calls
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import Tool, ToolCall, is_too_deep
-from edgespec.text.tool_template import Render, ToolTemplate
+from edgespec.tools.notations import WrittenCall, describe_tools, write_calls
+from edgespec.tools.tool import Tool, ToolCall, is_too_deep
+from edgespec.tools.tool_template import Render, ToolTemplate
 from edgespec.types import TokenIds
 
 ROLES = ("system", "user", "assistant")

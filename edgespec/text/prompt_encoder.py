@@ -24,8 +24,8 @@ from edgespec.text.chat_template import (
 )
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import Tool, is_too_deep
-from edgespec.text.tool_template import Render, ToolTemplate, fit_contents, probe_template
+from edgespec.tools.tool import Tool, is_too_deep
+from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
 from edgespec.types import TokenIds
 
 _THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    "system", "config", "text", "memory", "decoding", "draft", "runtimes", "export", "setup", "simulation",
-    "engine", "evaluation", "training", "server", "chat/markdown", "chat", "cli",
+    "system", "config", "grammar", "tools", "text", "memory", "decoding", "draft", "runtimes", "export", "setup",
+    "simulation", "engine", "evaluation", "training", "server", "chat/markdown", "chat", "cli",
 ]  # fmt: skip
 # Wings import the face, the ground and their own room alone; the command line also imports the other wings.
 WINGS: dict[str, set[str]] = {
@@ -32,7 +32,7 @@ HEAVY = {
     "uvicorn": "edgespec/server",
     "starlette": "edgespec/server",
     "pypdf": "edgespec/chat/attachments.py",
-    "llguidance": "edgespec/text",
+    "llguidance": "edgespec/grammar",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from scripted import TOOL_TEMPLATE, scripted_engine
 
 from edgespec import Conversation, Engine, UsageError
-from edgespec.text.call_events import CallEnd, TextPart, in_order, join_calls
+from edgespec.tools.call_events import CallEnd, TextPart, in_order, join_calls
 
 WEATHER = {
     "type": "function",

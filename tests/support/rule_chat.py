@@ -29,7 +29,7 @@ from edgespec.engine.answers import Chunk, Tally
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.run_ahead import Ticket
 from edgespec.setup.home import default_home
-from edgespec.text.call_events import CallArguments, CallEnd, CallStart
+from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
 
 STATS = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
 

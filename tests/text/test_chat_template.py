@@ -17,8 +17,8 @@ from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.template_sandbox import render
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import ToolCall
-from edgespec.text.tool_template import ToolTemplate
+from edgespec.tools.tool import ToolCall
+from edgespec.tools.tool_template import ToolTemplate
 
 START, END = 1, 2
 PROCESS = TemplateProcess()

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edgespec.errors import FormatError
-from edgespec.text.exact_schema import exact
-from edgespec.text.schema import prepare_schema, schemas_in, subschemas
+from edgespec.grammar.exact_schema import exact
+from edgespec.grammar.schema import prepare_schema, schemas_in, subschemas
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
 MAX_CHARACTERS = 1 << 17

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from edgespec.errors import ToolError, UsageError
-from edgespec.text.function_arguments import describe_function, schema_of, typed_arguments
+from edgespec.tools.function_arguments import describe_function, schema_of, typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.generation import TextStop
-from edgespec.text.call_events import CallEnd, CallStart, Part, TextPart, join_calls
-from edgespec.text.call_parser import CallParser
-from edgespec.text.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
-from edgespec.text.notations import WrittenCall, write_calls
-from edgespec.text.tool import Tool
+from edgespec.tools.call_events import CallEnd, CallStart, Part, TextPart, join_calls
+from edgespec.tools.call_parser import CallParser
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
+from edgespec.tools.notations import WrittenCall, write_calls
+from edgespec.tools.tool import Tool
 
 TOOLS = (
     Tool(

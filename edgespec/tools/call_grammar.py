@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.errors import FormatError, UsageError
-from edgespec.text.endings import largest_opening
-from edgespec.text.exact_schema import exact
-from edgespec.text.formats import CallFormat, JsonBody, NamedBody, TagBody
-from edgespec.text.response_format import ResponseFormat
-from edgespec.text.schema import is_note, prepare_schema
-from edgespec.text.tool import Tool, ToolUse, schema_refusal
+from edgespec.grammar.endings import largest_opening
+from edgespec.grammar.exact_schema import exact
+from edgespec.grammar.response_format import ResponseFormat
+from edgespec.grammar.schema import is_note, prepare_schema
+from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
+from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
 _TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")

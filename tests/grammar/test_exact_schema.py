@@ -11,10 +11,10 @@ import pytest
 import tiny
 
 from edgespec.errors import FormatError
-from edgespec.text.compile import GrammarCompiler
-from edgespec.text.constraint import GrammarConstraint
-from edgespec.text.exact_schema import PATTERNS
-from edgespec.text.response_format import read_format
+from edgespec.grammar.compile import GrammarCompiler
+from edgespec.grammar.constraint import GrammarConstraint
+from edgespec.grammar.exact_schema import PATTERNS
+from edgespec.grammar.response_format import read_format
 from edgespec.text.tokenizer import Tokenizer
 
 MayBegin = Callable[[Any, str], bool]

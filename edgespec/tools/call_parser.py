@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from edgespec.text.call_body import CallBodyReader, NoCall
-from edgespec.text.call_events import CallOutput, CallStart, Part, StopSearch
-from edgespec.text.formats import CallFormat
-from edgespec.text.text_reader import EndOfText, Reading, TextReader
-from edgespec.text.tool import Tool, ToolUse
+from edgespec.tools.call_body import CallBodyReader, NoCall
+from edgespec.tools.call_events import CallOutput, CallStart, Part, StopSearch
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.text_reader import EndOfText, Reading, TextReader
+from edgespec.tools.tool import Tool, ToolUse
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _MOST_SKIPPED = 200  # characters between a call and the end of its frame

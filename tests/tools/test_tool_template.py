@@ -9,8 +9,8 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, names_for
 from edgespec.text.template_process import TemplateProcess
-from edgespec.text.tool import ToolCall, parse_tools
-from edgespec.text.tool_template import ToolTemplate, probe_template
+from edgespec.tools.tool import ToolCall, parse_tools
+from edgespec.tools.tool_template import ToolTemplate, probe_template
 
 TOOLS = parse_tools(
     [{"name": "find", "description": "Finds <it>.", "parameters": {"properties": {"what": {"type": "string"}}}}]

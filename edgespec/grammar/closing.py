@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.text.vocabulary import GrammarVocabulary, Matcher, forced_by, mask_of, may_follow
+from edgespec.grammar.vocabulary import GrammarVocabulary, Matcher, forced_by, mask_of, may_follow
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.intp]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.text.call_events import CallArguments, CallEnd, CallStart, Part, TextPart, in_order, split_parts
+from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, Part, TextPart, in_order, split_parts
 
 CALL: list[Part] = [CallStart(0, "f", "a"), CallArguments(0, "{}"), CallEnd(0)]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgespec.text.formats import Body, CallFormat, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
-from edgespec.text.tool import Tool
+from edgespec.tools.formats import Body, CallFormat, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
+from edgespec.tools.tool import Tool
 
 _SCALAR = re.compile(r"[^,{}\[\]]*")
 _PAIRS_NAME = re.compile(r"\s*(?:call:)?([\w-]+)\s*(?=\{)")

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import FormatError
-from edgespec.text.compile import CompiledGrammar
-from edgespec.text.vocabulary import Matcher, bias_of, forced_by, may_follow, require_sound
+from edgespec.grammar.compile import CompiledGrammar
+from edgespec.grammar.vocabulary import Matcher, bias_of, forced_by, may_follow, require_sound
 from edgespec.types import TokenConstraint, TokenIds, append
 
 _NONE: TokenIds = np.zeros(0, np.int32)

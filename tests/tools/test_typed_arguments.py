@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from edgespec import ToolCall
-from edgespec.text.function_arguments import typed_arguments
+from edgespec.tools.function_arguments import typed_arguments
 
 
 class Unit(Enum):

@@ -13,10 +13,10 @@ import tokenizers
 from schemas import make_schemas
 
 from edgespec.errors import FormatError
-from edgespec.text.compile import GrammarCompiler
-from edgespec.text.constraint import GrammarConstraint
-from edgespec.text.response_format import read_format
-from edgespec.text.schema import ENSURED_FORMATS
+from edgespec.grammar.compile import GrammarCompiler
+from edgespec.grammar.constraint import GrammarConstraint
+from edgespec.grammar.response_format import read_format
+from edgespec.grammar.schema import ENSURED_FORMATS
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 

@@ -8,10 +8,10 @@ from re import search
 from typing import Any
 
 from edgespec.errors import ConversationError, ModelError
-from edgespec.text.call_events import join_calls
-from edgespec.text.call_parser import CallParser
-from edgespec.text.formats import HERMES, CallFormat, find_format
-from edgespec.text.tool import Tool
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.call_parser import CallParser
+from edgespec.tools.formats import HERMES, CallFormat, find_format
+from edgespec.tools.tool import Tool
 
 # Texts that no template holds.
 _TOOL, _VALUE, _RESULT, _SAID = "qzv_weather", "Qzvcity", "Qzvresult", "Qzvsaid"

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.text.chat_template import CallMessage, ResultMessage, parse_calls, require_answerable
-from edgespec.text.function_arguments import describe_function, schema_of
-from edgespec.text.tool import Tool, ToolCall, parse_choice, parse_tools
+from edgespec.tools.function_arguments import describe_function, schema_of
+from edgespec.tools.tool import Tool, ToolCall, parse_choice, parse_tools
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 STATED = {"name": "weather", "description": "Of a city.", "parameters": SCHEMA}

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer as Library
 from edgespec import Engine, UsageError
 from edgespec.engine.request_reader import explain_refusal
 from edgespec.errors import FormatError, ToolError
-from edgespec.text.call_grammar import call_grammar, constrained_format
-from edgespec.text.compile import GrammarCompiler
-from edgespec.text.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
-from edgespec.text.notations import WrittenCall, write_calls
+from edgespec.grammar.compile import GrammarCompiler
+from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool import ToolUse, parse_tools
-from edgespec.text.vocabulary import GrammarVocabulary
+from edgespec.tools.call_grammar import call_grammar, constrained_format
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
+from edgespec.tools.notations import WrittenCall, write_calls
+from edgespec.tools.tool import ToolUse, parse_tools
 
 TOOLS = [
     {

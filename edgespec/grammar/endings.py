@@ -13,8 +13,8 @@ from decimal import Decimal
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from edgespec.text.response_format import ResponseFormat, lark_parts
-from edgespec.text.schema import Schema, number_of, resolve, schemas_in, subschemas, values_of
+from edgespec.grammar.response_format import ResponseFormat, lark_parts
+from edgespec.grammar.schema import Schema, number_of, resolve, schemas_in, subschemas, values_of
 
 # Python's own reader of expressions, which its types do not declare.
 _codes, _parser = import_module("re._constants"), import_module("re._parser")

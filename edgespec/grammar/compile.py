@@ -13,12 +13,12 @@ from typing import Any
 import llguidance
 
 from edgespec.errors import FormatError
+from edgespec.grammar.closing import Closer, ClosingTokens
+from edgespec.grammar.endings import endings_of, largest_opening
+from edgespec.grammar.response_format import ResponseFormat, require_bounded
+from edgespec.grammar.schema import schemas_in, subschemas
+from edgespec.grammar.vocabulary import GrammarVocabulary, first_words
 from edgespec.system.threads import run_with_stack
-from edgespec.text.closing import Closer, ClosingTokens
-from edgespec.text.endings import endings_of, largest_opening
-from edgespec.text.response_format import ResponseFormat, require_bounded
-from edgespec.text.schema import schemas_in, subschemas
-from edgespec.text.vocabulary import GrammarVocabulary, first_words
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}

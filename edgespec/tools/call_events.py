@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.text.tool import ToolCall
+from edgespec.tools.tool import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgespec.text.schema import LISTS, SCHEMAS, SINGLE, subschemas
+from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, subschemas
 
 _PREFIX = re.compile(r"\^([\w -]+)")  # patterns that mean a beginning, and no more
 _MAX_LENGTH = 80  # characters of a name; each nests a regular expression deeper

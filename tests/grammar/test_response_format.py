@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import FormatError
-from edgespec.text.endings import endings_of, largest_opening
-from edgespec.text.response_format import MAX_CHARACTERS, ResponseFormat, read_format
-from edgespec.text.schema import ENSURED_FORMATS, prepare_schema
+from edgespec.grammar.endings import endings_of, largest_opening
+from edgespec.grammar.response_format import MAX_CHARACTERS, ResponseFormat, read_format
+from edgespec.grammar.schema import ENSURED_FORMATS, prepare_schema
 
 OBJECT = {"type": "object"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.text.response_format import LarkSize, count_repetitions, measure_lark
+from edgespec.grammar.response_format import LarkSize, count_repetitions, measure_lark
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from edgespec.text.call_events import CallOutput
-from edgespec.text.formats import Body, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
-from edgespec.text.notations import escape_halves, load_json, parse_literal, parse_pairs, parse_python, write_json
-from edgespec.text.schema import allows, argument_schema
-from edgespec.text.text_reader import EndOfText, JsonScanner, Reading, TextReader
-from edgespec.text.tool import Tool
+from edgespec.grammar.schema import allows, argument_schema
+from edgespec.tools.call_events import CallOutput
+from edgespec.tools.formats import Body, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
+from edgespec.tools.notations import escape_halves, load_json, parse_literal, parse_pairs, parse_python, write_json
+from edgespec.tools.text_reader import EndOfText, JsonScanner, Reading, TextReader
+from edgespec.tools.tool import Tool
 
 _ANY_JSON = JsonBody()
 _NUMBER = re.compile(r":\d+$")  # behind the name of a call, its index
