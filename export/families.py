@@ -1,17 +1,21 @@
 """From the settings of a source to one description that the graph builder understands.
 
-A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), mimo,
-qwen3, granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), and with a mixture of experts mixtral,
-qwen3_moe, olmoe and granitemoe, each from GGUF metadata and from a Hugging Face config.json. A gemma3 with vision
-is read without its vision part.
+A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, ministral3, qwen2 (and
+2.5), mimo, qwen3, granite, smollm3, olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss,
+glm4, exaone4 and hunyuan_v1_dense, and with a mixture of experts mixtral, qwen3_moe, olmoe and granitemoe, each
+from GGUF metadata and from a Hugging Face config.json. A gemma3 or mistral3 with vision is read without its vision
+part, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from edgespec.errors import SourceError, UsageError
+from edgespec.export.blocks import Floats
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
@@ -26,20 +30,27 @@ class Family:
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     norms_whole_projections: bool = False  # q_norm and k_norm are over all heads at once
     gain_addend: float = 0.0  # a checkpoint, though not a GGUF file, stores gains less this
-    is_paired: bool = False  # a GGUF file stores the rows of queries and keys in pairs
+    # Which files store the rows of queries and keys in pairs that are rotated together: "gguf", "huggingface".
+    paired_in: tuple[str, ...] = ()
     has_biases: bool = False  # of queries, keys and values; in other families they are rare
-    is_fused: bool = False  # query, key and value are one matrix, gate and up another
+    fused: tuple[str, ...] = ()  # what one matrix holds: "qkv", query, key and value; "gate_up", gate and up
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as in roles.py, where others differ
     activation: str = "silu"
     scales_embedding: bool = False  # by √hidden_size
     # One of so many layers sees all tokens, the others a window; 0: all see a window, None: none does.
     full_attention_every: int | None = None
+    is_local_plain: bool = False  # layers that see a window rotate by the plain base, without scaling
+    rotates_local_alone: bool = False  # where some layers see a window, the others have no positions
     defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that transformers assumes
     is_mixture: bool = False  # its layers have experts
     normalizes_routing: bool = True  # unless norm_topk_prob says otherwise
+    norms_rotated: bool = False  # q_norm and k_norm are of rotated values
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
 _HEAD_NORMS = ("q_norm", "k_norm")
+_LAYER = "model.layers.{i}"
+_GGUF, _FUSED = ("gguf",), ("qkv", "gate_up")
 _GEMMA = Family(
     norms=_AROUND,
     gain_addend=1.0,
@@ -58,21 +69,67 @@ _GEMMA = Family(
 )
 _GEMMA2 = {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+_OLMO = Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True)
 FAMILIES = {
-    "llama": Family(is_paired=True),
-    "mistral": Family(is_paired=True, full_attention_every=0),
+    "llama": Family(paired_in=_GGUF),
+    "mistral": Family(paired_in=_GGUF, full_attention_every=0),
     "qwen2": Family(has_biases=True),
     "mimo": Family(has_biases=True),
     "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
-    "granite": Family(is_paired=True),
-    "smollm3": Family(is_paired=True),
-    "olmo2": Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True),
+    "granite": Family(paired_in=_GGUF),
+    "smollm3": Family(paired_in=_GGUF),
+    "olmo2": _OLMO,
+    "olmo3": replace(_OLMO, full_attention_every=4, is_local_plain=True),
     "gemma2": replace(_GEMMA, defaults={**_GEMMA.defaults, **_GEMMA2}),
     "gemma3": replace(
-        _GEMMA, norms=(*_AROUND, *_HEAD_NORMS), full_attention_every=6, defaults={**_GEMMA.defaults, **_GEMMA3}
+        _GEMMA,
+        norms=(*_AROUND, *_HEAD_NORMS),
+        full_attention_every=6,
+        is_local_plain=True,
+        defaults={**_GEMMA.defaults, **_GEMMA3},
     ),
-    "phi3": Family(is_fused=True, full_attention_every=0),
-    "mixtral": Family(is_paired=True, full_attention_every=0, is_mixture=True),
+    "phi3": Family(fused=_FUSED, full_attention_every=0),
+    "ernie4_5": Family(paired_in=(*_GGUF, "huggingface")),
+    "seed_oss": Family(
+        has_biases=True,
+        names={
+            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
+        },
+    ),
+    "glm4": Family(
+        norms=_AROUND,
+        paired_in=(*_GGUF, "huggingface"),
+        has_biases=True,
+        fused=("gate_up",),
+        names={
+            "{i}.attended_norm": (
+                "blk.{i}.post_attention_norm.weight",
+                f"{_LAYER}.post_self_attn_layernorm.weight",
+            ),
+            "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", f"{_LAYER}.post_attention_layernorm.weight"),
+            "{i}.fed_norm": ("blk.{i}.post_ffw_norm.weight", f"{_LAYER}.post_mlp_layernorm.weight"),
+        },
+    ),
+    "exaone4": Family(
+        norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), full_attention_every=4, rotates_local_alone=True
+    ),
+    "hunyuan_v1_dense": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms_rotated=True,
+        names={
+            "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.query_layernorm.weight"),
+            "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.key_layernorm.weight"),
+        },
+    ),
+    "ministral3": Family(paired_in=_GGUF, full_attention_every=0),
+    "granitemoehybrid": Family(
+        fused=("gate_up",),
+        names={
+            "{i}.gate_up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.shared_mlp.input_linear.weight"),
+            "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.shared_mlp.output_linear.weight"),
+        },
+    ),
+    "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
     "qwen3_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
     ),
@@ -82,9 +139,10 @@ FAMILIES = {
         is_mixture=True,
         normalizes_routing=False,
     ),
-    "granitemoe": Family(is_paired=True, is_mixture=True),
+    "granitemoe": Family(paired_in=_GGUF, is_mixture=True),
 }
-_GGUF_NAMES = {"qwen3moe": "qwen3_moe"}  # where they differ from model types of transformers
+# Names of families in GGUF files, where they differ from model types of transformers.
+_GGUF_NAMES = {"qwen3moe": "qwen3_moe", "hunyuan-dense": "hunyuan_v1_dense", "mistral3": "ministral3"}
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
     *(
@@ -97,6 +155,7 @@ _READ = {
     *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
     *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
 }
+_READ_OF_MINISTRAL = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
 _UNUSED: dict[str, float] = {
     "attention.clamp_kqv": 0,
     "attention.max_alibi_bias": 0,
@@ -106,6 +165,9 @@ _UNUSED: dict[str, float] = {
 }
 # Settings that change the arithmetic and have no place in the graph.
 _UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers")
+_SEEING = ("gemma3", "mistral3")  # families of models that have a vision tower beside a text decoder
+# The number of values within an MLP, by the first of these that a config.json has.
+_INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
 # Windows by architecture and context length of GGUF files from before they stated them.
 _UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
 # The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
@@ -118,6 +180,21 @@ class Layer:
 
     rotary: Rotary | None  # None: positions are not encoded
     sliding_window: int | None = None  # how many tokens back attention sees
+
+
+class QueryGrowth(NamedTuple):
+    """Queries grow with their position, by a step at each multiple of period (temperature scaling of Llama 4).
+
+    share: How much of the logarithm of the number of periods is added to 1.
+    """
+
+    share: float
+    period: int
+
+    def scales(self, num_tokens: int) -> Floats:
+        """The factor of a query at each position, [num_tokens]."""
+        periods = np.arange(num_tokens) // self.period
+        return (1 + self.share * np.log1p(periods)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +235,8 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     routing: Routing | None = None
+    norms_rotated: bool = False  # norms of queries and keys come after their rotation
+    query_growth: QueryGrowth | None = None
 
     @property
     def num_layers(self) -> int:
@@ -170,7 +249,9 @@ def _require_read(stated: SourceSettings) -> None:
         key = name.removeprefix(stated.prefix)
         if key == "attention.causal" and value is False:
             raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
-        if key == name or not key.startswith(("rope.", "attention.")) or key in _READ or _UNUSED.get(key) == value:
+        is_known = key in _READ or _UNUSED.get(key) == value
+        is_known |= stated.prefix == "mistral3." and key in _READ_OF_MINISTRAL
+        if key == name or not key.startswith(("rope.", "attention.")) or is_known:
             continue
         raise SourceError(
             f"{stated.path} states {name} = {value!r}, which is not supported; use another file of this model"
@@ -192,6 +273,8 @@ def config_from_gguf(
     architecture = _GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "llama" and stated.get("expert_count"):
         architecture = "mixtral"
+    if architecture == "olmo2" and stated.get("attention.sliding_window"):
+        architecture = "olmo3"
     _require_read(stated)
     # A mistral file calls itself llama.
     family = _family(path, "mistral" if architecture == "llama" else architecture)
@@ -200,12 +283,12 @@ def config_from_gguf(
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = stated.count("block_count"), stated.count("context_length")
     rotary = rotary_from_gguf(stated, tensors, head_dim, context_length, wanted_length)
-    if family.is_paired and rotary.rotated != head_dim:
-        raise SourceError(
-            f"{path} rotates only a part of each head, which no {architecture} model does; unsupported"
-        )
-    local = plain_rotary(stated.number("rope.freq_base_swa", 1e4), head_dim)
     window = _window_from_gguf(stated, family, architecture, context_length)
+    is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    local_rotary = rotary
+    if family.is_local_plain:
+        base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
+        local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     return DecoderConfig(
         architecture=architecture,
@@ -219,9 +302,9 @@ def config_from_gguf(
         rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
         layers=_layers(
             Layer(rotary=rotary),
-            Layer(rotary=local if architecture == "gemma3" else rotary, sliding_window=window),
-            _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers),
-            _every_fourth(num_layers) if architecture == "smollm3" else frozenset(),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, is_local, window),
         ),
         activation=family.activation,
         attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
@@ -231,6 +314,10 @@ def config_from_gguf(
         logit_scale=1 / stated.number("logit_scale", 1.0),
         logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
         routing=_routing(stated, family, "expert_count", "expert_used_count"),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
+        ),
     )
 
 
@@ -252,7 +339,9 @@ def config_from_huggingface(
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
-    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length, wanted_length)
+    rotary, local_rotary = rotaries_from_huggingface(
+        stated, head_dim, context_length, wanted_length, is_local_plain=family.is_local_plain
+    )
     is_local = _local_layers(
         stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
     )
@@ -260,9 +349,7 @@ def config_from_huggingface(
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count(
-            "moe_intermediate_size" if stated.get("moe_intermediate_size") else "intermediate_size"
-        ),
+        intermediate_size=stated.count(next(filter(stated.get, _INNER_SIZES), _INNER_SIZES[-1])),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -273,7 +360,7 @@ def config_from_huggingface(
             Layer(rotary=rotary),
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
-            _layers_without_rotary(stated, architecture, num_layers),
+            _layers_without_rotary(stated, architecture, is_local, window),
         ),
         activation=family.activation,
         attention_scale=stated.number(
@@ -285,6 +372,13 @@ def config_from_huggingface(
         logit_scale=1 / stated.number("logits_scaling", 1.0),
         logit_cap=stated.optional("final_logit_softcapping"),
         routing=_routing(stated, family, num_experts, "num_experts_per_tok"),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            SourceSettings(path, stated.get("rope_parameters", {})),
+            "llama_4_scaling_beta",
+            "original_max_position_embeddings",
+            context_length,
+        ),
     )
 
 
@@ -305,12 +399,12 @@ def decoder_part(
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Settings and tensors of the text decoder.
 
-    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 and the
-    layers for multi-token prediction of a mimo, which are read as a drafting head.
+    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 or mistral3
+    and the layers for multi-token prediction of a mimo, which are read as a drafting head.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
-    inner = settings.get("text_config") if architecture == "gemma3" else None
+    inner = settings.get("text_config") if architecture in _SEEING else None
     if inner:
         seeing = ("vision_tower.", "multi_modal_projector.")
         stored = {
@@ -349,6 +443,13 @@ def _routing(stated: SourceSettings, family: Family, num_experts: str, num_used:
     return routing
 
 
+def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:
+    """The growth of queries by the keys of its numbers; None where the settings state none."""
+    if not stated.get(share):
+        return None
+    return QueryGrowth(stated.number(share), stated.count(period, context_length))
+
+
 def _context_length(path: object, longest: int, wanted: int | None) -> int:
     if longest < _MIN_CONTEXT_LENGTH:
         raise SourceError(
@@ -379,8 +480,10 @@ def _layers(
 def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
     """True for each layer that sees only a window; pattern lists the layers, or states a period."""
     every = family.full_attention_every
+    if isinstance(pattern, str):  # such as LLLG, local and global, which is repeated
+        pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
     if isinstance(pattern, list):
-        kinds = {"full_attention": False, "sliding_attention": True, False: False, True: True}
+        kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
         found = [kinds.get(kind) for kind in pattern]
         if len(found) != num_layers or None in found or (every is None and any(found)):
             raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
@@ -401,19 +504,23 @@ def _window_from_gguf(
                 f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
             )
         return None
-    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), None if family.full_attention_every else 0)
+    may_lack = not family.full_attention_every or family.rotates_local_alone
+    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), 0 if may_lack else None)
     return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
 
 
-def _layers_without_rotary(stated: SourceSettings, architecture: str, num_layers: int) -> frozenset[int]:
+def _layers_without_rotary(
+    stated: SourceSettings, architecture: str, is_local: Sequence[bool], window: int | None
+) -> frozenset[int]:
     """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
+    num_layers = len(is_local)
+    if stated.get("position_embedding_type", "rope") == "nope":
+        return frozenset(range(num_layers))
+    if FAMILIES[architecture].rotates_local_alone and window is not None:
+        return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
     uses = stated.get("no_rope_layers")
     if uses is None:
-        return _every_fourth(num_layers) if architecture == "smollm3" else frozenset()
+        uses = [int(architecture != "smollm3" or i % 4 != 3) for i in range(num_layers)]
     if len(uses) != num_layers or not set(uses) <= {0, 1}:
         raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
     return frozenset(i for i, rotates in enumerate(uses) if not rotates)
-
-
-def _every_fourth(num_layers: int) -> frozenset[int]:
-    return frozenset(range(3, num_layers, 4))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.blocks import Bytes
+from edgespec.export.blocks import Bytes, Floats
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
@@ -60,10 +60,13 @@ def written_bytes(
 
 
 class _Unread(StoredTensor):
-    """A tensor of which every operation sees one row of zeros, so that nothing is read."""
+    """A tensor of which every operation sees one row of zeros, or a vector of them, so that nothing is read."""
 
     def chunks(self) -> Iterator[Bytes]:
         yield np.zeros((1, self.row_bytes), np.uint8)
+
+    def vector(self) -> Floats:
+        return np.zeros(self.rows * self.columns, np.float32)
 
 
 class _AnyRange(dict[str, Range]):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.experts import ExpertsWriter
-from edgespec.export.families import DecoderConfig, Routing
+from edgespec.export.families import DecoderConfig, QueryGrowth, Routing
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, typed_value
 from edgespec.export.precision import Rule
@@ -41,6 +41,8 @@ class LayerWriter:
         self.floats = np.float16 if self.rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self.biases: dict[ir.Value, ir.Value] = {}
+        self._positions: ir.Value | None = None
+        self._scales: ir.Value | None = None
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
     def caches(self, number: int) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -92,6 +94,29 @@ class LayerWriter:
             )
         return self.tables[rotary]
 
+    def positions(self, x: ir.Value, lengths: tuple[ir.Value, ir.Value]) -> ir.Value:
+        """Positions of the tokens of a pass, int64 [batch, num_tokens]; by lengths where they are no input."""
+        if self.tree:
+            return self.tree["position_ids"]
+        if self._positions is None:
+            int64 = int(ir.DataType.INT64)
+            count = self.op("Gather", self.op("Shape", x), self.constant("index_1", np.array(1)), axis=0)
+            first, step = self.constant("first", np.array(0)), self.constant("step", np.array(1))
+            behind = self.op("Sub", self.op("Range", first, count, step), self.op("Sub", count, step))
+            last = self.op(
+                "Unsqueeze", self.op("Cast", lengths[0], to=int64), self.constant("axis_1", np.array([1]))
+            )
+            self._positions = self.op("Add", last, behind)
+        return self._positions
+
+    def _query_scales(self, growth: QueryGrowth, x: ir.Value, lengths: tuple[ir.Value, ir.Value]) -> ir.Value:
+        """The factor of each token's query, [batch, num_tokens, 1]."""
+        if self._scales is None:
+            table = growth.scales(self.config.context_length).astype(self.floats)[:, None]
+            scales = self.weights.append("query_scales", [table], table.shape)
+            self._scales = self.op("Gather", scales, self.positions(x, lengths), axis=0)
+        return self._scales
+
     def attention(
         self,
         i: int,
@@ -104,15 +129,21 @@ class LayerWriter:
         weights = [self.tensors[role] for role in roles]
         biases = [self.tensors.get(f"{role}_bias") for role in roles]
         projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
-        if f"{i}.q_norm" in self.tensors:
+        if f"{i}.q_norm" in self.tensors and not self.config.norms_rotated:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self.rotary_tables(layer.rotary)
-        if layer.rotary is not None and self.rotates_apart:
+        if layer.rotary is not None and (self.rotates_apart or self.config.norms_rotated):
             *rotated, value = self._split_heads(i, projected)
-            positions = self.tree["position_ids"]
-            projected = [*(self.rotate(x, layer.rotary, at, positions) for at, x in enumerate(rotated)), value]
+            at = self.positions(x, lengths)
+            projected = [*(self.rotate(y, layer.rotary, part, at) for part, y in enumerate(rotated)), value]
             tables = ()
+            if self.config.norms_rotated:
+                projected = self._norm_heads(i, projected)
+        growth = self.config.query_growth
+        if growth is not None and growth.period < self.config.context_length:
+            query, *others = self._split_heads(i, projected)
+            projected = [self.op("Mul", query, self._query_scales(growth, x, lengths)), *others]
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         inputs = [*projected, *past, *lengths, *tables]
         if self.tree:

@@ -152,8 +152,21 @@ class _Reference:
 
     def _attention(self, i: int, rows: list[Floats]) -> list[Floats]:
         q, k, v = (self._linear(rows, f"{i}.{part}") for part in "qkv")
-        q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
+        if self.config.norms_rotated:
+            q, k = self._rotate(i, q), self._rotate(i, k)
+            q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
+        else:
+            q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
+            q, k = self._rotate(i, q), self._rotate(i, k)
+        if (growth := self.config.query_growth) is not None:
+            q = [x * growth.scales(len(x))[:, None] for x in q]
         return self._linear([_attend(self.config, i, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
+
+    def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
+        rotary = self.config.layers[i].rotary
+        if rotary is None:
+            return rows
+        return [_rotate(x.reshape(len(x), -1, self.config.head_dim), rotary).reshape(x.shape) for x in rows]
 
 
 def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
@@ -164,13 +177,10 @@ def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
 def _attend(config: DecoderConfig, i: int, q: Floats, k: Floats, v: Floats) -> Floats:
     num_tokens = len(q)
     q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
-    own = config.layers[i]
-    if own.rotary is not None:
-        q, k = _rotate(q, own.rotary), _rotate(k, own.rotary)
     groups = config.num_heads // config.num_kv_heads
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k, optimize=True) * np.float32(config.attention_scale)
-    scores = _cap(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
+    scores = _cap(scores, config.attention_cap) + _mask(config.layers[i].sliding_window, num_tokens)
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
     attended: Floats = np.einsum("hqk,khd->qhd", share, v, optimize=True).reshape(num_tokens, -1)

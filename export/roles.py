@@ -36,10 +36,10 @@ _TENSOR_NAMES = _MODEL_NAMES | {
 }
 # Transformers' name of mlp_norm in families with a norm after attention.
 _MLP_NORM_OF_TWO = "model.layers.{i}.pre_feedforward_layernorm.weight"
-# Roles whose rows are stacked in one matrix -> its names.
+# Roles whose rows one matrix stacks, and its names.
 _FUSED = {
-    ("{i}.q", "{i}.k", "{i}.v"): ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight"),
-    ("{i}.gate", "{i}.up"): ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight"),
+    "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
+    "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
 }
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
@@ -74,8 +74,7 @@ def tensors_by_role(
     """
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
-    if family.is_fused:
-        stored = _split_fused(path, config, stored, column)
+    stored = _split_fused(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
@@ -93,7 +92,7 @@ def tensors_by_role(
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
-    if is_gguf and family.is_paired:
+    if ("gguf" if is_gguf else "huggingface") in family.paired_in:
         found |= _unpair_rows(config, found)
     if not is_gguf and family.gain_addend:
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
@@ -112,17 +111,20 @@ def _names(family: Family, column: int) -> dict[str, str]:
         names = {role: name for role, name in names.items() if not role.endswith((".gate", ".up", ".down"))}
     if column == 1 and {"attended_norm", "mlp_norm"} <= set(family.norms):
         names["{i}.mlp_norm"] = _MLP_NORM_OF_TWO
-    return names
+    return names | {role: both[column] for role, both in family.names.items() if role in names}
 
 
 def _split_fused(
     path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
 ) -> dict[str, StoredTensor]:
-    apart = dict(stored)
-    for roles, names in _FUSED.items():
+    apart, family = dict(stored), FAMILIES[config.architecture]
+    for kind in family.fused:
+        parts, usual = _FUSED[kind]
+        roles = [f"{{i}}.{part}" for part in parts]
         sizes = [_shape(config, role)[0] for role in roles]
         for i in range(config.num_layers):
-            fused = apart.pop(name := names[column].format(i=i), None)
+            name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
+            fused = apart.pop(name, None)
             if fused is None:
                 raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
             if fused.rows != sum(sizes):
@@ -169,11 +171,13 @@ def _require_shape(path: object, tensor: StoredTensor, wanted: tuple[int, int]) 
 
 
 def _unpair_rows(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """GGUF stores llama's query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + d/2)."""
+    """Files may store query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + rotated / 2)."""
+    rotated = next((layer.rotary.rotated for layer in config.layers if layer.rotary), config.head_dim)
 
     def halves(num_heads: int) -> Index:
-        rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim // 2, 2)
-        return rows.swapaxes(1, 2).reshape(-1)
+        rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim)
+        pairs = rows[:, :rotated].reshape(num_heads, rotated // 2, 2).swapaxes(1, 2).reshape(num_heads, rotated)
+        return np.concatenate([pairs, rows[:, rotated:]], axis=1).reshape(-1)
 
     orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
     unpaired = {}

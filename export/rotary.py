@@ -76,6 +76,7 @@ def rotary_from_gguf(
         # The file's attn_factor is beside the factor of the method, as in llama.cpp.
         names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+        names |= dict.fromkeys(("mscale", "mscale_all_dim"), "yarn_log_multiplier")
         given = {name: stated.get(f"rope.scaling.{key}") for name, key in names.items()}
         found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)
         return replace(found, scale=found.scale * (scale or 1.0))
@@ -85,9 +86,17 @@ def rotary_from_gguf(
 
 
 def rotaries_from_huggingface(
-    stated: SourceSettings, head_dim: int, context_length: int, wanted_length: int | None
+    stated: SourceSettings,
+    head_dim: int,
+    context_length: int,
+    wanted_length: int | None,
+    *,
+    is_local_plain: bool,
 ) -> tuple[Rotary, Rotary]:
-    """The rotaries of layers that see all tokens and of those that see a window, which differ in gemma3."""
+    """The rotaries of layers that see all tokens and of those that see a window.
+
+    is_local_plain: These do not scale, by a base of their own if the settings state one, as in gemma3 and olmo3.
+    """
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise SourceError(f"{stated.path}: its rotary scaling is {rope!r}; wanted an object with a rope_type")
@@ -99,8 +108,9 @@ def rotaries_from_huggingface(
     within = {key: value for key, value in rope.get("full_attention", rope).items() if value is not None}
     full = SourceSettings(stated.path, above | within)
     rotary = _read_rotary(full, head_dim, context_length, wanted_length)
-    if (theta := stated.get("rope_local_base_freq")) is None:
+    if not is_local_plain:
         return rotary, rotary
+    theta = stated.get("rope_local_base_freq", full.get("rope_theta"))
     local = SourceSettings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
     return rotary, _read_rotary(local, head_dim, context_length, wanted_length)
 
@@ -111,6 +121,9 @@ def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wante
     theta = rope.number("rope_theta")
     inv_freq = plain_rotary(theta, _require_rotated(rope.path, rotated, head_dim)).inv_freq
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "dynamic" and rope.get("alpha"):  # a larger base, whatever the length
+        base = theta * math.pow(rope.number("alpha"), rotated / (rotated - 2))
+        return plain_rotary(base, rotated)
     if kind == "default":
         return Rotary(inv_freq)
     if kind == "linear":

@@ -129,13 +129,19 @@ class _StaticDecoder:
         heads, dim = config.num_kv_heads, config.head_dim
         groups = config.num_heads // heads
         projected = [self._linear(x, f"{i}.{part}", f"{i}.{part}_bias") for part in "qkv"]
-        projected[:2] = [
-            self._norm_heads(y, f"{i}.{part}_norm") for y, part in zip(projected[:2], "qk", strict=True)
-        ]
+        if not config.norms_rotated:
+            projected[:2] = [
+                self._norm_heads(y, f"{i}.{part}_norm") for y, part in zip(projected[:2], "qk", strict=True)
+            ]
         q, k, v = (self._reshape(y, [width, -1, dim]) for y in projected)
         rotary = config.layers[i].rotary
         if rotary is not None:
             q, k = self._rotate(q, rotary), self._rotate(k, rotary)
+        if config.norms_rotated:
+            q, k = self._norm(q, f"{i}.q_norm"), self._norm(k, f"{i}.k_norm")
+        growth = config.query_growth
+        if growth is not None and growth.period < self.capacity:
+            q = self._op("Mul", q, self._look_up_wave("query_scales", growth.scales(self.capacity)[:, None]))
         q, k, v = (self._swap(y) for y in (self._reshape(q, [width, heads, groups * dim]), k, v))
         held, cache_type = self.activations.to_cache, self.activations.cache_type
         present = [

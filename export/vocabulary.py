@@ -34,6 +34,10 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _QWEN2 = _CONTRACTIONS + _LETTERS + r"|\p{N}" + _TAIL
+_QWEN35 = _QWEN2.replace(_LETTERS, r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 _LLAMA3 = _CONTRACTIONS + _LETTERS + r"|\p{N}{1,3}" + _TAIL
 # Words of capitals and of small letters; a capital begins a word (o200k of OpenAI, Tekken of Mistral).
 _CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -47,17 +51,26 @@ _DEEPSEEK_LETTERS = "\\s?[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\u10d0-\u10ff\U0001d400-\U000
 _DEEPSEEK_SIGNS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _DEEPSEEK = (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_SIGNS, r"\s+$", _EAST_ASIAN, r"\p{N}+")
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _NFC = ("qwen2", "deepseek-r1-qwen", "olmo")
 _BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # unless the file says otherwise
 _WHOLE_WORDS_FIRST = (*_BOS_FIRST, "smaug-bpe")
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact")
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone")
 # Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
 _PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", *_SINGLE_DIGITS), ()),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
-    **dict.fromkeys(("dbrx", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
+    **dict.fromkeys(("gpt-2", "olmo", "exaone4", *_SINGLE_DIGITS), ()),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan"), (_QWEN2,)),
+    **dict.fromkeys(("dbrx", "glm4", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "seed-coder": (_SEED,),
+    "qwen35": (_QWEN35,),
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT4O,),
     "deepseek-llm": _DEEPSEEK,

@@ -192,7 +192,7 @@ def layers_config(
             f"{q.name} and {k.name} have {q.rows} and {k.rows} rows; the file is damaged"
         )
     longest = settings.count("max_position_embeddings")
-    rotary, _ = rotaries_from_huggingface(settings, head_dim, longest, None)
+    rotary, _ = rotaries_from_huggingface(settings, head_dim, longest, None, is_local_plain=False)
     return DecoderConfig(
         architecture="llama",
         hidden_size=o.rows,

@@ -279,6 +279,9 @@ def test_gguf_of_the_27b_gemma3_scales_attention_by_width() -> None:
         ("phi3", {"attention.sliding_window": 0}, (None,) * 4),
         ("phi3", {"context_length": 131072}, (None,) * 4),
         ("llama", WINDOW, (5,) * 4),
+        ("olmo2", WINDOW, (5, 5, 5, None)),
+        ("exaone4", WINDOW, (5, 5, 5, None)),
+        ("exaone4", {}, (None,) * 4),
     ],
 )  # fmt: skip
 def test_gguf_says_which_layers_see_a_window(
@@ -291,7 +294,7 @@ def test_gguf_says_which_layers_see_a_window(
 @pytest.mark.parametrize(
     ("architecture", "keys", "words"),
     [
-        ("olmo2", WINDOW, "no olmo2 model has"),
+        ("qwen2", WINDOW, "no qwen2 model has"),
         ("gemma3", {}, "attention.sliding_window is None"),
         (
             "gemma3",
@@ -299,7 +302,6 @@ def test_gguf_says_which_layers_see_a_window(
             "layers of attention",
         ),
         ("phi3", {"rope.dimension_count": 40}, "rotates 40 of"),
-        ("llama", {"rope.dimension_count": 16}, "rotates only a part"),
         ("phi3", {"rope.scaling.type": "longrope"}, "longrope"),
         ("phi3", {"rope.scaling.type": "yarn"}, "factor is None"),
         ("phi3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "original_context_length is None"),

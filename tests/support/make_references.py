@@ -1,11 +1,12 @@
 """Write tests/support/data/references.{json,npz}: logits of tiny random models of each family by transformers.
 
-Not run by the tests, which need neither torch nor transformers:
+Not run by the tests, which need neither torch nor transformers. Families that are named are made, or all:
 
-    pip install torch==2.13.0 transformers numpy && python tests/support/make_references.py
+    pip install torch==2.13.0 transformers numpy && python tests/support/make_references.py [FAMILY …]
 """
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ SHAPE = {
 }
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE |= {"original_max_position_embeddings": 64, "rope_theta": 500000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
 FAMILIES = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "llama3": {"model_type": "llama", "rope_parameters": ROPE, "tie_word_embeddings": True},
@@ -83,6 +85,36 @@ FAMILIES = {
             "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
         },
     },
+    "olmo3": {"num_hidden_layers": 5, "sliding_window": 7, "rope_scaling": YARN, "max_position_embeddings": 64},
+    "ernie4_5": {"head_dim": 32, "tie_word_embeddings": True},
+    "seed_oss": {"head_dim": 32, "attention_bias": True, "attention_out_bias": False},
+    "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "exaone4": {"num_hidden_layers": 5, "sliding_window": 7, "sliding_window_pattern": 4},
+    "exaone4-full": {
+        "model_type": "exaone4",
+        "layer_types": ["full_attention"] * 3,
+        "sliding_window": None,
+        "rope_scaling": ROPE,
+    },
+    "hunyuan_v1_dense": {
+        "head_dim": 32,
+        "rope_scaling": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0},
+    },
+    "ministral3": {  # its queries grow within the text
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    },
+    "granitemoehybrid": {
+        "layer_types": ["attention"] * 3,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "position_embedding_type": "rope",
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
     "qwen3_moe": {
         "head_dim": 32,
@@ -116,8 +148,13 @@ NUM_ROWS = 4
 
 
 def main() -> None:
+    folder = Path(__file__).parent / "data"
     described, logits = {}, {}
-    for family, special in FAMILIES.items():
+    if sys.argv[1:]:
+        described = json.loads((folder / "references.json").read_text())["families"]
+        logits = dict(np.load(folder / "references.npz"))
+    for family in sys.argv[1:] or FAMILIES:
+        special = FAMILIES[family]
         settings = {"model_type": family, **SHAPE, **special}
         config = transformers.AutoConfig.for_model(**settings)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -130,12 +167,14 @@ def main() -> None:
         model.tie_weights()
         with torch.no_grad():
             found = model(torch.from_numpy(TOKENS)[None], use_cache=False).logits[0, -NUM_ROWS:]
-        described[family] = {"config": json.loads(config.to_json_string(use_diff=False)), "shapes": shapes}
+        described[family] = {
+            "made_with": {"transformers": transformers.__version__, "torch": torch.__version__},
+            "config": json.loads(config.to_json_string(use_diff=False)),
+            "shapes": shapes,
+        }
         logits[family] = found.numpy()
         print(family, logits[family].std())
-    folder = Path(__file__).parent / "data"
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    document = {"made_with": versions, "tokens": TOKENS.tolist(), "families": described}
+    document = {"tokens": TOKENS.tolist(), "families": described}
     (folder / "references.json").write_text(json.dumps(document, indent=1) + "\n")
     np.savez_compressed(folder / "references.npz", **logits)
 

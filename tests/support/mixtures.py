@@ -8,7 +8,10 @@ import numpy as np
 _MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")))
 _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
 _NAMES = {"mixtral": _SPARSE, "qwen3_moe": _MLP, "olmoe": _MLP}
-_GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+_GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
+}
 
 
 def gguf_architecture(family: str) -> str:

@@ -99,10 +99,15 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
     if family in MIXTURES:
         config |= {"moe_intermediate_size": shape.inner, "num_experts_per_tok": shape.used}
         config["num_experts" if "num_experts" in config else "num_local_experts"] = shape.experts
-    if family == "qwen2-yarn":
-        config["max_position_embeddings"] = CONTEXT // 4  # which YaRN stretches by 4
-        rope = {**config["rope_parameters"], "original_max_position_embeddings": CONTEXT // 4}
-        config["rope_parameters"] = rope
+    if "shared_intermediate_size" in config:
+        config["shared_intermediate_size"] = shape.inner
+    rope = dict(config.get("rope_parameters") or {})
+    scaled = rope.get("full_attention", rope)
+    if scaled.get("rope_type") == "yarn":  # which stretches a context by 4
+        if family == "qwen2-yarn":
+            config["max_position_embeddings"] = CONTEXT // 4
+        stretched = {**scaled, "original_max_position_embeddings": CONTEXT // 4}
+        config["rope_parameters"] = {**rope, "full_attention": stretched} if scaled is not rope else stretched
     if family.startswith("phi3"):
         rope = dict(config["rope_parameters"])
         if "original_max_position_embeddings" in rope:  # one length of the context, as the export asks for
@@ -116,7 +121,7 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
 def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
     layers = ("layers.0.", "layers.1.")
     return {
-        name: _size(name, len(old), shape, by_head=family not in ("olmo2", "olmoe"))
+        name: _size(name, len(old), shape, by_head=family not in ("olmo2", "olmo3", "olmoe"))
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)
     }
@@ -134,8 +139,12 @@ def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool) -> list[int]
         "up_proj": (shape.inner, shape.hidden),
         "gate_up_proj": (2 * shape.inner, shape.hidden),
         "down_proj": (shape.hidden, shape.inner),
+        "input_linear": (2 * shape.inner, shape.hidden),
+        "output_linear": (shape.hidden, shape.inner),
         "q_norm": (shape.head_dim if by_head else query,),
         "k_norm": (shape.head_dim if by_head else key,),
+        "query_layernorm": (shape.head_dim,),
+        "key_layernorm": (shape.head_dim,),
         "embed_tokens": (tiny.VOCAB, shape.hidden),
         "lm_head": (tiny.VOCAB, shape.hidden),
     }

@@ -139,15 +139,26 @@ _GGUF_NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
 
+_GLM_NAMES = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+
+
 def _gguf_name(name: str, architecture: str) -> str:
     name = name.replace("model.layers.", "blk.")
-    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3")
+    for theirs, ours in _GLM_NAMES.items() if architecture == "glm4" else ():
+        name = name.replace(theirs, ours)
+    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss")
     name = name.replace("post_attention_layernorm", "post_attention_norm" if has_norm_after else "ffn_norm")
     for theirs, ours in _GGUF_NAMES.items():
         name = name.replace(theirs, ours)
@@ -201,7 +212,7 @@ def write_gguf(
         if name in skip:
             continue
         kind = gguf.GGMLQuantizationType[storage if value.ndim > 1 else "F32"]
-        permute = architecture in ("llama", "granite", "granitemoe", "smollm3")
+        permute = architecture in ("llama", "granite", "granitemoe", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             stored = 1 + stored

@@ -206,6 +206,11 @@ def test_control_tokens_of_phi3_take_the_white_space_behind_them(
         ("deepseek-llm", ["I", "'", "LL", "Ġadd", "Ġ", "12345", "!", "Ċ", "(", "x", ")"]),
         ("deepseek-coder", ["I", "'", "LL", "Ġadd", "Ġ", *"12345", "!", "Ċ", "(", "x", ")"]),
         ("default", ["I", "'", "LL", "Ġadd", "Ġ", "123", "45", "!", "Ċ", "(", "x", ")"]),
+        ("glm4", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("exaone4", ["I", "'", "LL", "Ġadd", "Ġ12345", "!", "Ċ", "(", "x", ")"]),
+        ("seed-coder", ["I", "'LL", "Ġadd", "Ġ", *"12345", "!", "Ċ", "(x", ")"]),
+        ("hunyuan-dense", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("qwen35", ["I", "'LL", "Ġadd", "Ġ", *"12345", "!Ċ", "(x", ")"]),
     ],
 )
 def test_pre_tokenizers_cut_words_and_digits_where_they_should(name: str, parts: list[str]) -> None:
