@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, join_chunks
 from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
-from edgespec.server.client import run_for_client, run_until_closing
+from edgespec.server.client import Bodies, run_for_client, run_until_closing
 from edgespec.server.errors import Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
@@ -39,10 +39,12 @@ class Services:
     metrics: Metrics
     drain: Drain
     limits: Limits
+    bodies: Bodies
 
     @classmethod
     def within(cls, limits: Limits, names: ModelNames, host: ModelHost) -> "Services":
-        return cls(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
+        admission, drain = Admission(limits.num_answers), Drain(limits.drain_s)
+        return cls(names, host, admission, Metrics(), drain, limits, Bodies(limits))
 
     async def name_for(self, request: Request, asked: str | None) -> str:
         """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""

@@ -22,7 +22,6 @@ from edgespec.server.answer_fields import (
 )
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
@@ -41,7 +40,7 @@ _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answ
 
 
 async def chat_completions(services: Services, request: Request) -> Response:
-    asked = await read_request(ChatRequest, request, services.limits)
+    asked = await services.bodies.read(ChatRequest, request)
     plan, identity = _plan(asked, services.limits), new_identity("chatcmpl-")
     events = partial(_events, asked, identity) if asked.stream else None
     return await respond(services, request, plan, partial(_document, asked, identity), events)

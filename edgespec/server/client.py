@@ -2,13 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive
 
-from edgespec.server.errors import ApiError, closing
+from edgespec.server.errors import RETRY_S, ApiError, closing
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import ModelRequest, parse
 from edgespec.system.threads import in_thread
@@ -29,12 +31,77 @@ class ClientGone(Exception):
     """The client has closed its connection, or does not read what it is sent."""
 
 
-async def read_request(kind: type[R], request: Request, limits: Limits) -> R:
-    """A request from its body; raises what read_body and parse raise."""
-    body = await read_body(request, limits)
-    if len(body) <= _LARGE_BYTES:
-        return parse(kind, body)
-    return await in_thread(_parse_large, kind, body)
+@dataclass(slots=True)
+class Bodies:
+    """Reads the bodies of requests: so many bytes of all at once, and one large body after another.
+
+    So nobody waits longer for the interpreter than one body takes. One thread, that of the event loop.
+    """
+
+    limits: Limits
+    _num_bytes: int = field(init=False, default=0)  # that have come and are not parsed yet
+    _turn: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+
+    async def read(self, kind: type[R], request: Request) -> R:
+        """A request from its body in JSON.
+
+        Raises:
+            ApiError: 415, 413, 408 or 429, it is of another type, too large, does not come, or is one too many;
+                400, it is no such request.
+            ClientGone: The client left while it sent.
+        """
+        _require_readable(request, self.limits)
+        body = bytearray()
+        try:
+            try:
+                async with asyncio.timeout(self.limits.body_s):
+                    await self._receive(request, body)
+            except TimeoutError:
+                message = f"the body did not come within {self.limits.body_s:g} s"
+                raise ApiError(408, message, code="timeout", headers={"Connection": "close"}) from None
+            if len(body) <= _LARGE_BYTES:
+                return parse(kind, bytes(body))
+            return await self.in_turn(partial(_parse_large, kind, bytes(body)))
+        finally:
+            self._num_bytes -= len(body)
+
+    async def in_turn(self, work: Callable[[], T]) -> T:
+        """The result of work of a second and of much memory, in a thread, once the work before it has ended."""
+        async with self._turn:
+            return await in_thread(work)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Receive a body to its end; what is too large is taken and thrown away."""
+        num_bytes = 0
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            num_bytes += len(part)
+            if num_bytes <= self.limits.body_bytes:
+                self._hold(body, part)
+            else:
+                self._num_bytes -= len(body)
+                body.clear()
+            has_more = message.get("more_body", False)
+            if num_bytes > self.limits.body_bytes and (
+                not has_more or num_bytes > _DISCARDED * self.limits.body_bytes
+            ):
+                raise _too_large(self.limits)
+            if not has_more:
+                return
+
+    def _hold(self, body: bytearray, part: bytes) -> None:
+        """Add a part to a body. Raises ApiError: 429, there is no room for it beside other bodies."""
+        if self._num_bytes + len(part) > self.limits.bodies_bytes:
+            raise ApiError(
+                429,
+                f"bodies of {self.limits.bodies_bytes >> 20} MiB are being read; ask again later",
+                headers={"Retry-After": str(RETRY_S), "Connection": "close"},
+            )
+        body += part
+        self._num_bytes += len(part)
 
 
 def _parse_large(kind: type[R], body: bytes) -> R:
@@ -54,13 +121,8 @@ def _parse_large(kind: type[R], body: bytes) -> R:
     return parse(kind, body)
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request in JSON.
-
-    Raises:
-        ApiError: 415, 413 or 408; it is of another type, too large, or does not come.
-        ClientGone: The client left while it sent.
-    """
+def _require_readable(request: Request, limits: Limits) -> None:
+    """Raises ApiError: 415 or 413, a body is of another type, or states that it is too large."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the content type must be application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
@@ -70,34 +132,6 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     most = limits.body_bytes if "expect" in request.headers else _DISCARDED * limits.body_bytes
     if not (stated.isascii() and stated.isdecimal()) or int(stated) > most:
         raise _too_large(limits)
-    try:
-        async with asyncio.timeout(limits.body_s):
-            return await _read_at_most(limits, request)
-    except TimeoutError:
-        raise ApiError(
-            408,
-            f"the body did not come within {limits.body_s:g} s",
-            code="timeout",
-            headers={"Connection": "close"},
-        ) from None
-
-
-async def _read_at_most(limits: Limits, request: Request) -> bytes:
-    body, num_bytes = bytearray(), 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        num_bytes += len(message.get("body", b""))
-        if num_bytes <= limits.body_bytes:
-            body += message.get("body", b"")
-        else:
-            body.clear()
-        has_more = message.get("more_body", False)
-        if num_bytes > limits.body_bytes and (not has_more or num_bytes > _DISCARDED * limits.body_bytes):
-            raise _too_large(limits)
-        if not has_more:
-            return bytes(body)
 
 
 def _too_large(limits: Limits) -> ApiError:

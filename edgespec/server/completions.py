@@ -19,7 +19,6 @@ from edgespec.server.answer_fields import (
 )
 from edgespec.server.answer_parts import Identity, TextPlaces, TokenWords, completion_logprobs, new_identity
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, texts_of, within
@@ -29,7 +28,7 @@ _MAX_TOKENS = 16  # where a request does not say, as the API has it
 
 
 async def completions(services: Services, request: Request) -> Response:
-    asked = await read_request(CompletionRequest, request, services.limits)
+    asked = await services.bodies.read(CompletionRequest, request)
     plan, identity = _plan(asked, services.limits), new_identity("cmpl-")
     events = partial(_events, asked, identity) if asked.stream else None
     return await respond(services, request, plan, partial(_document, asked, identity), events)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from edgespec import ContextOverflow, Engine, TokenIds, UsageError, parse_ids, require_embedding_model
 from edgespec.server.answers import Services
-from edgespec.server.client import read_request, run_for_client, run_until_closing
+from edgespec.server.client import run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain
 from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
@@ -21,7 +21,7 @@ from edgespec.system.threads import in_thread
 
 
 async def embeddings(services: Services, request: Request) -> Response:
-    asked = await read_request(EmbeddingsRequest, request, services.limits)
+    asked = await services.bodies.read(EmbeddingsRequest, request)
     texts = texts_of("input", asked.input)
     if len(texts) > services.limits.num_inputs:
         raise ApiError(

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgespec import Engine
 from edgespec.server.answers import Services
-from edgespec.server.client import read_request, run_for_client
+from edgespec.server.client import run_for_client
 from edgespec.server.errors import ApiError
 from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
@@ -40,7 +40,7 @@ def _documents(services: Services) -> list[dict[str, Any]]:
 
 
 async def tokenize(services: Services, request: Request) -> Response:
-    asked = await read_request(TokenizeRequest, request, services.limits)
+    asked = await services.bodies.read(TokenizeRequest, request)
     messages = [text_of(each.content, "messages") + str(each.tool_calls) for each in asked.messages or ()]
     if sum(map(len, [asked.content or asked.prompt or "", *messages])) > services.limits.tokenize_length:
         raise ApiError(
@@ -50,7 +50,7 @@ async def tokenize(services: Services, request: Request) -> Response:
 
 
 async def detokenize(services: Services, request: Request) -> Response:
-    asked = await read_request(DetokenizeRequest, request, services.limits)
+    asked = await services.bodies.read(DetokenizeRequest, request)
 
     def text(model: HostedModel) -> dict[str, Any]:
         return {"content": model.engine.detokenize(asked.tokens)}
@@ -65,7 +65,7 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
         found = await services.name_for(request, name)
         with services.admission.place(1):
             async with services.host.lease(found) as lease:
-                made = in_thread(lambda: JSONResponse(work(lease.model)))
+                made = services.bodies.in_turn(lambda: JSONResponse(work(lease.model)))
                 return await services.admission.wait_for(made)
 
     return await run_for_client(request.receive, lend())

@@ -32,7 +32,6 @@ from edgespec.server.answer_fields import (
 )
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.client import read_request
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
@@ -45,7 +44,7 @@ NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
 
 
 async def responses(services: Services, request: Request) -> Response:
-    asked = await read_request(ResponsesRequest, request, services.limits)
+    asked = await services.bodies.read(ResponsesRequest, request)
     plan, identity = _plan(asked, services.limits), new_identity("resp_")
     events = partial(_events, asked, identity) if asked.stream else None
     return await respond(services, request, plan, partial(_document, asked, identity), events)

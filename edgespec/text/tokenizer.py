@@ -30,6 +30,7 @@ _MAX_BYTES = 64 << 20
 # Bounds of replacements: growth of one character, and their number. 22 doublings make 4 MB and 2 s of an "a".
 _MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
 _MAX_ADDED = 64  # tokens around each text
+_MANY_TOKENS = 4096  # take a millisecond to decode
 # Characters that are counted at a time, and the most tokens that a cut between two slices adds.
 _SLICE, _JOINED_TOKENS = 1 << 16, 64
 
@@ -208,7 +209,8 @@ class Tokenizer:
                 plain = part.replace(ignore, "") if ignore else part
                 tokenizer = self._behind_text if ids or is_behind_text else self._tokenizer
                 with translate_errors(self.path, ManifestError, "export the model again"):
-                    ids += tokenizer.encode(plain, add_special_tokens=False).ids
+                    # Alone the library's other methods leave the interpreter to other threads.
+                    ids += tokenizer.encode_batch_fast([plain], add_special_tokens=False)[0].ids
         if self._bos and ids[:1] != self._bos and not is_behind_text:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)
@@ -225,9 +227,15 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int], shown: Collection[int] = ()) -> str:
         """The text of tokens, without special tokens but for those that are to be shown."""
         if not shown:
-            return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True))
+            return self._decode([int(token) for token in tokens], skips_special=True)
         kept = [int(token) for token in tokens if int(token) in shown or int(token) not in self._special_ids]
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+        return self._decode(kept, skips_special=False)
+
+    def _decode(self, tokens: list[int], skips_special: bool) -> str:
+        """The text of tokens; of many without the interpreter, which the library keeps for a single text."""
+        if len(tokens) < _MANY_TOKENS:
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=skips_special))
+        return str(self._tokenizer.decode_batch([tokens], skip_special_tokens=skips_special)[0])
 
     def special_within(self, texts: Iterable[str]) -> frozenset[int]:
         """The special tokens that some texts hold."""

@@ -4,8 +4,9 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from time import monotonic
 from typing import Any
 
@@ -42,20 +43,29 @@ def longest_health_s(served: Served, is_over: Event) -> float:
     return longest_s
 
 
+def longest_pause_s(served: Served, is_over: Event) -> float:
+    """The longest time between two lines of another client's streams, until something is over."""
+    longest_s, last_s = 0.0, monotonic()
+    with httpx2.Client(base_url=str(served.client.base_url), timeout=60) as client:
+        while not is_over.wait(0.01):
+            with client.stream("POST", CHAT, json={**HI, "stream": True}) as stream:
+                for _ in stream.iter_lines():
+                    last_s, longest_s = monotonic(), max(longest_s, monotonic() - last_s)
+    return longest_s
+
+
 def answer_beside(served: Served, path: str, document: dict[str, Any] | bytes) -> httpx2.Response:
-    """The answer to a request, beside which /health and a stream of another client go on."""
-    is_over, found = Event(), list[float]()
-    watch = Thread(target=lambda: found.append(longest_health_s(served, is_over)))
-    watch.start()
-    try:
-        body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        answer = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
-    finally:
-        is_over.set()
-        watch.join()
-    assert found[0] < LONGEST_S
-    assert served.events(CHAT, HI)[-1] == "[DONE]"
-    assert served.services.admission.num_taken == 0
+    """The answer to a request, beside which /health and streams of another client go on."""
+    is_over = Event()
+    with ThreadPoolExecutor(2) as clients:
+        watches = [clients.submit(watch, served, is_over) for watch in (longest_health_s, longest_pause_s)]
+        try:
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+            answer = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
+        finally:
+            is_over.set()
+        assert max(watch.result() for watch in watches) < LONGEST_S
+    served.wait_until(lambda: served.services.admission.num_taken == 0)
     return answer
 
 
@@ -143,6 +153,29 @@ def test_bodies_of_millions_of_values_are_refused_before_they_are_read(served: S
     answer = answer_beside(served, CHAT, body.encode())
     assert answer.status_code == 413
     assert "300000 texts, lists and objects, or 2097152 values" in answer.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_the_longest_texts_to_tokens_and_back_leave_others_the_interpreter(served: Served) -> None:
+    tokens = answer_beside(served, "/tokenize", {"content": "in the an " * 104_857}).json()["tokens"]
+    assert len(tokens) > 300_000
+    assert answer_beside(served, "/detokenize", {"tokens": tokens}).json()["content"].count("in the an") == 104_857
+
+
+def test_bodies_have_a_bound_together(tiny_model: Path, tmp_path: Path) -> None:
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model))
+    limits, body = Limits(drain_s=0.3, bodies_bytes=3000), json.dumps({**HI, "user": "x" * 2000})
+    with serving(names, lambda name: table_engine(tiny_model), limits=limits) as served:
+        with served.raw() as slow:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: {len(body) + 1}\r\n\r\n{body}".encode())
+            served.wait_until(lambda: served.services.bodies._num_bytes > 2000)
+            refused = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert served.post(CHAT, HI).status_code == 200
+        served.wait_until(lambda: served.services.bodies._num_bytes == 0)
+        assert served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"}).is_success
 
 
 def test_a_large_body_of_few_values_is_read(served: Served) -> None:
