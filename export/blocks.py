@@ -10,6 +10,7 @@ Knows nothing of files and nothing of graphs. Layouts: ggml-common.h of the GGUF
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_Fields = tuple[Bytes, Floats, Floats | None]  # levels, scales, and minima where a format has them
+# Levels, scales, and minima or zero points where a format has them.
+_Fields = tuple[Bytes, Floats, Floats | Bytes | None]
 _4, _16 = np.uint8(4), np.uint8(16)
 
 
@@ -57,13 +59,15 @@ class BlockFormat:
     block_size: int
     has_offsets: bool
     split: Callable[[Bytes], _Fields]  # from stored blocks, [rows, num_blocks, block_bytes], to their fields
+    has_zero_points: bool = False
 
     def decode(self, raw: Bytes) -> Blocks:
         rows = len(raw)
-        levels, scales, minima = self.split(raw.reshape(rows, -1, self.block_bytes))
-        if minima is not None:
-            return split_minimum(self.bits, self.block_size, levels, scales, minima)
-        return Blocks(self.bits, self.block_size, levels.reshape(rows, -1), scales.reshape(rows, -1))
+        levels, scales, more = self.split(raw.reshape(rows, -1, self.block_bytes))
+        if self.has_offsets and more is not None:
+            return split_minimum(self.bits, self.block_size, levels, scales, more.astype(np.float32, copy=False))
+        zero_points = None if more is None else more.astype(np.uint8, copy=False)
+        return Blocks(self.bits, self.block_size, levels.reshape(rows, -1), scales.reshape(rows, -1), zero_points)
 
 
 def _half(raw: Bytes) -> Floats:
@@ -240,6 +244,50 @@ BLOCK_FORMATS = {
     "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
     "IQ2_XXS": BlockFormat(256, 66, 8, 32, False, _iq2_xxs),
 }
+
+
+def _integers(bits: int, has_zero_points: bool, block: Bytes) -> _Fields:
+    packed = block[..., 5:]
+    levels = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+    scales = np.ascontiguousarray(block[..., :4]).view("<f4")[..., 0]
+    return levels, scales, block[..., 4] if has_zero_points else None
+
+
+# Levels as other quantisations make them: by block a scale of 4 bytes, a byte for the zero point, and levels as
+# pack has them. No file stores rows so; they are made of its tensors (integer_rows).
+INTEGER_FORMATS = {
+    f"int{bits}, blocks of {size}{' with zero points' if zeros else ''}": BlockFormat(
+        size, 5 + size * bits // 8, bits, size, False, partial(_integers, bits, zeros), zeros
+    )
+    for bits in (4, 8)
+    for size in (16, 32, 64, 128)
+    for zeros in (False, True)
+}
+
+
+def integer_storage(bits: int, block_size: int, *, has_zero_points: bool) -> str:
+    """The name of the format of INTEGER_FORMATS that has these."""
+    key = (bits, block_size, has_zero_points)
+    formats = INTEGER_FORMATS.items()
+    return next(name for name, it in formats if (it.bits, it.block_size, it.has_zero_points) == key)
+
+
+def integer_rows(bits: int, block_size: int, levels: Bytes, scales: Floats, zero_points: Bytes | None) -> Bytes:
+    """Rows of such a format, [rows, row_bytes].
+
+    Args:
+        levels: [rows, columns].
+        scales: [rows, num_groups], of columns // num_groups each, which are whole blocks; zero_points likewise.
+    """
+    rows, columns = levels.shape
+    repeats = columns // block_size // scales.shape[1]
+    made = np.zeros((rows, columns // block_size, 5 + block_size * bits // 8), np.uint8)
+    bytes_of_scales = np.ascontiguousarray(scales, "<f4").view(np.uint8).reshape(*scales.shape, 4)
+    made[..., :4] = np.repeat(bytes_of_scales, repeats, axis=1)
+    if zero_points is not None:
+        made[..., 4] = np.repeat(zero_points, repeats, axis=1)
+    made[..., 5:] = pack(levels, bits).reshape(*made.shape[:2], -1)
+    return made.reshape(rows, -1)
 
 
 def pack(levels: Bytes, bits: int) -> Bytes:

@@ -107,7 +107,7 @@ def export_model(
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
             if num_left_out := planned.loaded.num_left_out:
                 report(f"leaving out {num_left_out} tensors {planned.loaded.use_of_left_out}")
-            for note in planned.loaded.vocabulary.notes:
+            for note in (*planned.loaded.notes, *planned.loaded.vocabulary.notes):
                 report(note)
             num_layers = planned.loaded.config.num_layers
             report(f"writing {num_layers} layers in {planned.rule.precision} precision")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
-from edgespec.export.blocks import BLOCK_FORMATS, Bytes, Floats, pack
+from edgespec.export.blocks import Bytes, Floats, pack
 from edgespec.export.families import Routing
 from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
 from edgespec.export.nodes import Nodes
@@ -136,11 +136,14 @@ class ExpertsWriter:
         return size
 
     def _form(self, experts: Sequence[Expert], size: int) -> Form:
-        """Blocks as they are stored, if all are alike, have no minima and as many bits as wanted; else rounded."""
+        """Blocks as they are stored, if all are alike and such as the kernel takes; else rounded."""
         bits = BITS.get(self._rule.precision)
-        formats = {BLOCK_FORMATS.get(tensor.storage) for expert in experts for tensor in expert}
-        stored = formats.pop()
-        if stored is None or formats or stored.has_offsets or bits not in (None, stored.bits) or size != 32:
+        storages = {tensor.storage for expert in experts for tensor in expert}
+        stored = experts[0][0].block_format
+        if stored is None or len(storages) > 1 or stored.has_offsets or stored.has_zero_points:
+            return Form(bits or 8, size, rounding="symmetric")
+        # Blocks of Q6_K are joined.
+        if bits not in (None, stored.bits) or size != 32 or (storages - {"Q6_K"} and stored.block_size != size):
             return Form(bits or 8, size, rounding="symmetric")
         return Form(stored.bits, size)
 

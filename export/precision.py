@@ -22,7 +22,6 @@ Device forms:
 
 from dataclasses import dataclass, field, replace
 
-from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.tensors import StoredTensor
 
 PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
@@ -67,6 +66,7 @@ class Form:
     block_size: int = 0
     has_offsets: bool = False
     storage: str = ""
+    has_zero_points: bool = False  # without offsets
     rounding: str = field(default="none", compare=False)  # none (copied), symmetric or asymmetric
 
 
@@ -93,12 +93,11 @@ class Rule:
         if self.precision in _FLOATS:
             return Form(None, storage=_FLOATS[self.precision])
         bits = BITS.get(self.precision)
-        if tensor.is_blocks:
-            stored = BLOCK_FORMATS[tensor.storage]
+        if (stored := tensor.block_format) is not None:
             size = JOINED_BLOCK if tensor.storage == "Q6_K" else stored.block_size
             is_kept = bits is None or self.keeps_blocks or (bits, self.block_size) == (stored.bits, size)
             if is_kept and not (bits and self.is_half and stored.has_offsets):
-                return Form(stored.bits, size, stored.has_offsets)
+                return Form(stored.bits, size, stored.has_offsets, has_zero_points=stored.has_zero_points)
         if bits is None:
             return Form(None, storage="F16" if self.is_half else tensor.storage)
         # The largest block size up to the one asked for that divides the columns, or else the smallest.
@@ -110,7 +109,7 @@ class Rule:
 
     def _needs_eight_bits(self, tensor: StoredTensor, name: str) -> bool:
         """True if four bits lose too much of a matrix; what is stored in four bits is found again exactly."""
-        stored_bits = BLOCK_FORMATS[tensor.storage].bits if tensor.is_blocks else None
+        stored_bits = tensor.block_format.bits if tensor.block_format else None
         if not self.is_half and stored_bits == 4:
             return False
         if self.num_weights < FEW_WEIGHTS:

@@ -9,7 +9,7 @@ import json
 import math
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,22 +25,34 @@ from edgespec.system.typed_json import read_json
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _FLOATS = ("F32", "F16", "BF16")
-_INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1"}
+# Floats of 8 bits are read as their bytes.
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIntegers:
-    """A list of integers, or of truths as 0 and 1, at an offset of a file."""
+    """Integers, or truths as 0 and 1, at an offset of a file."""
 
     name: str
     path: Path
     offset: int
-    count: int
+    shape: tuple[int, ...]
     storage: str
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
         return self.count * np.dtype(_INTEGERS[self.storage]).itemsize
+
+    def array(self) -> npt.NDArray[Any]:
+        """All of them in their shape, mapped and not read. Raises SourceError: The file ends too early."""
+        try:
+            return np.memmap(self.path, _INTEGERS[self.storage], "r", self.offset, self.shape)
+        except ValueError:
+            raise self._cut_short() from None
 
     def values(self) -> npt.NDArray[np.int64]:
         """All of them. Raises SourceError: The file ends too early."""
@@ -48,23 +60,24 @@ class StoredIntegers:
             file.seek(self.offset)
             values = np.fromfile(file, _INTEGERS[self.storage], self.count)
         if values.size != self.count:
-            raise SourceError(f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again")
+            raise self._cut_short()
         return values.astype(np.int64)
 
+    def _cut_short(self) -> SourceError:
+        return SourceError(f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again")
 
-def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder by name, from the files in the index if there is one.
 
-    Raises SourceError: No weights, a missing shard, a damaged header, or a dtype other than F32, F16, BF16.
-    """
-    tensors, integers = read_tensors(weight_files(folder))
+def require_floats(integers: Mapping[str, StoredIntegers]) -> None:
+    """Raises SourceError: There are integers among the weights of a checkpoint that is not quantised."""
     for one in integers.values():
         raise SourceError(f"{one.path}: tensor {one.name} has dtype {one.storage}; known are {', '.join(_FLOATS)}")
-    return tensors
 
 
 def read_tensors(files: Sequence[Path]) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
-    """The weights and the lists of integers of some files by name. Raises as read_safetensors does."""
+    """The weights and the integers of some files by name.
+
+    Raises SourceError: A damaged header, or a dtype that is not read.
+    """
     tensors: dict[str, StoredTensor] = {}
     integers: dict[str, StoredIntegers] = {}
     for path in files:
@@ -141,6 +154,8 @@ def _stored(path: Path, name: str, info: dict[str, Any], start: int, size: int) 
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
+    if not shape and name.endswith(("_scale", "_scale_inv")):  # of a whole matrix
+        shape = [1]
     if len(shape) not in (1, 2, 3) or min(shape) < 1:
         raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
     rows = math.prod(shape[:-1])  # of a stack of matrices all rows, one matrix after another
@@ -148,7 +163,7 @@ def _stored(path: Path, name: str, info: dict[str, Any], start: int, size: int) 
     if storage in _FLOATS:
         tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
     else:
-        tensor = StoredIntegers(name, path, start + begin, math.prod(shape), storage)
+        tensor = StoredIntegers(name, path, start + begin, tuple(shape), storage)
     if begin < 0 or end - begin != tensor.num_bytes or start + end > size:
         raise SourceError(f"{path}: tensor {name} does not lie within the file; it is cut short, fetch it again")
     return tensor

@@ -13,8 +13,9 @@ from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
+from edgespec.export.quantized import read_quantized
 from edgespec.export.roles import tensors_by_role
-from edgespec.export.safetensors import read_safetensors
+from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
     UNUSUAL,
     read_json,
@@ -44,6 +45,7 @@ class LoadedSource:
     tensors: dict[str, StoredTensor]
     vocabulary: Vocabulary
     source: Source
+    notes: tuple[str, ...] = ()  # lines on how its weights were read
     num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
     mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
     sampling: SuggestedSampling | None = None
@@ -123,7 +125,7 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     settings = read_json(folder / "config.json")
-    whole = read_safetensors(folder)
+    whole, notes = _weights(folder, settings)
     rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
     vocabulary = _huggingface_vocabulary(folder, settings, rows)
     pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
@@ -143,10 +145,21 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         vocabulary=vocabulary,
         source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=join_hashes(paths)),
         num_left_out=num_left_out,
+        notes=notes,
         mask_token_id=_mask_token_id(folder, config, settings),
         sampling=read_sampling(folder),
         pooling=pooling,
     )
+
+
+def _weights(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """The weights of a folder by name, and lines on how they were read."""
+    floats, integers = read_tensors(weight_files(folder))
+    inner = settings.get("text_config") or {}
+    if quantization := settings.get("quantization_config") or inner.get("quantization_config"):
+        return read_quantized(folder, quantization, floats, integers)
+    require_floats(integers)
+    return floats, ()
 
 
 def read_sampling(folder: Path) -> SuggestedSampling | None:

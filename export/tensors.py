@@ -1,6 +1,6 @@
 """Weights in their files, read a few rows at a time and never all at once; knows nothing of their roles."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
-from edgespec.export.blocks import BLOCK_FORMATS, Blocks, Bytes, Floats
+from edgespec.export.blocks import BLOCK_FORMATS, INTEGER_FORMATS, BlockFormat, Blocks, Bytes, Floats
 
 # Keeps a chunk of unpacked weights and its temporaries within some ten MB.
 CHUNK_WEIGHTS = 1 << 20
@@ -23,7 +23,8 @@ class StoredTensor:
     """A matrix [rows, columns] (a vector has one row) at an offset of a file.
 
     row_order, where given, lists the stored rows to read, in order; addend is added to each value of a vector
-    (gemma's checkpoints store gains less one).
+    (gemma's checkpoints store gains less one). make, where given, makes the rows from start to stop of other
+    tensors, [stop - start, row_bytes]; offset counts the bytes of such rows.
     """
 
     name: str
@@ -31,18 +32,23 @@ class StoredTensor:
     offset: int
     rows: int
     columns: int
-    storage: str  # one of STORAGE_TYPES
+    storage: str  # one of STORAGE_TYPES, or of INTEGER_FORMATS
     row_order: Index | None = None
     addend: float = 0.0
+    make: Callable[[int, int], Bytes] | None = None
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """The format of its blocks; None for floats."""
+        return BLOCK_FORMATS.get(self.storage) or INTEGER_FORMATS.get(self.storage)
 
     @property
     def is_blocks(self) -> bool:
-        return self.storage in BLOCK_FORMATS
+        return self.block_format is not None
 
     @property
     def row_bytes(self) -> int:
-        if self.is_blocks:
-            block = BLOCK_FORMATS[self.storage]
+        if (block := self.block_format) is not None:
             return self.columns // block.weights_per_block * block.block_bytes
         return self.columns * _FLOAT_TYPES[self.storage]
 
@@ -62,6 +68,9 @@ class StoredTensor:
             yield self._read(first, int(wanted.max()) + 1)[wanted - first]
 
     def _read(self, start: int, stop: int) -> Bytes:
+        if self.make is not None:
+            first = self.offset // self.row_bytes
+            return self.make(first + start, first + stop)
         count = (stop - start) * self.row_bytes
         with self.path.open("rb") as file:
             file.seek(self.offset + start * self.row_bytes)
@@ -71,10 +80,11 @@ class StoredTensor:
         return raw.reshape(stop - start, self.row_bytes)
 
     def blocks(self) -> Iterator[Blocks]:
-        decode = BLOCK_FORMATS[self.storage].decode
+        block = self.block_format
+        assert block is not None
         for raw in self.chunks():
             with np.errstate(all="ignore"):  # damage is reported below
-                decoded = decode(raw)
+                decoded = block.decode(raw)
             self._require_finite(decoded.scales)
             if decoded.offsets is not None:
                 self._require_finite(decoded.offsets)

@@ -23,7 +23,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.evaluation.prompts import read_prompts
 from edgespec.export.convert import export_model
 from edgespec.export.gguf import read_gguf
-from edgespec.export.safetensors import read_safetensors
+from edgespec.export.safetensors import read_tensors, weight_files
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.runtimes import foreign
 from edgespec.setup.profile import LearnedStats, read_learned_stats, write_learned_stats
@@ -135,7 +135,7 @@ def _safetensors(folder: Path) -> Target:
     whole = _bytes(folder, "model.safetensors")
 
     def read(path: Path) -> None:
-        for tensor in read_safetensors(path.parent).values():
+        for tensor in read_tensors(weight_files(path.parent))[0].values():
             tensor.vector() if tensor.rows == 1 else next(iter(tensor.floats()), None)
 
     return Target("safetensors", _reading(folder / "model.safetensors", read), (whole,))

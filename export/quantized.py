@@ -1,0 +1,332 @@
+"""Quantised checkpoints of Hugging Face: their tensors as the weights that they stand for.
+
+Where a method's arithmetic is a scale times integers, in groups of columns, its levels, scales and zero points
+are kept as they are (GPTQ, AWQ, integers of compressed-tensors, LLM.int8 of bitsandbytes). Floats of 8 and 4 bits
+are read as the floats that they are, times their scales. Nothing is rounded here. Layers that a checkpoint leaves
+alone are read as in any other. Knows nothing of families and graphs.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Bytes, Floats
+from edgespec.export.quantized_tensors import Checkpoint, of_floats, of_groups, unpack
+from edgespec.export.safetensors import StoredIntegers
+from edgespec.export.tensors import StoredTensor
+
+_Array = npt.NDArray[Any]
+# Scales of activations and of a KV cache in 8 bits, which do not exist here.
+_UNUSED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".activation_scale")
+
+
+def read_quantized(
+    path: Path,
+    stated: Mapping[str, Any],
+    floats: Mapping[str, StoredTensor],
+    integers: Mapping[str, StoredIntegers],
+) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """The weights of a checkpoint by the names that they have where nothing is quantised, and lines on them.
+
+    Args:
+        stated: quantization_config of its config.json.
+
+    Raises SourceError: The method is unknown, or tensors are missing or of other shapes.
+    """
+    method = stated.get("quant_method", "bitsandbytes" if "load_in_4bit" in stated else None)
+    if method not in _METHODS:
+        raise _unread(path, f"quantised by {method}")
+    found = Checkpoint(path, stated, floats, integers)
+    made = dict(_METHODS[method](found))
+    done = {name for name in (*floats, *integers) if name in found.taken or name.endswith(_UNUSED)}
+    if left := integers.keys() - done:
+        raise _unread(path, f"quantised by {method} and has tensor {min(left)}, which is none of that method")
+    kept = {name: tensor for name, tensor in floats.items() if name not in done}
+    return kept | made, _notes(method, made.values())
+
+
+def _unread(path: Path, found: str) -> SourceError:
+    return SourceError(
+        f"{path} is {found}, which is not read; get the model unquantised, as a GGUF file, or quantised by one of "
+        f"{', '.join(_METHODS)}"
+    )
+
+
+def _notes(method: str, made: Iterable[StoredTensor]) -> tuple[str, ...]:
+    widened = sum(not tensor.is_blocks for tensor in made)
+    if not widened:
+        return ()
+    return (
+        f"{widened} matrices are quantised by {method} in a way that no kernel here takes; their exact values are "
+        "read as floats, and --precision says what becomes of them",
+    )
+
+
+# GPTQ: qweight [columns · bits / 32, rows], qzeros [groups, rows · bits / 32], scales [groups, rows], and g_idx,
+# the group of each column. Its first version stores zero points less one.
+def _gptq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    method = str(found.stated.get("checkpoint_format", "gptq"))
+    if method not in ("gptq", "gptq_v2"):
+        raise _unread(found.path, f"GPTQ in the layout {method}, not gptq or gptq_v2")
+    for module in [*found.modules("qweight")]:
+        weight, zeros = found.integer(module, "qweight"), found.integer(module, "qzeros")
+        scales = found.numbers(module, "scales")
+        groups = found.integer(module, "g_idx").values() if found.has(module, "g_idx") else None
+        num_groups, rows = scales.shape
+        bits = 32 * zeros.shape[-1] // rows
+        columns = weight.shape[0] * 32 // max(bits, 1)
+        is_whole = bits in (2, 4, 8) and weight.shape == (columns * bits // 32, rows)
+        if not is_whole or zeros.shape != (num_groups, rows * bits // 32):
+            raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
+        if groups is not None and (
+            len(groups) != columns or not (groups >= 0).all() or (groups >= num_groups).any()
+        ):
+            raise found.refuse(module, "groups of columns that do not fit its scales")
+        points = unpack(zeros.array(), bits).astype(np.int16) + (method == "gptq")
+        yield (
+            f"{module}.weight",
+            of_groups(
+                found, module, (rows, columns), bits, scales, points, groups, partial(_gptq_levels, weight, bits)
+            ),
+        )
+
+
+def _gptq_levels(weight: StoredIntegers, bits: int, start: int, stop: int) -> Bytes:
+    return unpack(np.ascontiguousarray(weight.array()[:, start:stop].T), bits)
+
+
+# AWQ: qweight [columns, rows / 8], qzeros [groups, rows / 8], scales [groups, rows]; the eight in a word in this
+# order.
+_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+
+
+def _awq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    version, bits = str(found.stated.get("version", "gemm")).lower(), found.stated.get("bits", 4)
+    if version != "gemm" or bits != 4:
+        raise _unread(found.path, f"AWQ in {bits} bits for {version}, not in 4 for gemm")
+    for module in [*found.modules("qweight")]:
+        weight, zeros = found.integer(module, "qweight"), found.integer(module, "qzeros")
+        scales = found.numbers(module, "scales")
+        num_groups, rows = scales.shape
+        if weight.shape[-1] * 8 != rows or zeros.shape != (num_groups, rows // 8):
+            raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
+        points = _awq_unpack(zeros.array()).astype(np.int16)
+        levels = partial(_awq_levels, weight)
+        shape = rows, weight.shape[0]
+        yield f"{module}.weight", of_groups(found, module, shape, 4, scales, points, None, levels)
+
+
+def _awq_unpack(packed: _Array) -> Bytes:
+    eights = unpack(packed, 4).reshape(*packed.shape, 8)
+    return np.ascontiguousarray(eights[..., _AWQ_ORDER]).reshape(len(packed), -1)
+
+
+def _awq_levels(weight: StoredIntegers, start: int, stop: int) -> Bytes:
+    first = start // 8
+    words = np.ascontiguousarray(weight.array()[:, first : -(-stop // 8)])
+    return np.ascontiguousarray(_awq_unpack(words).T[start - 8 * first : stop - 8 * first])
+
+
+# compressed-tensors: weight_packed [rows, words of columns], or weight in 8 bits; weight_scale [rows, groups], or
+# one for each row or for all; zero points likewise, packed along the rows. Integers are stored as levels less the
+# middle.
+def _compressed(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    sparse = (found.stated.get("sparsity_config") or {}).get("format", "dense")
+    if sparse != "dense":
+        raise _unread(found.path, f"compressed as {sparse}")
+    for module in [*found.modules("weight_packed")]:
+        packed = found.integer(module, "weight_packed")
+        if packed.storage == "U8":
+            yield f"{module}.weight", _fp4(found, module, packed)
+            continue
+        rows, columns = (int(size) for size in found.integer(module, "weight_shape").values())
+        bits = 32 * packed.shape[-1] // columns
+        if bits not in (2, 4, 8) or packed.shape != (rows, columns * bits // 32):
+            raise found.refuse(module, f"packed weights of {packed.shape} for {rows} rows of {columns}")
+        levels = partial(_packed_levels, packed, bits)
+        yield f"{module}.weight", _by_rows(found, module, (rows, columns), bits, levels)
+    for module in [*found.modules("weight_scale")]:
+        if f"{module}.weight_scale" in found.taken:
+            continue
+        weight = found.integer(module, "weight")
+        if weight.storage.startswith("F8"):
+            yield f"{module}.weight", _fp8_matrix(found, weight, found.numbers(module, "weight_scale"))
+        else:
+            levels = partial(_signed_levels, weight)
+            yield f"{module}.weight", _by_rows(found, module, _matrix(weight), 8, levels)
+
+
+def _matrix(stored: StoredIntegers) -> tuple[int, int]:
+    return math.prod(stored.shape[:-1]), stored.shape[-1]
+
+
+def _packed_levels(packed: StoredIntegers, bits: int, start: int, stop: int) -> Bytes:
+    return unpack(packed.array()[start:stop], bits)
+
+
+def _signed_levels(weight: StoredIntegers, start: int, stop: int) -> Bytes:
+    return weight.array()[start:stop].view(np.uint8) ^ np.uint8(128)
+
+
+def _by_rows(
+    found: Checkpoint, module: str, shape: tuple[int, int], bits: int, levels: Callable[[int, int], Bytes]
+) -> StoredTensor:
+    scales = _spread(found, module, found.numbers(module, "weight_scale"), shape[0])
+    middle, groups = 1 << (bits - 1), None
+    points = np.full(scales.shape, middle, np.int16)
+    if found.has(module, "weight_zero_point"):
+        stored = found.integer(module, "weight_zero_point")
+        if stored.storage == "I32":
+            own: _Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[: shape[0]]
+        else:
+            own = stored.array().astype(np.int16) + middle
+        points = _spread(found, module, own.reshape(len(own), -1).astype(np.int16), shape[0])
+    if found.has(module, "weight_g_idx"):
+        groups = found.integer(module, "weight_g_idx").values()
+    return of_groups(found, module, shape, bits, scales.T, points.T, groups, levels)
+
+
+def _spread(found: Checkpoint, module: str, values: _Array, rows: int) -> _Array:
+    """Values by row, [rows, num_groups], of one for each row or for all."""
+    if values.size == 1:
+        return np.broadcast_to(values.reshape(1, 1), (rows, 1))
+    values = values.reshape(rows, -1) if len(values) == 1 and values.size == rows else values
+    if len(values) != rows:
+        raise found.refuse(module, f"scales of {values.shape} for {rows} rows")
+    return values
+
+
+def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor:
+    """Floats of 4 bits, two in a byte: MXFP4 with scales of 8 bits, powers of 2; NVFP4 with floats of 8 bits."""
+    scales = found.integer(module, "weight_scale")
+    rows, columns = _matrix(packed)[0], 2 * packed.shape[-1]
+    size = columns // scales.shape[-1]
+    factor = np.float32(1)
+    if found.has(module, "weight_global_scale"):
+        factor = np.float32(1) / found.numbers(module, "weight_global_scale").reshape(-1)[0]
+    table = _E4M3 if scales.storage.startswith("F8") else _E8M0
+
+    def values(start: int, stop: int) -> Floats:
+        pairs = packed.array()[start:stop]
+        levels = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, size)
+        weights: Floats = _E2M1[levels] * (table[scales.array()[start:stop]] * factor)[..., None]
+        return weights.reshape(len(pairs), -1)
+
+    return of_floats(f"{module}.weight", packed.path, (rows, columns), values)
+
+
+def _tableof_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
+    """The value of each code: a sign, an exponent, a mantissa, and numbers below the smallest exponent."""
+    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
+    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    sizes = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * 2.0 ** (exponent - bias))
+    return (np.where(codes >> (exponent_bits + mantissa_bits), -sizes, sizes)).astype(np.float32)
+
+
+_E2M1 = _tableof_floats(2, 1, 1)
+_E4M3 = _tableof_floats(4, 3, 7)
+_E4M3[[0x7F, 0xFF]] = np.nan
+_E5M2 = _tableof_floats(5, 2, 15)
+_E5M2[(np.arange(256) & 0x7C) == 0x7C] = np.nan
+with np.errstate(over="ignore"):
+    _E8M0 = np.exp2(np.arange(256) - 127.0).astype(np.float32)
+
+
+# FP8 of DeepSeek and Qwen: weight, and weight_scale_inv for blocks of 128 × 128; of others weight_scale for each
+# row, or for all.
+def _fp8(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    for ending in ("weight_scale_inv", "weight_scale"):
+        for module in [*found.modules(ending)]:
+            scales = found.numbers(module, ending)
+            yield f"{module}.weight", _fp8_matrix(found, found.integer(module, "weight"), scales)
+
+
+def _sides_of_blocks(stated: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of the blocks that have a scale each, where the settings state any."""
+    groups = (stated.get("config_groups") or {}).values()
+    schemes = [stated, *(group.get("weights") or {} for group in groups)]
+    sides = [scheme.get("weight_block_size") or scheme.get("block_structure") for scheme in schemes]
+    return next(((int(found[0]), int(found[1])) for found in sides if found), None)
+
+
+def _fp8_matrix(found: Checkpoint, weight: StoredIntegers, scales: Floats) -> StoredTensor:
+    (rows, columns), table = _matrix(weight), _E4M3 if weight.storage == "F8_E4M3" else _E5M2
+    if not weight.storage.startswith("F8"):
+        raise found.refuse(weight.name, f"weights of type {weight.storage}")
+    height, width = _sides_of_blocks(found.stated) or (rows, columns)
+    if scales.shape != (-(-rows // height), -(-columns // width)):
+        if scales.size not in (1, rows):
+            raise found.refuse(weight.name, f"{weight.shape} weights and {scales.shape} scales")
+        scales = scales.reshape(-1, 1)
+        height, width = rows // scales.size, columns
+
+    def values(start: int, stop: int) -> Floats:
+        own = scales[np.arange(start, stop) // height]
+        weights: Floats = table[weight.array()[start:stop]] * np.repeat(own, width, axis=1)[:, :columns]
+        return weights
+
+    return of_floats(weight.name, weight.path, (rows, columns), values)
+
+
+# bitsandbytes: in 4 bits a table of 16 values, and the largest magnitude of each block of weights, which may be in
+# 8 bits of a table itself; in 8 bits a scale for each row, SCB.
+def _bitsandbytes(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    for module in [*found.modules("SCB")]:
+        weight, scales = found.integer(module, "weight"), found.numbers(module, "SCB").reshape(-1, 1)
+        if found.has(module, "weight_format"):
+            found.integer(module, "weight_format")
+        shape, levels = _matrix(weight), partial(_signed_levels, weight)
+        if len(scales) != shape[0]:
+            raise found.refuse(module, f"{scales.size} scales for {shape[0]} rows")
+        points = np.full((1, shape[0]), 128, np.int16)
+        yield (
+            f"{module}.weight",
+            of_groups(found, module, shape, 8, scales.T / np.float32(127), points, None, levels),
+        )
+    for name in [name for name in found.integers if ".weight.quant_state.bitsandbytes__" in name]:
+        yield _bitsandbytes_4bit(found, *name.split(".weight.quant_state.", 1))
+
+
+def _bitsandbytes_4bit(found: Checkpoint, module: str, kind: str) -> tuple[str, StoredTensor]:
+    state = json.loads(found.integer(module, f"weight.quant_state.{kind}").values().astype(np.uint8).tobytes())
+    rows, columns = (int(size) for size in state["shape"])
+    packed, size = found.integer(module, "weight"), int(state["blocksize"])
+    table = found.numbers(module, "weight.quant_map").reshape(-1)
+    if found.has(module, "weight.nested_absmax"):
+        codes = found.numbers(module, "weight.nested_quant_map").reshape(-1)
+        outer = np.repeat(
+            found.numbers(module, "weight.nested_absmax").reshape(-1), int(state["nested_blocksize"])
+        )
+        inner = codes[found.integer(module, "weight.absmax").values()]
+        peaks = inner * outer[: len(inner)] + np.float32(state["nested_offset"])
+    else:
+        peaks = found.numbers(module, "weight.absmax").reshape(-1)
+    if packed.count * 2 != rows * columns or len(table) != 16 or len(peaks) * size < rows * columns:
+        raise found.refuse(module, f"{packed.count} bytes for {rows} rows of {columns} weights")
+
+    def values(start: int, stop: int) -> Floats:
+        first, last = start * columns, stop * columns
+        pairs = packed.array().reshape(-1)[first // 2 : -(-last // 2)]
+        levels = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[first % 2 :][: last - first]
+        weights: Floats = table[levels] * peaks[np.arange(first, last) // size]
+        return weights.reshape(-1, columns)
+
+    return f"{module}.weight", of_floats(f"{module}.weight", packed.path, (rows, columns), values)
+
+
+_METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+}

@@ -1,0 +1,147 @@
+"""Tensors of a quantised checkpoint, and the matrices that they make, row by row as they are read.
+
+Knows nothing of the methods that quantise.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Bytes, Floats, integer_rows, integer_storage
+from edgespec.export.safetensors import StoredIntegers
+from edgespec.export.tensors import Index, StoredTensor
+
+T = TypeVar("T")
+_Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The tensors of a quantised checkpoint by name, what its settings say, and which tensors were taken."""
+
+    path: Path
+    stated: Mapping[str, Any]
+    floats: Mapping[str, StoredTensor]
+    integers: Mapping[str, StoredIntegers]
+    taken: set[str] = field(default_factory=set)
+
+    def modules(self, ending: str) -> Iterator[str]:
+        """The names of modules that have a tensor with this ending."""
+        for name in (*self.floats, *self.integers):
+            if name.endswith(f".{ending}"):
+                yield name.removesuffix(f".{ending}")
+
+    def integer(self, module: str, part: str) -> StoredIntegers:
+        found = self.integers.get(name := f"{module}.{part}")
+        return self._take(name, found)
+
+    def numbers(self, module: str, part: str) -> Floats:
+        """A tensor of floats, whole, [rows, columns]."""
+        tensor = self._take(name := f"{module}.{part}", self.floats.get(name))
+        return np.concatenate([*tensor.floats()])
+
+    def file(self, module: str) -> Path:
+        """The file that has the integers of a matrix."""
+        names = (f"{module}.{ending}" for ending in ("qweight", "weight_packed", "weight"))
+        return next(self.integers[name].path for name in names if name in self.integers)
+
+    def has(self, module: str, part: str) -> bool:
+        return f"{module}.{part}" in self.floats or f"{module}.{part}" in self.integers
+
+    def _take(self, name: str, found: T | None) -> T:
+        if found is None:
+            raise SourceError(
+                f"{self.path} has no tensor {name}, or one of another type than its quantisation "
+                f"({self.stated.get('quant_method')}) has; it is incomplete, fetch it again"
+            )
+        self.taken.add(name)
+        return found
+
+    def refuse(self, module: str, found: str) -> SourceError:
+        return SourceError(f"{self.path}: {module} has {found}, which its settings do not allow; fetch it again")
+
+
+class _Levels(NamedTuple):
+    """Rows of a matrix of integers: levels [rows, columns], scales and zero points [rows, num_groups]."""
+
+    levels: Bytes
+    scales: Floats
+    zero_points: Bytes | None = None
+
+
+def _of_blocks(
+    name: str, path: Path, shape: tuple[int, int], bits: int, num_groups: int, read: Callable[[int, int], _Levels]
+) -> StoredTensor | None:
+    """A matrix in the longest blocks that its groups of columns are made of; None where there are none."""
+    rows, columns = shape
+    size = math.gcd(columns // num_groups, 128) if columns % num_groups == 0 else 0
+    if size < 16:
+        return None
+    sample = read(0, 1)
+    storage = integer_storage(bits, size, has_zero_points=sample.zero_points is not None)
+
+    def make(start: int, stop: int) -> Bytes:
+        return integer_rows(bits, size, *read(start, stop))
+
+    return StoredTensor(name, path, 0, rows, columns, storage, make=make)
+
+
+def of_floats(name: str, path: Path, shape: tuple[int, int], read: Callable[[int, int], Floats]) -> StoredTensor:
+    def make(start: int, stop: int) -> Bytes:
+        values = np.ascontiguousarray(read(start, stop), "<f4")
+        return values.view(np.uint8).reshape(stop - start, -1)
+
+    return StoredTensor(name, path, 0, *shape, "F32", make=make)
+
+
+def unpack(packed: _Array, bits: int) -> Bytes:
+    """The integers in the last axis of 32-bit words, the first in the lowest bits."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    levels = (np.ascontiguousarray(packed).view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    return levels.astype(np.uint8).reshape(*packed.shape[:-1], -1)
+
+
+def of_groups(
+    found: Checkpoint,
+    module: str,
+    shape: tuple[int, int],
+    bits: int,
+    scales: Floats,
+    points: npt.NDArray[np.int16],
+    groups: Index | npt.NDArray[np.int64] | None,
+    levels: Callable[[int, int], Bytes],
+) -> StoredTensor:
+    """A matrix by levels of its rows; scales and zero points are [num_groups, rows].
+
+    groups: The group of each column; None where each group is of as many columns in their order.
+    """
+    name, path, num_groups, columns = f"{module}.weight", found.file(module), len(scales), shape[1]
+    if groups is None and columns % num_groups:
+        raise found.refuse(module, f"{num_groups} groups of {columns} columns")
+    in_order = np.arange(columns) * num_groups // columns
+    if groups is not None and (len(groups) != columns or groups.min() < 0 or groups.max() >= num_groups):
+        raise found.refuse(module, "groups of columns that do not fit its scales")
+    stored_bits = 4 if bits <= 4 and points.max(initial=0) < 16 else 8
+    is_symmetric = bool((points == 1 << (stored_bits - 1)).all())
+    if groups is None or np.array_equal(groups, in_order):
+
+        def read(start: int, stop: int) -> _Levels:
+            own = None if is_symmetric else points[:, start:stop].T.astype(np.uint8)
+            return _Levels(levels(start, stop), np.ascontiguousarray(scales[:, start:stop].T), own)
+
+        if (made := _of_blocks(name, path, shape, stored_bits, num_groups, read)) is not None:
+            return made
+    of_columns = in_order if groups is None else groups
+
+    def values(start: int, stop: int) -> Floats:
+        zeros, factors = (each[:, start:stop].T[:, of_columns] for each in (points, scales))
+        weights: Floats = (levels(start, stop) - zeros).astype(np.float32) * factors
+        return weights
+
+    return of_floats(name, path, shape, values)
