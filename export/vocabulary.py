@@ -106,7 +106,7 @@ class Vocabulary:
 
 
 def say_left_out(num_tokens: int) -> tuple[str, ...]:
-    """What is said of tokens that the model has no rows for."""
+    """The note on tokens that the model has no rows for."""
     return (f"leaving out {num_tokens} tokens that the embedding has no rows for",) if num_tokens else ()
 
 

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaGraphs:
-    """What passes of one session share, those of all forks: their thread, and how many were recorded in it.
+    """State that passes of one session share, those of all forks: their thread, and how many it recorded.
 
     width: Of the passes that are recorded; 0 where none are.
     """

@@ -52,7 +52,7 @@ class HeadFolder:
 
 
 class HeadDecoder(Decoder):
-    """What heads of all kinds have. Each kind gives rows over its own columns.
+    """The parts that heads of all kinds have. Each kind gives rows over its own columns.
 
     correction: Of these rows, learned from use; None for none.
     """

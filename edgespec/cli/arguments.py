@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ class Switch(argparse.BooleanOptionalAction):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
+        values: Any,
         option_string: str | None = None,
     ) -> None:
         """Refuse the other one of an earlier argument."""
@@ -34,14 +33,14 @@ class Switch(argparse.BooleanOptionalAction):
         super().__call__(parser, namespace, values, option_string)
 
 
-class Stated(argparse.Action):
+class NoteStated(argparse.Action):
     """An option whose name goes into the set `stated` of the parsed command line where it is given."""
 
     def __call__(
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
+        values: Any,
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)
@@ -75,7 +74,7 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
         return
     parser.add_argument(
         f"--{name}",
-        action=Stated,
+        action=NoteStated,
         type={"whole": int, "number": float}.get(option.kind, str),
         default=option.default,
         choices=option.choices or None,

@@ -72,7 +72,7 @@ class Lane(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _RunningJob:
     job: Job
     begun_s: float  # when the running step began
     done: list[Any] = field(default_factory=list)
@@ -96,14 +96,14 @@ class ThreadLane:
         # Entered directly and not through its condition, in whose code Ctrl-C could strike with the lock taken.
         self._lock = RLock()
         self._changed = Condition(self._lock)
-        self._run: _Run | None = None
+        self._run: _RunningJob | None = None
         self._worker: Thread | None = None
         self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
 
     def start(self, job: Job) -> None:
         with self._lock:
             self._cancel()
-            self._run = _Run(job, self._clock())
+            self._run = _RunningJob(job, self._clock())
             if self._worker is None:
                 self._worker = Thread(target=self._work, name=f"edgespec {self._name}", daemon=True)
                 self._worker.start()
@@ -169,7 +169,7 @@ class ThreadLane:
             if run is not None:
                 self._run_job(run)
 
-    def _run_job(self, run: _Run) -> None:
+    def _run_job(self, run: _RunningJob) -> None:
         started = self._clock()
         try:
             for step in run.job.steps(run.cancel):

@@ -105,7 +105,7 @@ class LearnedFile:
 
     def write(self, learned: LearnedHead) -> None:
         """Store what was learned; raises OSError."""
-        stated = _Document(
+        stated = _LearnedDocument(
             version=_VERSION,
             head=self._identity(),
             num_columns={
@@ -140,7 +140,7 @@ class LearnedFile:
         document = json.loads(arrays["document"].tobytes())
         if not isinstance(document, dict) or document.get("version") != _VERSION:
             raise ValidationError("it is of another version of edgespec")
-        stated = convert(document, _Document)
+        stated = convert(document, _LearnedDocument)
         if stated.head != self._identity():
             raise ValidationError("it is of another head, or of this one before it was exported again")
         rows = VerifiedRows(**_fields_of("rows", VerifiedRows, arrays))
@@ -174,7 +174,7 @@ def require_domain(domain: str) -> None:
         )
 
 
-class _Document(Struct):
+class _LearnedDocument(Struct):
     """The file without its arrays; num_columns by the name of each correction."""
 
     version: int

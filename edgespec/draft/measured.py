@@ -206,7 +206,7 @@ def _is_free(option: Promise) -> bool:
 
 
 def _expected(plain: Promise, options: Sequence[Promise]) -> dict[str, dict[str, float]]:
-    """What each source promises for the pass, as the log has it; 1 is the speed of plain decoding."""
+    """The speed that each source promises for the pass, for the log; 1 is that of plain decoding."""
     return {
         option.source.drafter.name if option.source else "none": {
             "num_draft": option.num_tokens,

@@ -431,7 +431,7 @@ class Conversation:
         return reply
 
     def _in_reasoning(self, sent: Sequence[Turn], begun: str) -> str:
-        """What a model has written of its answer, with the mark of the reasoning in which it ended."""
+        """The text that a model has written of its answer, with the mark of the reasoning in which it ended."""
         if not begun or CLOSE in begun or not self.engine.opens_reasoning(sent, thinking=self.thinking):
             return begun
         return OPEN + begun

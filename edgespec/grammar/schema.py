@@ -179,7 +179,7 @@ def resolve(reference: str, root: Any) -> Any:
 
 
 def argument_schema(parameters: Schema, name: str) -> Any:
-    """What the schema of an object says of a property; True where it says nothing."""
+    """The schema of one property of an object; True where the schema of the object says nothing of it."""
     schema = _followed(parameters, parameters)
     if not isinstance(schema, Mapping):
         return True

@@ -42,7 +42,7 @@ class TokenWords:
             return _as_bytes(found)
 
     def in_text(self, token: int) -> bytes:
-        """What a token adds to a text; a special one nothing."""
+        """The bytes that a token adds to a text; a special one adds none."""
         return self._spellings.get(token, b"")
 
     def bytes_of(self, token: int) -> bytes:

@@ -66,7 +66,7 @@ def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool |
 
 
 def template_options_of(asked: ChatRequest | ResponsesRequest) -> dict[str, Any] | None:
-    """What a request tells the chat template, beside the switch of reasoning."""
+    """The variables that a request gives to the chat template, beside the switch of reasoning."""
     return {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH} or None
 
 

@@ -151,7 +151,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _DecisionDocument:
     version: int
     decision: Decision
 
@@ -159,7 +159,7 @@ class _Document:
 def read_decision(home: Path, models: Sequence[str], made_for: Sequence[str]) -> Decision | None:
     """The decision for models on a machine as it is now; None where there is none that can be used."""
     try:
-        document = read_as(_Document, read_json(_path(home, models), _LARGEST_BYTES))
+        document = read_as(_DecisionDocument, read_json(_path(home, models), _LARGEST_BYTES))
     except (OSError, ValueError):
         return None
     decision = document.decision

@@ -135,7 +135,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _PairDocument:
     schema_version: int
     checks: tuple[CheckOnDevices, ...]
 
@@ -232,7 +232,7 @@ def _first_check(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
 
 
 def _checks(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
-    document = read_as(_Document, stated)
+    document = read_as(_PairDocument, stated)
     listed = stated["checks"]
     assert isinstance(listed, list)
     for each, check in zip(listed, document.checks, strict=True):

@@ -8,12 +8,12 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from fake_cuda import FakeGpu, install
+from fake_cuda import FakeGpu
 
 from edgespec import load
 from edgespec.decoding.decoder import BEST, Pass
 from edgespec.export.convert import export_model
-from edgespec.manifest import Manifest, read_manifest
+from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import GRAPHS
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import find_device
@@ -29,17 +29,6 @@ LONG = "in the an " * 98  # an answer to it passes the end of the first buffers
 def model(tiny_gguf: Path, tmp_path: Path) -> Path:
     export_model(tiny_gguf, tmp_path / "tiny-gpu", precision="int4", form="gpu")
     return tmp_path / "tiny-gpu"
-
-
-@pytest.fixture
-def manifest(model: Path) -> Manifest:
-    return read_manifest(model)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gc.collect()
-    return install(monkeypatch, FakeGpu())
 
 
 def answer(model: Path, prompt: str = PROMPT, **how: object) -> TokenIds:

@@ -32,17 +32,6 @@ def model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def manifest(model: Path) -> Manifest:
-    return read_manifest(model)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gc.collect()
-    return install(monkeypatch, FakeGpu())
-
-
 def test_the_cache_grows_in_steps_and_what_it_has_let_go_is_given_back(
     gpu: FakeGpu, model: Path, manifest: Manifest
 ) -> None:
