@@ -6,6 +6,7 @@
 # make test-suites   tests of openai-python, Open Responses and llama.cpp for servers; SUITES=FOLDER has copies
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
+# make differential  tokens, chat templates and logits beside transformers, tokenizers and llama.cpp; PARTS=…
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
 # make check-models MODELS="FILE.gguf …"   export each in four precisions, check them, and print what they lose
@@ -16,7 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
+.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu differential check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -43,6 +44,9 @@ test-webgpu: $(VENV)/.test
 
 test-npu: $(VENV)-npu/.test
 	$(VENV)-npu/bin/pytest tests/hardware -m npu -n 0
+
+differential: $(VENV)-differential/.test
+	PYTHONPATH=scripts:tests/support $(VENV)-differential/bin/python -m differential $(PARTS)
 
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
@@ -90,6 +94,14 @@ $(VENV)-train/.test: pyproject.toml
 	$(VENV)-train/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,test]" torch==2.13.0
 	@touch $@
 
+# Without xllamacpp, which has llama.cpp, its side is skipped in words.
+$(VENV)-differential/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-differential
+	$(VENV)-differential/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
+		torch==2.13.0 transformers
+	-$(VENV)-differential/bin/python -m pip install --quiet --disable-pip-version-check xllamacpp
+	@touch $@
+
 $(VENV)-serve/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-serve
 	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
@@ -108,4 +120,4 @@ $(VENV)-npu/.test: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential .types build dist *.egg-info

@@ -19,7 +19,7 @@ from edgespec.text.tokenizer import TWIN
 
 _MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-_TEXTS = (_NORMAL, _USER_DEFINED)
+_TEXTS, _SPECIAL = (_NORMAL, _USER_DEFINED), (_CONTROL, _UNKNOWN)
 _PIPED = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 
 # Tokens that end an answer though a file may not list them as such.
@@ -61,13 +61,13 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _NFC = ("qwen2", "deepseek-r1-qwen", "olmo")
 _BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # unless the file says otherwise
-_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "smaug-bpe")
+_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone")
 # Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
 _PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "olmo", "exaone4", *_SINGLE_DIGITS), ()),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan"), (_QWEN2,)),
-    **dict.fromkeys(("dbrx", "glm4", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "seed-coder": (_SEED,),
     "qwen35": (_QWEN35,),
@@ -143,7 +143,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     typed = list(zip(pieces, types, strict=True))
     stated = _stated_ends(metadata, len(pieces))
     marks = {pieces[token] for token in stated} | _marks(template, typed)
-    control = [piece for piece, type_ in typed if type_ == _CONTROL or (type_ in _TEXTS and piece in marks)]
+    control = [piece for piece, type_ in typed if type_ in _SPECIAL or (type_ in _TEXTS and piece in marks)]
     defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and piece not in marks]
     is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"  # Phi-4's tokenizer is gpt2
     absorbing = set(control) - _KEEP_SPACE if is_phi3 else set()

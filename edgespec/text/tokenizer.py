@@ -44,7 +44,8 @@ def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
 def _pattern(token: AddedToken) -> str:
     """Matches a special token with the white space that it absorbs: phi3's absorb the space after them."""
     before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
-    return before + re.escape(token.content) + after
+    first, last = (r"(?<!\w)", r"(?!\w)") if token.single_word else ("", "")
+    return before + first + re.escape(token.content) + last + after
 
 
 def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenizer:
@@ -136,8 +137,9 @@ class Tokenizer:
         # Those that text becomes too, where it spells them, are among these.
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
-        special = (token for token in added.values() if token.special)
-        longest_first = sorted(special, key=lambda token: len(token.content), reverse=True)
+        # With those that hold a special one, which become a token before it does.
+        found = [token for token in added.values() if any(each in token.content for each in self.special_tokens)]
+        longest_first = sorted(found, key=lambda token: len(token.content), reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
 
     @property

@@ -309,3 +309,29 @@ def test_tokens_of_one_spelling_all_stand_for_it(kind: str, tmp_path: Path) -> N
         assert tokenizer.decode([first]) == tokenizer.decode([last])
         assert tokenizer.decode([first]) != ""
         assert tokenizer.encode(tokenizer.decode([first])).tolist() == [last]
+
+
+@pytest.mark.parametrize("text", ["[a][b]", "[a]", "x[a]y", "[w] [w]. a[w] [w]b", "[b][a]x[a]"])
+def test_special_tokens_are_found_where_the_library_finds_them(text: str, tmp_path: Path) -> None:
+    """Also those that are whole words, those that others begin with, and plain tokens that hold one."""
+    made = tokenizers.Tokenizer.from_str(vocabulary_from_gguf("tiny", METADATA).tokenizer_json)
+    special = (("[a]", False), ("[a][b]", False), ("[w]", True))
+    made.add_special_tokens([tokenizers.AddedToken(each, special=True, single_word=one) for each, one in special])
+    made.add_tokens([tokenizers.AddedToken("x[a]y", normalized=False)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(tmp_path / "tokenizer.json").encode(text, special=True).tolist() == made.encode(text).ids
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("glm4", ["hello"]), ("smaug-bpe", ["he", "l", "l", "o"])])
+def test_a_whole_word_is_its_token_only_where_the_pre_tokenizer_says_so(name: str, tokens: list[str]) -> None:
+    """Merges do not lead to it."""
+    keys = {"tokenizer.ggml.tokens": [*tiny.PIECES, "hello"], "tokenizer.ggml.token_type": [*tiny.TYPES, 1]}
+    made = vocabulary_from_gguf("tiny", {**METADATA, **keys, "tokenizer.ggml.pre": name})
+    assert tokenizers.Tokenizer.from_str(made.tokenizer_json).encode("hello").tokens == tokens
+
+
+def test_the_unknown_token_is_special(tmp_path: Path) -> None:
+    """As in the tokenizer.json of the same models."""
+    tokenizer = written(tmp_path, sentencepiece_metadata(["<unk>"], [2]))
+    assert tokenizer.encode("<unk>hello", special=True).tolist() == [0, *tokenizer.encode("hello")]
+    assert tokenizer.decode([0]) == ""

@@ -1,0 +1,1 @@
+"""edgespec beside transformers, tokenizers and llama.cpp, over generated models: `make differential`."""
