@@ -157,7 +157,12 @@ def _q2_k(block: Bytes) -> _Fields:
     packed = block[..., :16]
     scales = (packed & 15) * _half(block[..., 80:82])[..., None]
     minima = (packed >> 4) * -_half(block[..., 82:84])[..., None]
-    return _two_bits(block[..., 16:80]), scales, minima
+    # Two bits as four: with smaller steps, where a zero point still reaches the minimum, a smaller offset is left.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.float32(15) / np.abs(minima / scales)
+    steps = np.where(room >= 4, 4, np.where(room >= 2, 2, 1)).astype(np.uint8)
+    levels = _two_bits(block[..., 16:80]).reshape(*steps.shape, 16) * steps[..., None]
+    return levels, (scales / steps).astype(np.float32), minima
 
 
 def _two_bits(raw: Bytes) -> Bytes:
@@ -186,9 +191,50 @@ def _q3_k(block: Bytes) -> _Fields:
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
 
 
+_IQ4_LEVELS = (_IQ4_NL + 128).astype(np.uint8)
+
+
 def _iq4_nl(block: Bytes) -> _Fields:
-    levels = (_IQ4_NL + 128).astype(np.uint8)[_nibbles(block[..., 2:])]
-    return levels, _half(block[..., :2]), None
+    return _IQ4_LEVELS[_nibbles(block[..., 2:])], _half(block[..., :2]), None
+
+
+def _iq4_xs(block: Bytes) -> _Fields:
+    """Eight scales of 6 bits: two high ones each in 16 bits, then the low nibbles."""
+    high = np.ascontiguousarray(block[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
+    low = np.stack([block[..., 4:8] & 15, block[..., 4:8] >> 4], axis=-1).reshape(high.shape)
+    scales = (low | (high & 3) << 4).astype(np.float32) - np.float32(32)
+    levels = _IQ4_LEVELS[_nibbles(block[..., 8:].reshape(*block.shape[:2], 8, 16))]
+    return levels, scales * _half(block[..., :2])[..., None], None
+
+
+# Twice the sixteen floats of 4 bits (E2M1); a scale is half a power of two (OCP Microscaling Formats 1.0).
+_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
+_MXFP4_LEVELS = (_MXFP4 + 128).astype(np.uint8)
+_NO_NUMBER = 255
+
+
+def _mxfp4(block: Bytes) -> _Fields:
+    exponents = block[..., 0].astype(np.int32)
+    scales = np.where(exponents == _NO_NUMBER, np.float32(np.nan), np.ldexp(np.float32(1), exponents - 128))
+    return _MXFP4_LEVELS[_nibbles(block[..., 1:])], scales, None
+
+
+def _ternary(levels: Bytes, scales: Floats) -> _Fields:
+    """256 levels 0, 1 and 2 that mean -1, 0 and 1, as eight blocks with the scale of all."""
+    return levels + np.uint8(8 - 1), np.repeat(scales, 8, axis=-1), None
+
+
+def _tq1_0(block: Bytes) -> _Fields:
+    """Digits of base 3, four or five of a number below 1 in each byte, as 256ths."""
+    parts = ((block[..., :32], 5), (block[..., 32:48], 5), (block[..., 48:52], 4))
+    powers = np.array([[1], [3], [9], [27], [81]], np.uint8)
+    shifted = (part[..., None, :] * powers[:count] for part, count in parts)
+    digits = np.concatenate([part.reshape(*block.shape[:2], -1) for part in shifted], axis=-1)
+    return _ternary((digits.astype(np.uint16) * 3 >> 8).astype(np.uint8), _half(block[..., 52:54]))
+
+
+def _tq2_0(block: Bytes) -> _Fields:
+    return _ternary(_two_bits(block[..., :64]), _half(block[..., 64:66]))
 
 
 # The 256 patterns of eight magnitudes of IQ2_XXS, from the reference implementation's table iq2xxs_grid: two bits
@@ -242,7 +288,11 @@ BLOCK_FORMATS = {
     "Q5_K": BlockFormat(256, 176, 8, 32, True, _q5_k),
     "Q6_K": BlockFormat(256, 210, 8, 16, False, _q6_k),
     "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
+    "IQ4_XS": BlockFormat(256, 136, 8, 32, False, _iq4_xs),
     "IQ2_XXS": BlockFormat(256, 66, 8, 32, False, _iq2_xxs),
+    "TQ1_0": BlockFormat(256, 54, 4, 32, False, _tq1_0),
+    "TQ2_0": BlockFormat(256, 66, 4, 32, False, _tq2_0),
+    "MXFP4": BlockFormat(32, 17, 8, 32, False, _mxfp4),
 }
 
 

@@ -36,6 +36,7 @@ _TYPE_NAMES = {
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
     27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 
@@ -221,8 +222,8 @@ class _Header:
         storage = _TYPE_NAMES.get(kind, f"number {kind}")
         if storage not in STORAGE_TYPES:
             raise SourceError(
-                f"{self.path}: tensor {name} is stored as {storage}; known are {', '.join(STORAGE_TYPES)}. "
-                "Use a file of one of these types"
+                f"{self.path}: tensor {name} is stored as {storage}, which is not read; take a file of the "
+                f"model in one of {', '.join(STORAGE_TYPES)}: Q3_K_M and Q4_K_M are the nearest in size"
             )
         columns, rows = shape[0], math.prod(shape[1:])
         unit = BLOCK_FORMATS[storage].weights_per_block if storage in BLOCK_FORMATS else 1

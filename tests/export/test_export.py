@@ -8,6 +8,7 @@ import pytest
 import tiny
 from tokenizers import Tokenizer
 
+from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.convert import export_model
 from edgespec.export.template_check import report_template
 from edgespec.export.vocabulary import vocabulary_from_gguf
@@ -49,10 +50,13 @@ def test_source_export_of_half_floats_is_exact(tmp_path: Path, storage: str) -> 
     assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
 
 
-@pytest.mark.parametrize("storage", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("storage", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0"])
 def test_source_export_of_blocks_differs_only_by_8_bit_activations(tmp_path: Path, storage: str) -> None:
     """Rounding activations to 8 bits moves logits by a percent; losing the minima of Q4_1 moves them by 30."""
-    weights = tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), storage=storage)
+    inner = max(tiny.INNER, BLOCK_FORMATS[storage].weights_per_block)
+    override = {"llama.feed_forward_length": inner}
+    weights = tiny.random_weights(inner=inner)
+    weights = tiny.write_gguf(tmp_path / "a.gguf", weights, storage=storage, override=override)
     reference = tiny.reference_logits(weights, TOKENS)
     error = exported_logits(tmp_path / "a.gguf", tmp_path / "out") - reference
     assert error.std() < 0.025 * reference.std()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -15,6 +16,7 @@ from edgespec.export.nodes import Nodes
 from edgespec.export.precision import Rule, choose_precision
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
+from edgespec.export.written import read_written
 
 COLUMNS = 512
 
@@ -53,6 +55,25 @@ def products(folder: Path, tensors: list[StoredTensor], rule: Rule, x: np.ndarra
 
 def whole(tensor: StoredTensor) -> np.ndarray:
     return np.concatenate(list(tensor.floats()))
+
+
+def written(folder: Path, tensor: StoredTensor) -> np.ndarray:
+    """The matrix as the graph has it, read back from its file."""
+    products(folder, [tensor], Rule("source", 32), np.zeros((1, COLUMNS), np.float32))
+    (matrix,) = read_written(folder / "m.onnx", {"w": tensor}).values()
+    return np.concatenate(list(matrix.floats()))
+
+
+@pytest.mark.parametrize("storage", [name for name, each in BLOCK_FORMATS.items() if not each.has_offsets])
+def test_scaled_levels_are_written_to_the_bit(tmp_path: Path, storage: str) -> None:
+    tensor = stored(tmp_path / "w", storage, 4)
+    expected = gguf.quants.dequantize(
+        np.fromfile(tensor.path, np.uint8).reshape(tensor.rows, -1), gguf.GGMLQuantizationType[storage]
+    )
+    if storage == "Q6_K":  # whose blocks are joined
+        assert np.abs(written(tmp_path, tensor) - expected).max() < 0.005 * np.abs(expected).max()
+    else:
+        assert np.array_equal(written(tmp_path, tensor), expected)
 
 
 def test_blocks_of_several_sizes_meet_one_input(tmp_path: Path) -> None:

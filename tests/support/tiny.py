@@ -212,6 +212,8 @@ def write_gguf(
         if name in skip:
             continue
         kind = gguf.GGMLQuantizationType[storage if value.ndim > 1 else "F32"]
+        if value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.Q8_0  # as llama.cpp does
         permute = architecture in ("llama", "granite", "granitemoe", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
