@@ -60,6 +60,7 @@ def export_model(
     trimming: Trimming = Trimming(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     context_length: int | None = None,
+    adapter: Path | None = None,
     origin: Origin = Origin(),  # noqa: B008  frozen
     open_decoder: OpenDecoder | None = None,
     is_quick: bool = False,
@@ -95,6 +96,7 @@ def export_model(
         trimming=trimming,
         hidden_layers=hidden_layers,
         context_length=context_length,
+        adapter=adapter,
     )
 
     def export_as(options: ExportOptions, output: Path, report: Report, is_quick: bool) -> Manifest:

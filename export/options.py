@@ -80,6 +80,7 @@ class ExportOptions:
     hidden_layers: Layers whose hidden states the graph outputs too.
     context_length: The longest text in tokens; the model's own length unless given, and with longrope that of
         its first training.
+    adapter: A LoRA adapter to merge: a folder of PEFT, or a GGUF file.
     """
 
     precision: str = "source"
@@ -88,6 +89,7 @@ class ExportOptions:
     trimming: Trimming = Trimming()
     hidden_layers: tuple[int, ...] = ()
     context_length: int | None = None
+    adapter: Path | None = None
 
     def resolved(self) -> "ExportOptions":
         """These options with the precision that is written, where the form has one of its own.

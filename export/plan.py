@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import DeviceUnavailable, SourceError
+from edgespec.export.adapters import merge_adapter
 from edgespec.export.families import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
 from edgespec.export.heads.dialects import is_head
@@ -75,12 +76,15 @@ def plan_model(
     """
     options = options.resolved()
     loaded = _read_model(source, options.context_length)
+    if options.adapter is not None:
+        loaded = merge_adapter(loaded, options.adapter)
     options = replace(options, hidden_layers=tuple(sorted({*options.hidden_layers, *loaded.pooled_layers})))
     _require_supported(loaded, options)
     is_blocks, reason = any(tensor.is_blocks for tensor in loaded.tensors.values()), None
     if options.precision == "auto":
+        keeps_blocks = is_blocks and options.adapter is None  # merged weights are floats
         precision, reason = choose_precision(
-            num_weights(loaded), is_blocks=is_blocks, hidden_size=loaded.config.hidden_size
+            num_weights(loaded), is_blocks=keeps_blocks, hidden_size=loaded.config.hidden_size
         )
         options = replace(options, precision=precision)
     rule = rule_of(loaded, options)

@@ -6,12 +6,13 @@ Experts have the roles {layer}.gate.{expert}, {layer}.up.{expert} and {layer}.do
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.families import FAMILIES, DecoderConfig, Family
-from edgespec.export.tensors import Index, StoredTensor
+from edgespec.export.tensors import StoredTensor
 
 # Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.
 _MODEL_NAMES = {
@@ -92,8 +93,7 @@ def tensors_by_role(
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
-    if ("gguf" if is_gguf else "huggingface") in family.paired_in:
-        found |= _unpair_rows(config, found)
+    found = {role: unpaired(config, role, tensor, is_gguf=is_gguf) for role, tensor in found.items()}
     if not is_gguf and family.gain_addend:
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
         found |= {role: replace(tensor, addend=family.gain_addend) for role, tensor in gains.items()}
@@ -170,24 +170,49 @@ def _require_shape(path: object, tensor: StoredTensor, wanted: tuple[int, int]) 
     return tensor
 
 
-def _unpair_rows(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Files may store query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + rotated / 2)."""
+def unpaired(config: DecoderConfig, role: str, tensor: StoredTensor, *, is_gguf: bool) -> StoredTensor:
+    """A tensor whose rows a file may store in pairs (2i, 2i + 1), in the order of the graph.
+
+    The graph rotates (i, i + rotated / 2); others than queries and keys are as they were.
+    """
+    if ("gguf" if is_gguf else "huggingface") not in FAMILIES[config.architecture].paired_in:
+        return tensor
+    part = role.removesuffix("_bias").rpartition(".")[2]
+    if part not in ("q", "k"):
+        return tensor
+    num_heads = config.num_heads if part == "q" else config.num_kv_heads
     rotated = next((layer.rotary.rotated for layer in config.layers if layer.rotary), config.head_dim)
+    rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim)
+    pairs = rows[:, :rotated].reshape(num_heads, rotated // 2, 2).swapaxes(1, 2).reshape(num_heads, rotated)
+    order = np.concatenate([pairs, rows[:, rotated:]], axis=1).reshape(-1)
+    if role.endswith("_bias"):
+        return replace(tensor, rows=tensor.columns, columns=1, row_order=order)
+    return replace(tensor, row_order=order)
 
-    def halves(num_heads: int) -> Index:
-        rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim)
-        pairs = rows[:, :rotated].reshape(num_heads, rotated // 2, 2).swapaxes(1, 2).reshape(num_heads, rotated)
-        return np.concatenate([pairs, rows[:, rotated:]], axis=1).reshape(-1)
 
-    orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
-    unpaired = {}
-    for role, tensor in found.items():
-        if role.endswith((".q", ".k")):
-            unpaired[role] = replace(tensor, row_order=orders[role[-1]])
-        elif role.endswith((".q_bias", ".k_bias")):
-            order = orders[role.removesuffix("_bias")[-1]]
-            unpaired[role] = replace(tensor, rows=tensor.columns, columns=1, row_order=order)
-    return unpaired
+class Place(NamedTuple):
+    """The rows of a stored matrix, from start on, that have a role."""
+
+    role: str
+    start: int = 0
+
+
+def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[Place]]:
+    """The roles of every stored matrix and vector by its name, but for experts."""
+    family, column = FAMILIES[config.architecture], 0 if is_gguf else 1
+    found = {
+        name.format(i=i): [Place(role.format(i=i))]
+        for role, name in _names(family, column).items()
+        for i in (range(config.num_layers) if "{i}" in role else [0])
+    }
+    for kind in family.fused:
+        parts, usual = _FUSED[kind]
+        sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
+        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        for i in range(config.num_layers):
+            name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
+            found[name] = [Place(f"{i}.{part}", start) for part, start in zip(parts, starts, strict=True)]
+    return found
 
 
 def _expert_tensors(

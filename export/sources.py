@@ -28,6 +28,7 @@ from edgespec.export.settings import (
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
+from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.text.stored_template import find_tags, join_templates, set_end_token, turn_marks
@@ -35,6 +36,7 @@ from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
 _GENERATION = "generation_config.json"
+ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,8 @@ def _require_types(source: Path, vocabulary: Vocabulary) -> None:
 
 def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
     file = read_gguf(path)
+    if file.metadata.get("general.type") == "adapter":
+        raise _is_adapter(path, file.metadata.get("general.base_model.0.name"))
     config = config_from_gguf(path, file.metadata, file.tensors, context_length)
     return LoadedSource(
         config=config,
@@ -124,8 +128,13 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
 
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
-    settings = read_json(folder / "config.json")
+    has_adapter, settings_path = (folder / ADAPTER_SETTINGS).is_file(), folder / "config.json"
+    if has_adapter and not settings_path.exists():
+        raise _is_adapter(folder, read_json(folder / ADAPTER_SETTINGS).get("base_model_name_or_path"))
+    settings = read_json(settings_path)
     whole, notes = _weights(folder, settings)
+    if has_adapter:
+        notes = (*notes, f"an adapter lies beside the weights and is not merged; --adapter {folder} merges it")
     rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
     vocabulary = _huggingface_vocabulary(folder, settings, rows)
     pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
@@ -149,6 +158,13 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         mask_token_id=_mask_token_id(folder, config, settings),
         sampling=read_sampling(folder),
         pooling=pooling,
+    )
+
+
+def _is_adapter(path: Path, base: object) -> SourceError:
+    return SourceError(
+        f"{path} is an adapter of {base or 'another model'}, which runs with its base alone: edgespec export BASE "
+        f"--adapter {quote(path)} --output MODEL"
     )
 
 

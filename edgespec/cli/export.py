@@ -62,6 +62,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "--context-length",
         "the longest text in tokens (default: the model's own; with longrope that of its first training)",
     )
+    add_file(
+        parser,
+        "--adapter",
+        "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
     parser.add_argument(
         "--check",
@@ -232,6 +237,7 @@ def _export_model(options: argparse.Namespace) -> None:
             trimming=trimming(options),
             hidden_layers=tuple(sorted(options.hidden_states or ())),
             context_length=options.context_length,
+            adapter=options.adapter,
             measure_ranges=_range_measurement(options),
             **settings,
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TARGET, DRAFTER = "target", "drafter"
 MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token prediction
 # Options that only the export of a single model takes, and those that only the native exporter takes.
-_SINGLE = ("block-size", "context-length", "keep-layers", "skip-layers", "hidden-states")
+_SINGLE = ("block-size", "context-length", "adapter", "keep-layers", "skip-layers", "hidden-states")
 _NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", *_SINGLE)
 # The proof of deterministic mode compares stretches of 20 tokens.
 _LEAST_CONTEXT = 64
@@ -275,6 +275,7 @@ def _plan_alone(
         trimming=trimming(options),
         hidden_layers=tuple(sorted(options.hidden_states or ())),
         context_length=options.context_length,
+        adapter=options.adapter,
     )
     return plan_model(Path(part.source), wanted, is_checked=is_checked).cost
 

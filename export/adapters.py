@@ -1,0 +1,210 @@
+"""LoRA adapters (Hu et al., arXiv:2106.09685), merged into the weights of their base: W + scale · B · A.
+
+Read from a folder of PEFT (adapter_config.json and adapter_model.safetensors), or from a GGUF file of llama.cpp.
+What an adapter has beside low-rank changes and whole matrices is refused by name. Rows are merged in float32 as
+they are read.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Bytes, Floats
+from edgespec.export.families import DecoderConfig
+from edgespec.export.gguf import read_gguf
+from edgespec.export.roles import Place, places, unpaired
+from edgespec.export.safetensors import read_tensors, require_floats
+from edgespec.export.settings import SourceSettings, read_json, require_no_pointer, translate_unusual
+from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
+from edgespec.export.tensors import StoredTensor
+from edgespec.system.split_files import utf8_name
+
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# Settings of PEFT whose arithmetic is not W + scale · B · A, or that need another base.
+_UNSUPPORTED = (
+    "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "use_qalora", "trainable_token_indices",
+    "target_parameters", "alora_invocation_tokens", "megatron_config",
+)  # fmt: skip
+_ADVICE = "merge it with PEFT, and export the result"
+_CHANGE_THE_BASE = ("pissa", "olora", "corda")  # starts of init_lora_weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """Tensors of an adapter by the names that their matrices have in the base.
+
+    changes: Of each matrix A, [rank, columns], B, [rows, rank], and the scale.
+    whole: Matrices that replace those of the base.
+    """
+
+    path: Path
+    changes: Mapping[str, tuple[StoredTensor, StoredTensor, float]]
+    whole: Mapping[str, StoredTensor]
+    is_gguf: bool
+
+
+def merge_adapter(loaded: LoadedSource, path: Path) -> LoadedSource:
+    """The source with an adapter merged into its weights.
+
+    Raises SourceError: The adapter is missing, damaged, of another base, or of a kind that is not read.
+    """
+    with translate_unusual(path):
+        if not path.exists():
+            raise SourceError(f"{path} does not exist; give the folder or the GGUF file of a LoRA adapter")
+        adapter = _read_folder(path) if path.is_dir() else _read_file(path)
+        tensors = dict(loaded.tensors)
+        made = dict(_merged(adapter, loaded.config, tensors))
+    if "embedding" in made and "head" not in tensors:
+        made.setdefault("head", tensors["embedding"])  # the head of the base is not adapted
+    files = sorted({tensor.path for a, b, _ in adapter.changes.values() for tensor in (a, b)})
+    source, note = loaded.source, f"merging adapter {path.name} into {len(made)} matrices, in fp32"
+    return replace(
+        loaded,
+        tensors=tensors | made,
+        source=replace(
+            source,
+            name=f"{source.name} with adapter {utf8_name(path.resolve().name)}",
+            sha256=f"{source.sha256},{join_hashes(files)}",
+        ),
+        notes=(*loaded.notes, note),
+    )
+
+
+def _read_folder(folder: Path) -> _Adapter:
+    settings = SourceSettings(folder / ADAPTER_SETTINGS, read_json(folder / ADAPTER_SETTINGS))
+    weights = folder / _WEIGHTS
+    if not weights.exists():
+        raise SourceError(f"{folder} has no {_WEIGHTS}; a pickle (.bin) is not read, since that runs code")
+    _require_supported(settings)
+    floats, integers = read_tensors([weights])
+    require_floats(integers)
+    changes, whole = {}, {}
+    for name, tensor in floats.items():
+        module = name.removeprefix(_PREFIX).removesuffix(".weight")
+        if module.endswith(".lora_A"):
+            module = module.removesuffix(".lora_A")
+            other = floats.get(name.replace(".lora_A.", ".lora_B."))
+            changes[f"{module}.weight"] = (tensor, _required(folder, module, other), _scale(settings, module))
+        elif module.endswith(".lora_embedding_A"):
+            raise SourceError(f"{folder} changes the embedding by low rank, which is not read; {_ADVICE}")
+        elif not module.endswith(".lora_B"):
+            whole[name.removeprefix(_PREFIX).replace(".modules_to_save", "")] = tensor
+    return _Adapter(folder, changes, whole, is_gguf=False)
+
+
+def _required(path: Path, module: str, tensor: StoredTensor | None) -> StoredTensor:
+    if tensor is None:
+        raise SourceError(f"{path} has no B beside the A of {module}; the adapter is incomplete, fetch it again")
+    return tensor
+
+
+def _require_supported(settings: SourceSettings) -> None:
+    if (kind := settings.get("peft_type", "LORA")) != "LORA":
+        raise SourceError(f"{settings.path} is an adapter of type {kind}; known is LORA; {_ADVICE}")
+    for key in _UNSUPPORTED:
+        if settings.get(key):
+            raise SourceError(f"{settings.path} sets {key}, which is not supported; {_ADVICE}")
+    if settings.get("bias", "none") != "none":
+        raise SourceError(f"{settings.path} trains biases ({settings.get('bias')}), which are not read; {_ADVICE}")
+    if str(settings.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
+        raise SourceError(
+            f"{settings.path} begins by {settings.get('init_lora_weights')}, which changes the base; {_ADVICE}"
+        )
+
+
+def _scale(settings: SourceSettings, module: str) -> float:
+    """alpha / rank, or alpha / √rank, by the patterns of names that state others."""
+    rank = _by_pattern(settings, "rank_pattern", module, settings.count("r"))
+    alpha = _by_pattern(settings, "alpha_pattern", module, settings.number("lora_alpha"))
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _by_pattern(settings: SourceSettings, key: str, module: str, usual: float) -> float:
+    """The number for a module: that of the first of the names in a setting that it ends with."""
+    for pattern, value in settings.get(key, {}).items():
+        name = pattern.removeprefix("^")
+        if not re.fullmatch(r"[\w.]+", name):  # a regular expression may take any time
+            raise SourceError(f"{settings.path}: {key} has {pattern!r}; only names of modules are read; {_ADVICE}")
+        if f".{module}".endswith(f".{name}"):
+            return SourceSettings(settings.path, {key: value}).number(key)
+    return usual
+
+
+def _read_file(path: Path) -> _Adapter:
+    require_no_pointer(path)
+    file = read_gguf(path)
+    kind = file.metadata.get("adapter.type")
+    if file.metadata.get("general.type") != "adapter" or kind != "lora":
+        raise SourceError(f"{path} is no LoRA adapter; give one to --adapter, and its base as SOURCE")
+    alpha = SourceSettings(path, file.metadata).number("adapter.lora.alpha")
+    changes = {}
+    for name, tensor in file.tensors.items():
+        base = name.removesuffix(".lora_a")
+        if base != name:
+            other = _required(path, base, file.tensors.get(f"{base}.lora_b"))
+            changes[base] = (tensor, other, alpha / other.columns)
+        elif not name.endswith(".lora_b"):
+            raise SourceError(f"{path} has tensor {name}, which is no part of a LoRA adapter; fetch it again")
+    return _Adapter(path, changes, {}, is_gguf=True)
+
+
+def _merged(
+    adapter: _Adapter, config: DecoderConfig, tensors: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices that an adapter changes, by their roles."""
+    known = places(config, is_gguf=adapter.is_gguf)
+    for name, (a, b, scale) in adapter.changes.items():
+        for place in _places_of(adapter, known, name, tensors):
+            base = tensors[place.role]
+            if b.columns != a.rows or a.columns != base.columns or b.rows < place.start + base.rows:
+                raise SourceError(
+                    f"{adapter.path}: the change of {name} is {b.rows}×{b.columns} by {a.rows}×{a.columns}, and "
+                    f"the model has {base.rows}×{base.columns} there; the adapter is for another base"
+                )
+            own = unpaired(config, place.role, b.part(place.start, base.rows), is_gguf=adapter.is_gguf)
+            yield place.role, _sum(base, a, own, scale)
+    for name, tensor in adapter.whole.items():
+        for place in _places_of(adapter, known, name, tensors):
+            base = tensors.get(place.role, tensors["embedding"])
+            if tensor.columns != base.columns or tensor.rows < place.start + base.rows:
+                raise SourceError(
+                    f"{adapter.path}: {name} is {tensor.rows}×{tensor.columns}, and the model has "
+                    f"{base.rows}×{base.columns} there; merge it with PEFT, which changes the number of tokens"
+                )
+            part = tensor.part(place.start, base.rows)
+            own = unpaired(config, place.role, part, is_gguf=adapter.is_gguf)
+            yield place.role, replace(own, addend=base.addend)
+
+
+def _places_of(
+    adapter: _Adapter, known: Mapping[str, list[Place]], name: str, tensors: Mapping[str, StoredTensor]
+) -> list[Place]:
+    # A model with vision has its decoder below a name of its own.
+    found = known.get(name) or known.get(name.replace("language_model.", "", 1)) or []
+    if not found or any(place.role not in tensors and place.role != "head" for place in found):
+        raise SourceError(
+            f"{adapter.path} changes {name}, which this model has not, or which cannot be merged; give the base "
+            "that it was trained for, or merge it with PEFT and export the result"
+        )
+    return found
+
+
+def _sum(base: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float) -> StoredTensor:
+    """base + scale · b · a, whose rows are made as they are read."""
+
+    def rows(tensor: StoredTensor, start: int, stop: int) -> Floats:
+        order = np.arange(tensor.rows) if tensor.row_order is None else tensor.row_order
+        return np.concatenate([*replace(tensor, rows=stop - start, row_order=order[start:stop]).floats()])
+
+    def make(start: int, stop: int) -> Bytes:
+        low = np.concatenate([*a.floats()]) * np.float32(scale)
+        summed = rows(base, start, stop) + rows(b, start, stop) @ low
+        return np.ascontiguousarray(summed, "<f4").view(np.uint8).reshape(stop - start, -1)
+
+    return StoredTensor(base.name, base.path, 0, base.rows, base.columns, "F32", make=make)

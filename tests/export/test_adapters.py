@@ -1,0 +1,216 @@
+"""LoRA adapters are merged into their base as PEFT and llama.cpp merge them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+from families import FAMILIES, weights_of
+from safetensors.numpy import save_file
+
+from edgespec.cli.main import main
+from edgespec.errors import SourceError
+from edgespec.export.convert import export_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
+from edgespec.manifest import read_manifest
+
+RANK, ALPHA = 4, 8
+LAYER = "model.layers.1."
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj")
+
+
+def changes(weights: dict[str, np.ndarray], names: tuple[str, ...] = NAMES) -> dict[str, tuple[np.ndarray, ...]]:
+    """A and B by the name of a matrix."""
+    rng = np.random.default_rng(4)
+    shapes = {f"{LAYER}{name}.weight": weights[f"{LAYER}{name}.weight"].shape for name in names}
+    return {
+        name: (
+            rng.normal(0, 0.1, (RANK, columns)).astype(np.float32),
+            rng.normal(0, 0.5, (rows, RANK)).astype(np.float32),
+        )
+        for name, (rows, columns) in shapes.items()
+    }
+
+
+def write_folder(folder: Path, made: dict[str, tuple[np.ndarray, ...]], more: Any = None, **settings: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "bias": "none",
+        "base_model_name_or_path": "base",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config | settings))
+    tensors = dict(more or {})
+    for name, (a, b) in made.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def write_file(path: Path, made: dict[str, tuple[np.ndarray, ...]], kind: str = "lora") -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", kind)
+    writer.add_float32("adapter.lora.alpha", float(ALPHA))
+    for name, (a, b) in made.items():
+        stored = tiny._gguf_name(name, "llama")
+        writer.add_tensor(f"{stored}.lora_a", a)
+        writer.add_tensor(f"{stored}.lora_b", np.ascontiguousarray(tiny._permuted(name, b)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def merged(
+    weights: dict[str, np.ndarray],
+    made: dict[str, tuple[np.ndarray, ...]],
+    scale: Callable[[str], float] = lambda name: ALPHA / RANK,
+) -> dict[str, np.ndarray]:
+    return weights | {name: weights[name] + b @ (a * np.float32(scale(name))) for name, (a, b) in made.items()}
+
+
+def assert_equal(source: Path, adapter: Path, wanted: Path) -> None:
+    """The base with the adapter has the very weights of a source that was merged by hand."""
+    one = plan_model(source, ExportOptions(adapter=adapter)).loaded.tensors
+    other = plan_model(wanted, ExportOptions()).loaded.tensors
+    assert one.keys() == other.keys()
+    for role, tensor in other.items():
+        found, meant = (np.concatenate([*each.floats()]) for each in (one[role], tensor))
+        assert np.array_equal(found, meant), role
+
+
+@pytest.mark.parametrize("base", ["huggingface", "gguf"])
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_an_adapter_is_merged_whatever_the_files_of_both(tmp_path: Path, base: str, form: str) -> None:
+    weights = tiny.random_weights()
+    made = changes(weights)
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    tiny.write_gguf(tmp_path / "base.gguf", weights)
+    tiny.write_huggingface(tmp_path / "merged", merged(weights, made))
+    if form == "folder":
+        adapter = write_folder(tmp_path / "adapter", made)
+    else:
+        adapter = write_file(tmp_path / "adapter.gguf", made)
+    assert_equal(tmp_path / ("hf" if base == "huggingface" else "base.gguf"), adapter, tmp_path / "merged")
+
+
+def test_scales_follow_the_settings(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    made = changes(weights)
+    down = f"{LAYER}mlp.down_proj.weight"
+    tiny.write_huggingface(tmp_path / "hf", weights)
+
+    def scale(name: str) -> float:
+        return (6 if name == down else ALPHA) / np.sqrt(16 if name == down else RANK)
+
+    tiny.write_huggingface(tmp_path / "merged", merged(weights, made, scale))
+    patterns = {"rank_pattern": {"down_proj": 16}, "alpha_pattern": {"mlp.down_proj": 6}}
+    adapter = write_folder(tmp_path / "adapter", made, use_rslora=True, **patterns)
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+
+
+def test_parts_of_a_fused_matrix_are_changed_each(tmp_path: Path) -> None:
+    weights = weights_of("phi3")
+    made = changes(weights, ("self_attn.qkv_proj", "mlp.gate_up_proj"))
+    for folder, own in (("hf", weights), ("merged", merged(weights, made))):
+        tiny.write_huggingface(tmp_path / folder, own, config=FAMILIES["phi3"]["config"])
+    assert_equal(tmp_path / "hf", write_folder(tmp_path / "adapter", made), tmp_path / "merged")
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_whole_matrices_replace_those_of_the_base(tmp_path: Path, is_tied: bool) -> None:
+    weights = tiny.random_weights()
+    head = weights["lm_head.weight"] if "lm_head.weight" in weights else weights["model.embed_tokens.weight"]
+    own = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    base = own if is_tied else own | {"lm_head.weight": head}
+    tiny.write_huggingface(tmp_path / "hf", base)
+    changed = {"lm_head.weight": 2 * head}
+    tiny.write_huggingface(tmp_path / "merged", own | changed)
+    adapter = write_folder(
+        tmp_path / "adapter", {}, {"base_model.model.lm_head.weight": changed["lm_head.weight"]}
+    )
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+
+
+def test_a_changed_embedding_leaves_the_head_of_the_base(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    embedding = weights["model.embed_tokens.weight"]
+    own = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    tiny.write_huggingface(tmp_path / "hf", own)
+    changed = {"model.embed_tokens.weight": embedding + 1}
+    tiny.write_huggingface(tmp_path / "merged", own | changed | {"lm_head.weight": embedding})
+    adapter = write_folder(tmp_path / "a", {}, {"base_model.model.model.embed_tokens.weight": embedding + 1})
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+
+
+@pytest.mark.slow
+def test_the_command_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tiny.random_weights()
+    made = changes(weights)
+    tiny.write_gguf(tmp_path / "base.gguf", weights, storage="Q8_0")
+    adapter = write_folder(tmp_path / "adapter", made)
+    command = ["export", str(tmp_path / "base.gguf"), "--adapter", str(adapter), "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert "merging adapter adapter into 4 matrices" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "out").source.name == "base.gguf with adapter adapter"
+    assert "with adapter adapter" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"use_dora": True}, "sets use_dora"),
+        ({"peft_type": "IA3"}, "type IA3"),
+        ({"bias": "all"}, "trains biases"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
+        ({"rank_pattern": {"(a+)+$": 3}}, "only names of modules"),
+        ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+    ],
+)
+def test_what_is_more_than_low_rank_is_refused(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    weights = tiny.random_weights()
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    adapter = write_folder(tmp_path / "adapter", changes(weights), **settings)
+    with pytest.raises(SourceError, match=words):
+        plan_model(tmp_path / "hf", ExportOptions(adapter=adapter))
+
+
+def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    wide = {name: (np.zeros((RANK, 999), np.float32), b) for name, (_, b) in changes(weights).items()}
+    with pytest.raises(SourceError, match="for another base"):
+        plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "wide", wide)))
+    far = {name.replace(".1.", ".7."): each for name, each in changes(weights).items()}
+    with pytest.raises(SourceError, match=r"layers\.7.*this model has not"):
+        plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "far", far)))
+    lonely = write_folder(tmp_path / "lonely", changes(weights))
+    save_file(
+        {"base_model.model.x.lora_A.weight": np.zeros((4, 4), np.float32)}, lonely / "adapter_model.safetensors"
+    )
+    with pytest.raises(SourceError, match="no B beside the A of x"):
+        plan_model(tmp_path / "hf", ExportOptions(adapter=lonely))
+
+
+def test_an_adapter_is_never_ignored_in_silence(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    made = changes(weights)
+    with pytest.raises(SourceError, match=r"is an adapter of base, which runs with its base alone.*--adapter"):
+        export_model(write_folder(tmp_path / "adapter", made), tmp_path / "out")
+    with pytest.raises(SourceError, match="is an adapter of another model"):
+        export_model(write_file(tmp_path / "a.gguf", made), tmp_path / "out")
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    write_folder(tmp_path / "hf", made)
+    lines: list[str] = []
+    export_model(tmp_path / "hf", tmp_path / "out", report=lines.append)
+    assert any("is not merged; --adapter" in line for line in lines)
