@@ -270,6 +270,17 @@ class Pooling:
     kind: str
     last_tokens: tuple[Index, ...] = ()
 
+    def problems(self, manifest: "Manifest") -> Iterator[str]:
+        """Values that contradict each other, or the manifest of the model."""
+        if self.kind not in POOLING_KINDS:
+            yield f"vectors are made by {self.kind!r}, known are {', '.join(POOLING_KINDS)}"
+        if any(token >= manifest.vocab_size for token in self.last_tokens):
+            yield "a token that is put behind texts is not in the vocabulary"
+        if not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
+            yield "vectors are made of states that the graph does not output"
+        if manifest.kv_cache.form == "static":
+            yield "vectors are made of states, which a model with a static cache does not give"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -382,71 +393,51 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         require_known_fields(stated, manifest)
     except ValueError as error:
         raise ManifestError(f"{path}: {error}; export the model again") from None
-    kv = manifest.kv_cache
-    special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
-    if max(special, default=0) >= manifest.vocab_size:
-        raise ManifestError(f"{path}: special token ids {special} are not in the vocabulary; export again")
-    if kv.form not in _CACHE_FORMS or kv.dtype not in _CACHE_DTYPES:
-        raise ManifestError(
-            f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known are {', '.join(_CACHE_FORMS)} of "
-            f"{', '.join(_CACHE_DTYPES)}; use a newer edgespec or export again"
-        )
-    if kv.dtype == "uint16" and kv.form != "static":
-        raise ManifestError(
-            f"{path} has a {kv.form} cache of uint16, which only a static one can be; export again"
-        )
-    layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    if max(layers, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
-        found = [*manifest.hidden_layers, *layers]
-        raise ManifestError(f"{path} names layers {found} of {kv.num_layers}; export again")
-    _require_own_names(path, manifest)
     if problem := next(_problems(manifest), None):
-        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
+        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export the model again")
     return manifest
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    """Values of a head, a parallel drafter model or pooling that contradict others."""
-    head, parallel, pooling, kv = manifest.head, manifest.parallel, manifest.pooling, manifest.kv_cache
+    """Values that contradict each other, or that this edgespec does not know."""
+    head, pooling, kv, vocab_size = manifest.head, manifest.pooling, manifest.kv_cache, manifest.vocab_size
+    special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
+    if max(special, default=0) >= vocab_size:
+        yield f"special token ids {special} are not in the vocabulary"
+    if kv.form not in _CACHE_FORMS or kv.dtype not in _CACHE_DTYPES:
+        known = f"{', '.join(_CACHE_FORMS)} of {', '.join(_CACHE_DTYPES)}"
+        yield f"the cache is {kv.form!r} of {kv.dtype!r}, known are {known}"
+    if kv.dtype == "uint16" and kv.form != "static":
+        yield f"a {kv.form} cache is of uint16, which only a static one can be"
+    layers = manifest.self_drafter.layers if manifest.self_drafter else ()
+    if max(layers, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
+        yield f"it names layers {[*manifest.hidden_layers, *layers]} of {kv.num_layers}"
+    yield from _shared_names(manifest.signature, kv.num_layers)
     if head is not None:
-        yield from head.problems(manifest.vocab_size)
+        yield from head.problems(vocab_size)
         if kv.form != "shared_buffer":
             yield f"a head's cache is shared_buffer, not {kv.form}"
-    if parallel is not None and parallel.mask_token_id >= manifest.vocab_size:
-        yield f"the mask token {parallel.mask_token_id} is not in the vocabulary"
+    if manifest.parallel is not None and manifest.parallel.mask_token_id >= vocab_size:
+        yield f"the mask token {manifest.parallel.mask_token_id} is not in the vocabulary"
     if kv.num_layers == 0 and (head is None or head.kind != "steps"):
         yield "a model with 0 layers can only be a head of the kind steps"
     if pooling is not None:
-        if pooling.kind not in POOLING_KINDS:
-            yield f"vectors are made by {pooling.kind!r}, known are {', '.join(POOLING_KINDS)}"
-        if any(token >= manifest.vocab_size for token in pooling.last_tokens):
-            yield "a token that is put behind texts is not in the vocabulary"
-        if not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
-            yield "vectors are made of states that the graph does not output"
-        if kv.form == "static":
-            yield "vectors are made of states, which a model with a static cache does not give"
+        yield from pooling.problems(manifest)
 
 
-def _require_own_names(path: Path, manifest: Manifest) -> None:
-    """Each role has an input or output of its own; a name in two roles would be used for both."""
-    names = manifest.signature
+def _shared_names(names: Signature, num_layers: int) -> Iterator[str]:
+    """Names of inputs or outputs in two roles, which would be used for both, or with their roles swapped."""
     # Two layers, so that a missing %d is found.
-    for kind, roles in zip(("input", "output"), names.roles(min(manifest.kv_cache.num_layers, 2)), strict=True):
+    for kind, roles in zip(("input", "output"), names.roles(min(num_layers, 2)), strict=True):
         known: dict[str, str] = {}
         for role, name in roles:
             if name in known:
-                raise ManifestError(
-                    f"{path}: signature.{known[name]} and signature.{role} name the same {kind}, {name!r}, wanted "
-                    "another for each; export the model again"
-                )
+                yield f"signature.{known[name]} and signature.{role} name the same {kind}, {name!r}"
             known[name] = role
     for side in ("past", "present"):
         key, value = getattr(names, f"{side}_key"), getattr(names, f"{side}_value")
         if key.endswith("value") and value.endswith("key"):
-            raise ManifestError(
-                f"{path}: signature.{side}_key is {key!r} and signature.{side}_value {value!r}, which seem to be "
-                "swapped; export the model again"
-            )
+            yield f"signature.{side}_key is {key!r} and signature.{side}_value {value!r}, which seem swapped"
 
 
 def _require_listed(path: Path, manifest: Manifest) -> None:
