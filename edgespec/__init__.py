@@ -27,9 +27,8 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.draft.answer_cache import AnswerCache
     from edgespec.draft.costs import Gain, pass_costs
     from edgespec.draft.limits import MAX_FIXED_TOKENS
-    from edgespec.draft.measured import FixedLength
+    from edgespec.draft.measured import FixedLength, main_reason
     from edgespec.draft.overlap import best_length, expected_tokens
-    from edgespec.draft.round_log import main_reason
     from edgespec.draft.timeline import Interval, chrome_trace, latest, picture
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
@@ -173,9 +172,8 @@ _WING_NAMES = _by_name(
         "draft.answer_cache": "AnswerCache",
         "draft.costs": "pass_costs",
         "draft.limits": "MAX_FIXED_TOKENS",
-        "draft.measured": "FixedLength",
+        "draft.measured": "FixedLength main_reason",
         "draft.overlap": "best_length expected_tokens",
-        "draft.round_log": "main_reason",
         "draft.timeline": "chrome_trace latest picture",
         "engine.answers": "join_chunks",
         "engine.pair_check": "check_pair",

@@ -1,10 +1,13 @@
 """Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included.
 
-Or a fixed number of tokens, for reproducible runs and comparisons.
+Or a fixed number of tokens, for reproducible runs and comparisons. Each round says why it drafts nothing, and is a
+JSON document at level DEBUG of the logger edgespec.rounds.
 """
 
+import json
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
@@ -20,20 +23,16 @@ from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStat
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.model_source import ModelSource
 from edgespec.draft.option import NOTHING, DraftSource, Probes, Promise, TrialBudget, probe_budget
-from edgespec.draft.round_log import (
-    ENDING,
-    NO_DRAFTER,
-    NO_GAIN,
-    NO_GUESS,
-    NO_LENGTH,
-    log_round,
-    logs_rounds,
-    rounded,
-)
 from edgespec.draft.text_source import TextSource
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds
 
+NO_DRAFTER = "no drafter is in use"
+NO_LENGTH = "drafts have no tokens (draft-length 0)"
+NO_GUESS = "no drafter had a guess"
+NO_GAIN = "no guess was likely to save time"
+ENDING = "the answer or the context ends here"
+_LOG = logging.getLogger("edgespec.rounds")
 # Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
 _UNKNOWN_COSTS = (0.25, 0.02)
 _PAUSE_SHARE = 0.1  # of the newest pause in the running average
@@ -124,7 +123,7 @@ class MeasuredPolicy:
             draft,
             "" if len(draft.tokens) else no_draft,
             tuple(offer for offer in (*others, *guessed) if len(offer.tokens)),
-            _expected(plain, options) if logs_rounds() else {},
+            _expected(plain, options) if _LOG.isEnabledFor(logging.DEBUG) else {},
             self.clock() - started,
             max([option.contention for option in options], default=1.0),
             chosen.is_ahead,
@@ -143,7 +142,7 @@ class MeasuredPolicy:
                 self._learn()
         for drafter in self.drafters:
             drafter.learn(round.tokens, round.draft, logits)
-        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+        _log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
 
     def learn(self) -> None:
         """Learn from rounds that were only noted so far, unless this policy is at work; any thread may call it."""
@@ -210,7 +209,7 @@ def _expected(plain: Promise, options: Sequence[Promise]) -> dict[str, dict[str,
     return {
         option.source.drafter.name if option.source else "none": {
             "num_draft": option.num_tokens,
-            "speed_over_plain": rounded(option.rate / plain.rate),
+            "speed_over_plain": _rounded(option.rate / plain.rate),
         }
         for option in (plain, *options)
     }
@@ -251,8 +250,35 @@ class FixedLength:
         for drafter in self._drafters:
             drafter.learn(round.tokens, round.draft, logits)
         self._num_rounds += 1
-        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+        _log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
 
     def close(self) -> None:
         for drafter in self._drafters:
             drafter.pause()
+
+
+def main_reason(counts: Mapping[str, int]) -> str | None:
+    """Why most passes had no draft; that an answer ended counts only where there is no other reason."""
+    others = {reason: count for reason, count in counts.items() if reason != ENDING} or counts
+    return max(others, key=lambda reason: others[reason], default=None)
+
+
+def _log_round(number: int, round: Proposal, num_accepted: int, verify_s: float) -> None:
+    """Log what was run, what came of it, and what was expected of each source."""
+    if not _LOG.isEnabledFor(logging.DEBUG):
+        return
+    document = {
+        "round": number,
+        "source": round.draft.source,
+        "num_draft": len(round.draft.tokens),
+        "num_accepted": num_accepted,
+        "draft_ms": _rounded(1e3 * round.draft_s),
+        "verify_ms": _rounded(1e3 * verify_s),
+        "ahead": round.is_ahead,
+        "expected": round.expected,
+    }
+    _LOG.debug("%s", json.dumps(document))
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)

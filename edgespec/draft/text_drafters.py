@@ -13,11 +13,18 @@ from edgespec.draft.lookahead import Lookahead, Window
 from edgespec.types import Logits, Sampler, TokenConstraint, TokenIds
 
 
-def make_text_drafters(names: Collection[str], window: Window | None) -> list[Drafter]:
-    """New drafters for one answer, whose text they hold."""
+def make_text_drafters(
+    names: Collection[str], window: Window | None = None, cached: Collection[Drafter] = ()
+) -> list[Drafter]:
+    """New drafters for one answer, whose text they hold; and those with these names that all answers share.
+
+    window: Of lookahead, where it is among the names.
+    """
     wanted = {*names, "suffix"} if "auto" in names else names
     drafters: list[Drafter] = [resolve_name(made_by)() for name, made_by in TEXT.items() if name in wanted]
-    return drafters if window is None else [*drafters, Lookahead(window)]
+    if window is not None and "lookahead" in names:
+        drafters.append(Lookahead(window))
+    return [*drafters, *(each for each in cached if each.name in names)]
 
 
 class ForcedDrafter(Drafter):

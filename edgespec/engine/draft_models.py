@@ -23,9 +23,8 @@ from edgespec.errors import UsageError
 from edgespec.memory.estimate import (
     bytes_by_place,
     estimate_memory,
-    growth_bytes,
-    states_bytes,
     sum_bytes,
+    text_growth_bytes,
     texts_bytes,
 )
 from edgespec.memory.free_memory import HOST
@@ -59,7 +58,7 @@ def open_chain(
     """
     target, placement, schedule = chain.target, chain.placement, chain.schedule
     device = placement.drafter_device
-    inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [], None)
+    inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [])
     lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
         translate = load_translation(served, model, report)
@@ -126,16 +125,11 @@ def make_sets(
 
 def make_watch(setup: Setup, sets: Iterable[DrafterSet]) -> MemoryWatch:
     """The watch that says which of the sets there is memory for."""
-    reading = setup.memory.reading
-    return MemoryWatch(
-        [each.tier for each in sets], partial(_growth_bytes, setup), reading.read, reading.target_place
+    reading, drafters = setup.memory.reading, [each.manifest for each in setup.models]
+    growth_bytes = partial(
+        text_growth_bytes, setup.memory.target.manifest, drafters, on_device=reading.target_place != HOST
     )
-
-
-def text_drafters(setup: Setup, cached: Collection[AnswerDrafter], names: frozenset[str]) -> list[Drafter]:
-    """The drafters with these names that draft from the text of one answer."""
-    window = setup.window if "lookahead" in names else None
-    return [*make_text_drafters(names, window), *(each for each in cached if each.name in names)]
+    return MemoryWatch([each.tier for each in sets], growth_bytes, reading.read, reading.target_place)
 
 
 def _candidates(
@@ -154,19 +148,6 @@ def _candidates(
         )
         for i, model in enumerate(chain.models)
     ]
-
-
-def _growth_bytes(setup: Setup, num_held: int, num_tokens: int) -> int:
-    """Memory of the target that a text of num_tokens takes beyond one of num_held, with what heads read."""
-    manifest, on_device = setup.memory.target.manifest, setup.memory.reading.target_place != HOST
-    grown = growth_bytes(manifest.kv_cache, num_held, num_tokens, manifest.context_length, on_device=on_device)
-    if on_device:
-        return grown
-    before, after = (
-        sum(states_bytes(each.manifest, num) for each in setup.models)
-        for num in (num_held, max(num_held, num_tokens))
-    )
-    return grown + after - before
 
 
 def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:

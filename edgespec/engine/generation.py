@@ -38,6 +38,7 @@ from edgespec.types import TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
+_NONE_RERUN = Reruns()
 
 
 @dataclass(slots=True)
@@ -133,6 +134,23 @@ class _Announcing(ForwardingDecoder):
         return self._decoder.run(given)
 
 
+class _AnswerClock:
+    """The time less that in which an answer's passes waited for others, which is no cost of drafting."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller, self._waited_s = caller, caller.waited_s  # before the block that is made
+
+    def __call__(self) -> float:
+        return perf_counter() - self._caller.waited_s
+
+    def in_ordinary_time(self, block: Block) -> Block:
+        before_s, self._waited_s = self._waited_s, self._caller.waited_s
+        if not self._waited_s:
+            return block
+        waited_s = self._waited_s - before_s
+        return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + waited_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """Turns requests into answers with one target and its drafters."""
@@ -193,19 +211,13 @@ class Generation:
             acceptance: Takes at the end how much of what each source guessed was accepted.
             on_begin: Is called as each pass begins.
         """
-        started, fed = perf_counter(), target.num_fed
-        caller = ticket.caller
+        started, fed, caller = perf_counter(), target.num_fed, ticket.caller
         caller.may_join = self.near_tie is None  # which counts on passes that run alone
         caller.on_begin = on_begin
-        token_stop = TokenStop(self.end_tokens, request.max_tokens)
+        token_stop, clock = TokenStop(self.end_tokens, request.max_tokens), _AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
-
-        def clock() -> float:
-            """The time less that in which the answer's passes waited for others, which is no cost of drafting."""
-            return perf_counter() - caller.waited_s
-
         policy = PoolPolicy(
             self.pool,
             self.speculation,
@@ -216,7 +228,7 @@ class Generation:
             clock=clock,
         )
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
-        none_rerun, num_logprobs = Reruns(), request.options.logprobs
+        num_logprobs = request.options.logprobs
         needs_best_alone = num_logprobs is None and request.mask is None and request.constraint is None
         decoder = plain or (decoder_for(request.sampling, target) if needs_best_alone else target)
         with self._accepting() as accept:
@@ -231,20 +243,19 @@ class Generation:
                 relieve=self.pool.relieve,
                 cancel=ticket.cancelled,
             )
-            waited_s = caller.waited_s
             try:
-                for block in blocks:
-                    before_s, waited_s = waited_s, caller.waited_s
-                    if waited_s:  # the block in ordinary time
-                        block = block._replace(
-                            started_s=block.started_s + before_s, verify_s=block.verify_s + waited_s - before_s
-                        )
+                for block in map(clock.in_ordinary_time, blocks):
                     kept, reason = token_stop.cut(block.tokens)
-                    reruns = plain.reruns if plain else none_rerun
-                    seconds = perf_counter() - started
-                    passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
-                    logprobs = () if num_logprobs is None else logprobs_of(block, len(kept), num_logprobs)
-                    yield AnswerPass(*passed, policy.learn, logprobs)
+                    yield AnswerPass(
+                        block.without_logits(),
+                        kept,
+                        reason,
+                        target.num_fed - fed,
+                        perf_counter() - started,
+                        plain.reruns if plain else _NONE_RERUN,
+                        policy.learn,
+                        () if num_logprobs is None else logprobs_of(block, len(kept), num_logprobs),
+                    )
                     if reason:
                         break
             finally:

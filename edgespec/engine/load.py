@@ -19,7 +19,8 @@ from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
-from edgespec.engine.draft_models import make_sets, make_watch, text_drafters
+from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.engine.draft_models import make_sets, make_watch
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import make_learner
@@ -203,7 +204,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     pool = DrafterPool(
         sets,
         target.manifest.vocab_size,
-        partial(text_drafters, setup, cached),
+        partial(make_text_drafters, window=setup.window, cached=cached),
         watch,
         ChangeLog(wish.report),
         free_caches=caches.empty,

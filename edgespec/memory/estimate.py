@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -220,6 +220,21 @@ def growth_bytes(
     # gives the old back after a later pass.
     holds_both = kv.form == "growing" or on_device
     return after if holds_both and before != after else after - before
+
+
+def text_growth_bytes(
+    target: Manifest, drafters: Sequence[Manifest], num_held: int, num_tokens: int, *, on_device: bool
+) -> int:
+    """Memory of a target that a text of num_tokens takes beyond one of num_held, with what heads read of it.
+
+    Args:
+        on_device: The target's cache lies in a device's memory; hidden states lie in the host's.
+    """
+    grown = growth_bytes(target.kv_cache, num_held, num_tokens, target.context_length, on_device=on_device)
+    if on_device:
+        return grown
+    most = max(num_held, num_tokens)
+    return grown + sum(states_bytes(each, most) - states_bytes(each, num_held) for each in drafters)
 
 
 def workspace_bytes(manifest: Manifest, num_tokens: int, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
