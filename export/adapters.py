@@ -15,35 +15,41 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats
-from edgespec.export.families import DecoderConfig
+from edgespec.export.families import FAMILIES, DecoderConfig
 from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import Place, places, unpaired
 from edgespec.export.safetensors import read_tensors, require_floats
 from edgespec.export.settings import SourceSettings, read_json, require_no_pointer, translate_unusual
 from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
 from edgespec.export.tensors import StoredTensor
+from edgespec.system.command_line import quote
 from edgespec.system.split_files import utf8_name
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# Settings of PEFT whose arithmetic is not W + scale · B · A, or that need another base.
+# Settings of PEFT whose arithmetic is not W + scale · B · A, or that need another base. fan_in_fan_out is not
+# one: PEFT takes it back for matrices that lie as those here do.
 _UNSUPPORTED = (
-    "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "use_qalora", "trainable_token_indices",
+    "use_dora", "lora_bias", "layer_replication", "use_qalora", "trainable_token_indices",
     "target_parameters", "alora_invocation_tokens", "megatron_config",
+    "arrow_config",
 )  # fmt: skip
 _ADVICE = "merge it with PEFT, and export the result"
-_CHANGE_THE_BASE = ("pissa", "olora", "corda")  # starts of init_lora_weights
+# Values of init_lora_weights that leave the base as it was; others (pissa, olora, corda, loftq, …) change it.
+_KEEP_THE_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
     """Tensors of an adapter by the names that their matrices have in the base.
 
+    files: All that it was read from.
     changes: Of each matrix A, [rank, columns], B, [rows, rank], and the scale.
     whole: Matrices that replace those of the base.
     """
 
     path: Path
+    files: tuple[Path, ...]
     changes: Mapping[str, tuple[StoredTensor, StoredTensor, float]]
     whole: Mapping[str, StoredTensor]
     is_gguf: bool
@@ -62,7 +68,6 @@ def merge_adapter(loaded: LoadedSource, path: Path) -> LoadedSource:
         made = dict(_merged(adapter, loaded.config, tensors))
     if "embedding" in made and "head" not in tensors:
         made.setdefault("head", tensors["embedding"])  # the head of the base is not adapted
-    files = sorted({tensor.path for a, b, _ in adapter.changes.values() for tensor in (a, b)})
     source, note = loaded.source, f"merging adapter {path.name} into {len(made)} matrices, in fp32"
     return replace(
         loaded,
@@ -70,7 +75,7 @@ def merge_adapter(loaded: LoadedSource, path: Path) -> LoadedSource:
         source=replace(
             source,
             name=f"{source.name} with adapter {utf8_name(path.resolve().name)}",
-            sha256=f"{source.sha256},{join_hashes(files)}",
+            sha256=f"{source.sha256},{join_hashes(adapter.files)}",
         ),
         notes=(*loaded.notes, note),
     )
@@ -90,17 +95,22 @@ def _read_folder(folder: Path) -> _Adapter:
         if module.endswith(".lora_A"):
             module = module.removesuffix(".lora_A")
             other = floats.get(name.replace(".lora_A.", ".lora_B."))
-            changes[f"{module}.weight"] = (tensor, _required(folder, module, other), _scale(settings, module))
+            scale = _scale(settings, module, tensor.rows)
+            changes[f"{module}.weight"] = (tensor, _required(folder, module, other), scale)
         elif module.endswith(".lora_embedding_A"):
             raise SourceError(f"{folder} changes the embedding by low rank, which is not read; {_ADVICE}")
-        elif not module.endswith(".lora_B"):
+        elif module.endswith(".lora_B"):
+            _required(folder, module, floats.get(name.replace(".lora_B.", ".lora_A.")))
+        else:
             whole[name.removeprefix(_PREFIX).replace(".modules_to_save", "")] = tensor
-    return _Adapter(folder, changes, whole, is_gguf=False)
+    return _Adapter(folder, (folder / ADAPTER_SETTINGS, weights), changes, whole, is_gguf=False)
 
 
 def _required(path: Path, module: str, tensor: StoredTensor | None) -> StoredTensor:
     if tensor is None:
-        raise SourceError(f"{path} has no B beside the A of {module}; the adapter is incomplete, fetch it again")
+        raise SourceError(
+            f"{path} has one of the two matrices of {module} alone; the adapter is incomplete, fetch it again"
+        )
     return tensor
 
 
@@ -112,15 +122,23 @@ def _require_supported(settings: SourceSettings) -> None:
             raise SourceError(f"{settings.path} sets {key}, which is not supported; {_ADVICE}")
     if settings.get("bias", "none") != "none":
         raise SourceError(f"{settings.path} trains biases ({settings.get('bias')}), which are not read; {_ADVICE}")
-    if str(settings.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
+    if settings.get("init_lora_weights") not in _KEEP_THE_BASE:
         raise SourceError(
             f"{settings.path} begins by {settings.get('init_lora_weights')}, which changes the base; {_ADVICE}"
         )
 
 
-def _scale(settings: SourceSettings, module: str) -> float:
-    """alpha / rank, or alpha / √rank, by the patterns of names that state others."""
+def _scale(settings: SourceSettings, module: str, found: int) -> float:
+    """alpha / rank, or alpha / √rank, by the patterns of names that state others.
+
+    Raises SourceError: The rank is not the one found.
+    """
     rank = _by_pattern(settings, "rank_pattern", module, settings.count("r"))
+    if rank != found:
+        raise SourceError(
+            f"{settings.path} states rank {rank} for {module}, and its matrices have rank {found}; the "
+            "files do not belong together, fetch both again"
+        )
     alpha = _by_pattern(settings, "alpha_pattern", module, settings.number("lora_alpha"))
     return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
@@ -142,16 +160,20 @@ def _read_file(path: Path) -> _Adapter:
     kind = file.metadata.get("adapter.type")
     if file.metadata.get("general.type") != "adapter" or kind != "lora":
         raise SourceError(f"{path} is no LoRA adapter; give one to --adapter, and its base as SOURCE")
-    alpha = SourceSettings(path, file.metadata).number("adapter.lora.alpha")
+    alpha = SourceSettings(path, file.metadata).optional("adapter.lora.alpha")
     changes = {}
     for name, tensor in file.tensors.items():
-        base = name.removesuffix(".lora_a")
-        if base != name:
+        base, _, part = name.rpartition(".lora_")
+        if base == "token_embd.weight":
+            raise SourceError(f"{path} changes the embedding by low rank, which is not read; {_ADVICE}")
+        if part == "a":
             other = _required(path, base, file.tensors.get(f"{base}.lora_b"))
-            changes[base] = (tensor, other, alpha / other.columns)
-        elif not name.endswith(".lora_b"):
+            changes[base] = (tensor, other, alpha / other.columns if alpha else 1.0)
+        elif part == "b":
+            _required(path, base, file.tensors.get(f"{base}.lora_a"))
+        else:
             raise SourceError(f"{path} has tensor {name}, which is no part of a LoRA adapter; fetch it again")
-    return _Adapter(path, changes, {}, is_gguf=True)
+    return _Adapter(path, file.paths, changes, {}, is_gguf=True)
 
 
 def _merged(
@@ -179,7 +201,8 @@ def _merged(
                 )
             part = tensor.part(place.start, base.rows)
             own = unpaired(config, place.role, part, is_gguf=adapter.is_gguf)
-            yield place.role, replace(own, addend=base.addend)
+            is_gain = place.role.endswith("norm")
+            yield place.role, replace(own, addend=FAMILIES[config.architecture].gain_addend if is_gain else 0.0)
 
 
 def _places_of(
@@ -208,3 +231,23 @@ def _sum(base: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float) -> 
         return np.ascontiguousarray(summed, "<f4").view(np.uint8).reshape(stop - start, -1)
 
     return StoredTensor(base.name, base.path, 0, base.rows, base.columns, "F32", make=make)
+
+
+def say_left_out_adapters(source: Path, merged: Path | None) -> Iterator[str]:
+    """Lines on adapters in the folder of a model, or beside its file, that are not the one to merge."""
+    folder = source if source.is_dir() else source.parent
+    found = [folder] if (folder / ADAPTER_SETTINGS).is_file() else []
+    found += [each for each in sorted(folder.glob("*.gguf")) if each != source and _is_adapter_file(each)]
+    for path in found:
+        if merged is None or path.resolve() != merged.resolve():
+            yield f"adapter {path} lies beside the weights and is not merged; --adapter {quote(path)} merges it"
+
+
+def _is_adapter_file(path: Path) -> bool:
+    """True if it is the file of an adapter; the name has to say so too, since it is not to be opened otherwise."""
+    if re.search("lora|adapter", path.name, re.IGNORECASE) is None:
+        return False
+    try:
+        return bool(read_gguf(path).metadata.get("general.type") == "adapter")
+    except (SourceError, OSError):  # whatever else lies there
+        return False

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import DeviceUnavailable, SourceError
-from edgespec.export.adapters import merge_adapter
+from edgespec.export.adapters import merge_adapter, say_left_out_adapters
 from edgespec.export.families import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
 from edgespec.export.heads.dialects import is_head
@@ -76,6 +76,7 @@ def plan_model(
     """
     options = options.resolved()
     loaded = _read_model(source, options.context_length)
+    loaded = replace(loaded, notes=(*loaded.notes, *say_left_out_adapters(source, options.adapter)))
     if options.adapter is not None:
         loaded = merge_adapter(loaded, options.adapter)
     options = replace(options, hidden_layers=tuple(sorted({*options.hidden_layers, *loaded.pooled_layers})))

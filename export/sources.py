@@ -128,13 +128,11 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
 
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
-    has_adapter, settings_path = (folder / ADAPTER_SETTINGS).is_file(), folder / "config.json"
-    if has_adapter and not settings_path.exists():
+    settings_path = folder / "config.json"
+    if (folder / ADAPTER_SETTINGS).is_file() and not settings_path.exists():
         raise _is_adapter(folder, read_json(folder / ADAPTER_SETTINGS).get("base_model_name_or_path"))
     settings = read_json(settings_path)
     whole, notes = _weights(folder, settings)
-    if has_adapter:
-        notes = (*notes, f"an adapter lies beside the weights and is not merged; --adapter {folder} merges it")
     rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
     vocabulary = _huggingface_vocabulary(folder, settings, rows)
     pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)

@@ -24,17 +24,18 @@ LAYER = "model.layers.1."
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj")
 
 
-def changes(weights: dict[str, np.ndarray], names: tuple[str, ...] = NAMES) -> dict[str, tuple[np.ndarray, ...]]:
+def changes(
+    weights: dict[str, np.ndarray], names: tuple[str, ...] = NAMES, ranks: dict[str, int] | None = None
+) -> dict[str, tuple[np.ndarray, ...]]:
     """A and B by the name of a matrix."""
     rng = np.random.default_rng(4)
     shapes = {f"{LAYER}{name}.weight": weights[f"{LAYER}{name}.weight"].shape for name in names}
-    return {
-        name: (
-            rng.normal(0, 0.1, (RANK, columns)).astype(np.float32),
-            rng.normal(0, 0.5, (rows, RANK)).astype(np.float32),
-        )
-        for name, (rows, columns) in shapes.items()
-    }
+    made = {}
+    for name, (rows, columns) in shapes.items():
+        rank = (ranks or {}).get(name, RANK)
+        a, b = rng.normal(0, 0.1, (rank, columns)), rng.normal(0, 0.5, (rows, rank))
+        made[name] = a.astype(np.float32), b.astype(np.float32)
+    return made
 
 
 def write_folder(folder: Path, made: dict[str, tuple[np.ndarray, ...]], more: Any = None, **settings: Any) -> Path:
@@ -106,8 +107,8 @@ def test_an_adapter_is_merged_whatever_the_files_of_both(tmp_path: Path, base: s
 
 def test_scales_follow_the_settings(tmp_path: Path) -> None:
     weights = tiny.random_weights()
-    made = changes(weights)
     down = f"{LAYER}mlp.down_proj.weight"
+    made = changes(weights, ranks={down: 16})
     tiny.write_huggingface(tmp_path / "hf", weights)
 
     def scale(name: str) -> float:
@@ -173,6 +174,9 @@ def test_the_command_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
         ({"peft_type": "IA3"}, "type IA3"),
         ({"bias": "all"}, "trains biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
+        ({"init_lora_weights": "loftq"}, "changes the base"),
+        ({"r": 16}, "states rank 16 for .*, and its matrices have rank 4"),
+        ({"rank_pattern": {"down_proj": 2}}, "states rank 2 for .*down_proj"),
         ({"rank_pattern": {"(a+)+$": 3}}, "only names of modules"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
     ],
@@ -195,11 +199,11 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"layers\.7.*this model has not"):
         plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "far", far)))
     lonely = write_folder(tmp_path / "lonely", changes(weights))
-    save_file(
-        {"base_model.model.x.lora_A.weight": np.zeros((4, 4), np.float32)}, lonely / "adapter_model.safetensors"
-    )
-    with pytest.raises(SourceError, match="no B beside the A of x"):
-        plan_model(tmp_path / "hf", ExportOptions(adapter=lonely))
+    for part in "AB":
+        one = {f"base_model.model.x.lora_{part}.weight": np.zeros((4, 4), np.float32)}
+        save_file(one, lonely / "adapter_model.safetensors")
+        with pytest.raises(SourceError, match="one of the two matrices of x"):
+            plan_model(tmp_path / "hf", ExportOptions(adapter=lonely))
 
 
 def test_an_adapter_is_never_ignored_in_silence(tmp_path: Path) -> None:
@@ -208,9 +212,22 @@ def test_an_adapter_is_never_ignored_in_silence(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"is an adapter of base, which runs with its base alone.*--adapter"):
         export_model(write_folder(tmp_path / "adapter", made), tmp_path / "out")
     with pytest.raises(SourceError, match="is an adapter of another model"):
-        export_model(write_file(tmp_path / "a.gguf", made), tmp_path / "out")
+        export_model(write_file(tmp_path / "my-lora.gguf", made), tmp_path / "out")
     tiny.write_huggingface(tmp_path / "hf", weights)
     write_folder(tmp_path / "hf", made)
-    lines: list[str] = []
-    export_model(tmp_path / "hf", tmp_path / "out", report=lines.append)
-    assert any("is not merged; --adapter" in line for line in lines)
+    tiny.write_gguf(tmp_path / "base.gguf", weights)
+    for source, beside in (("hf", "hf"), ("base.gguf", "my-lora.gguf")):
+        (left_out,) = plan_model(tmp_path / source, ExportOptions()).loaded.notes
+        assert left_out.endswith(f"is not merged; --adapter {tmp_path / beside} merges it")
+        (merging,) = plan_model(tmp_path / source, ExportOptions(adapter=tmp_path / beside)).loaded.notes
+        assert merging.startswith("merging adapter")
+
+
+def test_the_hashes_tell_a_merged_model_from_its_base_and_from_other_settings(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    found = {plan_model(tmp_path / "hf", ExportOptions()).loaded.source.sha256}
+    for alpha in (ALPHA, 2 * ALPHA):
+        adapter = write_folder(tmp_path / "adapter", changes(weights), lora_alpha=alpha)
+        found.add(plan_model(tmp_path / "hf", ExportOptions(adapter=adapter)).loaded.source.sha256)
+    assert len(found) == 3
