@@ -1,7 +1,7 @@
 """From a source, a GGUF file or a local Hugging Face folder, to a model folder, whole or not at all."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -98,45 +98,68 @@ def export_model(
         context_length=context_length,
         adapter=adapter,
     )
+    export = _Export(source, name, origin, open_decoder, measure_ranges, progress)
+    try:
+        return export.run(options, output, report, is_quick)
+    except PrecisionLoss as loss:
+        passing = _find_passing(export, replace(options, precision=loss.precision), output, report)
+        raise PrecisionLoss(f"{loss}. {passing}") from None
 
-    def export_as(options: ExportOptions, output: Path, report: Report, is_quick: bool) -> Manifest:
-        report(f"reading {source}")
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """A source that is exported in one precision or another; fields are arguments of export_model."""
+
+    source: Path
+    name: str | None
+    origin: Origin
+    open_decoder: OpenDecoder | None
+    measure_ranges: MeasureRanges | None
+    progress: ReportProgress
+
+    def run(self, options: ExportOptions, output: Path, report: Report, is_quick: bool) -> Manifest:
+        report(f"reading {self.source}")
         show_progress("reading the file's tokenizer and its list of weights")
-        planned = plan_model(source, options, is_checked=open_decoder is not None)
-        _require_steps(planned, measure_ranges, open_decoder)
+        planned = plan_model(self.source, options, is_checked=self.open_decoder is not None)
+        _require_steps(planned, self.measure_ranges, self.open_decoder)
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
-            if num_left_out := planned.loaded.num_left_out:
-                report(f"leaving out {num_left_out} tensors {planned.loaded.use_of_left_out}")
-            for note in (*planned.loaded.notes, *planned.loaded.vocabulary.notes):
-                report(note)
-            num_layers = planned.loaded.config.num_layers
-            report(f"writing {num_layers} layers in {planned.rule.precision} precision")
+            _report_source(planned, report)
             tokenizer = Tokenizer.from_str(planned.loaded.vocabulary.tokenizer_json)  # a second for a large one
-            loaded, vocabulary = planned.loaded, planned.loaded.vocabulary
-            require_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
-            named, sha256 = name or utf8_name(output.name), vocabulary_sha256(tokenizer)
-            manifest = lay_out(named, loaded, planned.rule, planned.options, sha256)
-            manifest = replace(manifest, source=loaded.source.fetched_from(origin))
-            written = ExportProgress(planned.cost.write_bytes, report, manifest.name, progress)
-            _write_files(folder, planned, manifest, measure_ranges, report, written)
-            written(planned.cost.write_bytes)
-            manifest = hash_files(folder, manifest, report)
-            if open_decoder is not None and (not is_quick or can_be_checked(planned.cost, report)):
-                if not loaded.pooling:
-                    report_template(vocabulary, tokenizer, report)
+            manifest = self._write(folder, planned, tokenizer, self.name or utf8_name(output.name), report)
+            if self.open_decoder is not None and (not is_quick or can_be_checked(planned.cost, report)):
+                if not planned.loaded.pooling:
+                    report_template(planned.loaded.vocabulary, tokenizer, report)
                 report("checking against the source")
-                check = check_folder(planned.loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
+                check = check_folder(
+                    planned.loaded, tokenizer, manifest, folder, self.open_decoder, is_quick=is_quick
+                )
                 show_progress("")
                 manifest = replace(manifest, check=check)
             return finish(folder, manifest)
 
-    try:
-        return export_as(options, output, report, is_quick)
-    except PrecisionLoss as loss:
-        passing = _find_passing(export_as, replace(options, precision=loss.precision), output, report)
-        raise PrecisionLoss(f"{loss}. {passing}") from None
+    def _write(
+        self, folder: Path, planned: PlannedModel, tokenizer: Tokenizer, name: str, report: Report
+    ) -> Manifest:
+        """Write all files but the manifest's own."""
+        loaded, vocabulary, num_bytes = planned.loaded, planned.loaded.vocabulary, planned.cost.write_bytes
+        require_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
+        manifest = lay_out(name, loaded, planned.rule, planned.options, vocabulary_sha256(tokenizer))
+        manifest = replace(manifest, source=loaded.source.fetched_from(self.origin))
+        written = ExportProgress(num_bytes, report, manifest.name, self.progress)
+        _write_files(folder, planned, manifest, self.measure_ranges, report, written)
+        written(num_bytes)
+        return hash_files(folder, manifest, report)
+
+
+def _report_source(planned: PlannedModel, report: Report) -> None:
+    loaded = planned.loaded
+    if loaded.num_left_out:
+        report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
+    for note in (*loaded.notes, *loaded.vocabulary.notes):
+        report(note)
+    report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")
 
 
 def _require_steps(
@@ -186,11 +209,7 @@ def _write_draft_head(folder: Path, loaded: LoadedSource, trimming: Trimming) ->
     return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}
 
 
-_ExportAs = Callable[[ExportOptions, Path, Report, bool], Manifest]
-"""Exports the source to an output with some options; the last tells whether quickly."""
-
-
-def _find_passing(export: _ExportAs, options: ExportOptions, output: Path, report: Report) -> str:
+def _find_passing(export: _Export, options: ExportOptions, output: Path, report: Report) -> str:
     """Try more exact precisions than the one of options on a short text, and say which one passes."""
     precision = options.precision
     if options.form == "npu":
@@ -200,7 +219,7 @@ def _find_passing(export: _ExportAs, options: ExportOptions, output: Path, repor
         try:
             with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
                 wanted = replace(options, precision=other)
-                check = export(wanted, Path(folder) / other, lambda line: None, True).check
+                check = export.run(wanted, Path(folder) / other, lambda line: None, True).check
         except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
             continue
         if check is not None:

@@ -13,14 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import (
-    ReplyOptions,
-    Settings,
-    check_count,
-    check_flag,
-    check_path,
-    check_texts,
-)
+from edgespec.engine.request import ReplyOptions, Settings, check_count, check_flag, check_path, check_texts
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -78,19 +71,14 @@ class Conversation:
         if not isinstance(sampling, SamplingParams | None):
             raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
         check_texts("stop", stop)
-        self.engine = engine
-        self.system = system
-        self.overflow = overflow
+        self.engine, self.system, self.overflow = engine, system, overflow
         self.sampling = sampling or engine.model_sampling or SamplingParams()
         self.max_tokens = check_count("max_tokens", max_tokens, 1)
-        self.stop = stop
+        self.stop, self.response_format = stop, response_format
         self.ends_loops = check_flag("ends_loops", ends_loops)
-        self.response_format = response_format
-        self.tools = tools or ()
-        self.tool_choice = tool_choice
+        self.tools, self.tool_choice = tools or (), tool_choice
         self.parallel_tool_calls = check_flag("parallel_tool_calls", parallel_tool_calls)
-        self.thinking = thinking
-        self.thinking_budget = thinking_budget
+        self.thinking, self.thinking_budget = thinking, thinking_budget
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -154,9 +142,8 @@ class Conversation:
         With drop-oldest all other messages could make room.
         """
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
-        return self.engine.context_length - self._count(
-            self._sent([*self._rounds, Round(text, None)][num_dropped:])
-        )
+        sent = self._sent([*self._rounds, Round(text, None)][num_dropped:])
+        return self.engine.context_length - self._count(sent)
 
     def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
@@ -198,13 +185,8 @@ class Conversation:
             self._require_idle()
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
-            return self._begin(
-                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)],
-                self._num_tries,
-                options,
-                begun,
-                is_written=self._is_written,
-            )
+            rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)]
+            return self._begin(rounds, self._num_tries, options, begun, is_written=self._is_written)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -285,19 +267,15 @@ class Conversation:
             raise UsageError(f"num_rounds is {num_rounds!r}; wanted a whole number from 0")
         with self._lock:
             self._require_idle()
-            cut_short = {i: reason for i, reason in self._cut_short.items() if i < num_rounds}
-            self._restore(self._rounds[:num_rounds], cut_short, min(self._num_dropped, num_rounds))
+            self._cut(num_rounds)
 
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
         with self._lock:
             if not self._rounds:
                 return None
-            removed = self._rounds.pop()
-            self._begun, self._chunks, self._reply, self._asked = "", [], lambda: None, None
-            self._cut_short.pop(len(self._rounds), None)
-            self._num_dropped = min(self._num_dropped, len(self._rounds))
-            self._num_tries = 0
+            removed = self._rounds[-1]
+            self._cut(len(self._rounds) - 1)
             return removed
 
     def redo(self, removed: Round) -> None:
@@ -306,7 +284,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget everything except the system message."""
-        self._restore([], {}, 0)
+        self._cut(0)
 
     def transcript(self, model: str | None = None) -> Transcript:
         """The conversation as a file holds it; model is the user's name for the model.
@@ -362,6 +340,11 @@ class Conversation:
     def _made(self) -> str:
         """The current answer as far as it came."""
         return self._begun + "".join(chunk.text for chunk in self._chunks)
+
+    def _cut(self, num_rounds: int) -> None:
+        """Forget all but the first rounds."""
+        cut_short = {i: reason for i, reason in self._cut_short.items() if i < num_rounds}
+        self._restore(self._rounds[:num_rounds], cut_short, min(self._num_dropped, num_rounds))
 
     def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
         with self._lock:
