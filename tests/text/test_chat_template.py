@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tiny
+from jinja2.exceptions import SecurityError
 
 from edgespec.errors import ConversationError, ModelError
 from edgespec.manifest import read_manifest
@@ -225,3 +226,10 @@ def test_contents_are_lists_of_parts_where_a_template_takes_these_alone(tiny_mod
         ids = encoder.encode(messages)
         assert END not in ids
         assert tokenizer.decode(ids) == "be brief|<|im_end|>|"
+
+
+@pytest.mark.parametrize(("width", "expected"), [("'> '", "> "), ("2", "  "), ("'x' * 16", "x" * 16)])
+def test_lines_are_indented_by_spaces_or_by_a_text(width: str, expected: str) -> None:
+    assert render("{{ 'a\nb' | indent(" + width + ") }}", {}) == f"a\n{expected}b"
+    with pytest.raises(SecurityError, match="wanted at most 16"):
+        render("{{ 'a\nb' | indent('x' * 17) }}", {})

@@ -1,0 +1,191 @@
+"""Chat templates: what edgespec gives a model to read, beside what transformers renders."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from made_tokenizers import tokenizer_json
+
+from differential.conversations import SWITCHES, TOOLS, draw_conversation
+from differential.difference import Difference, Row
+from differential.made_templates import draw_form, write_template
+from differential.snippets import SNIPPETS
+from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.text.chat_template import encode_chat
+from edgespec.text.prompt_encoder import parse_messages
+from edgespec.text.template_sandbox import render
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.tools.tool import parse_tools
+from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
+
+NUM_TEMPLATES, NUM_CONVERSATIONS = 200, 40
+_EACH = 12  # conversations of a template
+_SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+_WIDE = r"%s|\.format\(|ljust|wordwrap"
+_SHOWN = 100  # characters before and behind the first that differs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A conversation, and what else a template is given."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    switches: Mapping[str, Any] = field(default_factory=dict)
+
+
+def template_rows(_: Path) -> Iterator[Row]:
+    where = "chat templates, made by chance, beside transformers"
+    if find_spec("transformers") is None:
+        yield Row(where, 0, skipped="the package transformers is not installed")
+        return
+    random, explained, found, num_tried = Random(11), Counter[str](), list[Difference](), 0
+    asked = [_draw(random) for _ in range(NUM_CONVERSATIONS)]
+    for i in range(NUM_TEMPLATES):
+        form = draw_form(random)
+        mine = _Template(write_template(form))
+        for each in random.sample(asked, _EACH):
+            num_tried += 1
+            ours, theirs = mine.ours(each), mine.theirs(each)
+            if ours == theirs:
+                continue
+            if reason := mine.explain(each, ours, theirs):
+                explained[reason] += 1
+            else:
+                found.append(_difference(f"{where}: number {i}, {form}\n{mine.text}", each, ours, theirs))
+                break
+    yield Row(where, num_tried, tuple(found), dict(explained))
+
+
+def snippet_rows(_: Path) -> Iterator[Row]:
+    where = "what templates do in Jinja, beside transformers"
+    if find_spec("transformers") is None:
+        yield Row(where, 0, skipped="the package transformers is not installed")
+        return
+    found, explained = list[Difference](), Counter[str]()
+    for text in SNIPPETS:
+        asked = Asked([{"role": "user", "content": " a\n<b>"}, {"role": "assistant", "content": "é"}], ())
+        given = "{% set m = messages %}" + text
+        try:
+            ours = _render(given, messages=asked.messages, add_generation_prompt=True, **_SPECIAL)
+        except ModelError as error:
+            ours = f"refused: {error}"
+        theirs = _theirs(given, asked)
+        if ours == theirs:
+            continue
+        if ours.startswith("refused: ") and theirs.startswith("refused: "):
+            explained["refused by both"] += 1
+        elif re.search(_WIDE, text) and ours.startswith("refused: "):
+            explained["refused by edgespec alone, as they take widths that fill the memory"] += 1
+        else:
+            found.append(Difference(where, text, repr(ours), repr(theirs)))
+    yield Row(where, len(SNIPPETS), tuple(found), dict(explained))
+
+
+def _draw(random: Random) -> Asked:
+    with_tools = random.random() < 0.5
+    messages = draw_conversation(random, with_tools=with_tools)
+    return Asked(messages, TOOLS if with_tools else (), random.choice(SWITCHES))
+
+
+def _difference(where: str, asked: Asked, ours: str, theirs: str) -> Difference:
+    """With the place of the first difference, and some text around it."""
+    same = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
+    around = slice(max(0, same - _SHOWN), same + _SHOWN)
+    return Difference(where, str(asked), repr(ours[around]), repr(theirs[around]))
+
+
+class _Template:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.render: Render = fit_contents(text, _render, _SPECIAL)
+        self.how: ToolTemplate = probe_template(text, self.render, _SPECIAL)
+
+    def ours(self, asked: Asked) -> str:
+        """The prompt of edgespec, or its refusal."""
+        found: list[str] = []
+
+        def keep(template: str, **names: Any) -> str:
+            found.append(self.render(template, **names))
+            return found[0]
+
+        try:
+            turns, tools = parse_messages(asked.messages), parse_tools(asked.tools)
+            encode_chat(
+                self.text, keep, turns, _TOKENIZER, _SPECIAL, dict(asked.switches), tools, lambda: self.how
+            )
+        except EdgeSpecError as error:
+            return f"refused: {error}"
+        return found[0]
+
+    def theirs(self, asked: Asked) -> str:
+        """The prompt of transformers, or that it fails."""
+        messages = [dict(message) for message in asked.messages]
+        if self.render is not _render:
+            messages = [
+                {**each, "content": [{"type": "text", "text": each["content"]}] if each["content"] else []}
+                for each in messages
+            ]
+        return _theirs(self.text, Asked(messages, asked.tools, asked.switches))
+
+    def explain(self, asked: Asked, ours: str, theirs: str) -> str:
+        """The reason why both may differ, or none."""
+        if ours.startswith("refused: ") and theirs.startswith("refused: "):
+            return "refused by both"
+        how, calls = self.how, [each for each in asked.messages if each.get("tool_calls")]
+        if asked.tools and how.variable is None:
+            return (
+                "with tools that the template leaves out or whose calls nothing could read: edgespec tells of them"
+            )
+        if calls and not how.writes_calls:
+            return "with calls that the template leaves out, or that nothing could read: edgespec writes them"
+        if any(each["content"] for each in calls) and not how.writes_both:
+            return "with text beside calls, which the template leaves out: edgespec writes both"
+        if calls and not how.takes_results:
+            return "with results that the template leaves out or refuses: edgespec gives them as the user's"
+        return ""
+
+
+def _render(template: str, **names: Any) -> str:
+    """Renders in this process. Raises ModelError: The template fails."""
+    try:
+        return render(template, names)
+    except Exception as error:
+        raise ModelError(str(error)) from None
+
+
+def _theirs(template: str, asked: Asked) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template(
+            [asked.messages],
+            tools=list(asked.tools) or None,
+            chat_template=template,
+            add_generation_prompt=True,
+            **_SPECIAL,
+            **asked.switches,
+        )
+    except Exception as error:
+        return f"refused: {error}"
+    text: str = rendered[0]
+    return text
+
+
+def _tokenizer() -> Tokenizer:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        path.write_text(tokenizer_json("qwen2"), encoding="utf-8")
+        return Tokenizer(path)
+
+
+_TOKENIZER = _tokenizer()
