@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.decoder import Room
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
@@ -149,6 +150,11 @@ class JoinedSession:
             self._bind_buffers(number, buffers[found.index(number)] if number in found else self._unread)
         return found
 
+    def unbind(self) -> None:
+        """Hold no cache."""
+        for number in range(self.num_parts):
+            self._bind_buffers(number, self._unread)
+
     def _bind_buffers(self, number: int, buffers: Sequence[Any]) -> None:
         if self._buffers[number] is buffers:
             return
@@ -211,7 +217,7 @@ class JoinedPasses:
     """
 
     def __init__(
-        self, most_parts: int, open_session: Callable[[int, Cancel], JoinedSession], may_open: Callable[[], bool]
+        self, most_parts: int, open_session: Callable[[int, Cancel], JoinedSession], may_open: Room
     ) -> None:
         """Open nothing yet.
 
@@ -257,14 +263,25 @@ class JoinedPasses:
         assert self._session is not None
         return self._session.run(parts)
 
+    def let_go(self, *, is_whole: bool) -> bool:
+        if self._session is None:
+            return False
+        if is_whole:
+            self._session = self._open_session = None
+            self._say("memory was short")
+        else:
+            self._session.unbind()
+        return True
+
     def _open(self, open_session: Callable[[int, Cancel], JoinedSession], num_parts: int, cancel: Cancel) -> None:
         try:
-            if self._may_open():
-                self._session = open_session(num_parts, cancel)
-                return_freed()  # what the one before had
-                if num_parts < self._most_parts:
-                    return
-            else:
+            with self._may_open() as has_room:
+                if has_room:
+                    self._session = open_session(num_parts, cancel)
+                    return_freed()  # what the one before had
+            if has_room and num_parts < self._most_parts:
+                return
+            if not has_room:
                 self._say("there is no memory for passes of several answers")
         except EdgeSpecError as error:
             self._say(str(error))

@@ -168,8 +168,10 @@ class SharedCache:
             )
         if not self._can_copy:
             return value
-        # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN.
-        buffer = np.zeros(shape, self._kv.dtype)
+        # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN. They
+        # are written: np.zeros takes no memory before it is used, and would count as free until then.
+        buffer = np.empty(shape, self._kv.dtype)
+        buffer[:, :, num_past:] = 0
         if num_past:
             buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
         if value is None:

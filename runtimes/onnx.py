@@ -5,7 +5,6 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 
 import hashlib
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
@@ -26,6 +25,7 @@ from edgespec.decoding.decoder import (
     Decoder,
     Forks,
     Pass,
+    Room,
     Rows,
     reusable_prefix,
 )
@@ -106,8 +106,11 @@ class OnnxDecoder(Decoder, Cache, Forks):
             self._passes = Passes(folder / manifest.graph, manifest, device, **options)
             self._run_shapes()
 
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+    def share(self, max_callers: int, may_join: Room) -> None:
         self._passes.share(max_callers, may_join)
+
+    def let_go(self, *, is_whole: bool) -> bool:
+        return self._passes.let_go(is_whole=is_whole)
 
     def fork(self) -> Self:
         """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
@@ -214,6 +217,13 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 self._hidden.pretend(tokens)
             self._held = tokens
         return True
+
+    def reserve(self, num_tokens: int) -> None:
+        cache = self._passes.cache
+        if self._is_on_host and isinstance(cache, SharedCache):
+            with self._lock, translate_memory_errors("making room for a text"):
+                num_held = len(self._held)
+                cache.prepare(num_held, max(0, min(num_tokens, self.context_length) - num_held))
 
     def forget(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.decoder import Room
 from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
 from edgespec.errors import Cancelled
 from edgespec.manifest import Manifest
@@ -124,12 +125,12 @@ class Passes:
         self._bound, other._bound = other._bound, self._bound
         self._recorded, other._recorded = other._recorded, self._recorded
 
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+    def share(self, max_callers: int, may_join: Room) -> None:
         """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
 
         Args:
             max_callers: How many forks run passes at once.
-            may_join: Whether there is memory for another session.
+            may_join: Keeps memory for another session.
         """
         if self.queue is not None:
             return
@@ -294,6 +295,9 @@ class Passes:
         """
         if self._has_arena:
             self._within(partial(self.cache.prepare, num_past, num_tokens - num_past))
+
+    def let_go(self, *, is_whole: bool) -> bool:
+        return self.queue is not None and self.queue.let_go(is_whole=is_whole)
 
     def pretend(self, num_positions: int) -> None:
         """Hold zeros, as the cache's own does."""

@@ -6,14 +6,13 @@ lies in place and runs the rest again.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
 import numpy as np
 
-from edgespec.decoding.decoder import Can, Pass, Rows, reusable_prefix, rows_by_branch
+from edgespec.decoding.decoder import Can, Pass, Room, Rows, reusable_prefix, rows_by_branch
 from edgespec.decoding.tree import NO_DRAFT, Tree, attention_mask
 from edgespec.errors import DeviceUnavailable, ManifestError, require_context
 from edgespec.manifest import Manifest
@@ -62,7 +61,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
         super().__init__(folder, tree_manifest(manifest, device), device, **options)
 
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+    def share(self, max_callers: int, may_join: Room) -> None:
         super().share(1, may_join)  # passes over trees do not run as one
 
     def fork(self) -> Self:

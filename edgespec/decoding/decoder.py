@@ -177,6 +177,13 @@ class Cache(Protocol):
         """
         return False
 
+    def reserve(self, num_tokens: int) -> None:
+        """Take the host's memory for a text of so many tokens now, and not while it is run; what is held stays.
+
+        Raises MemoryExhausted: It does not fit.
+        """
+        return
+
     def forget(self) -> None:
         """Empty the cache and free its memory."""
 
@@ -194,11 +201,22 @@ class Cache(Protocol):
         return
 
 
+Room = Callable[[], AbstractContextManager[bool]]
+"""Keeps memory for what its block opens; gives False where there is not enough."""
+
+
 class Forks(Protocol):
     """The caches that a decoder can have over its weights, each of which serves one text at a time."""
 
-    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
-        """Let passes for max_callers texts take turns, or run as one while there is memory for that: may_join."""
+    def share(self, max_callers: int, may_join: Room) -> None:
+        """Let passes for max_callers texts take turns, or run as one if there is memory for that: may_join."""
+
+    def let_go(self, *, is_whole: bool) -> bool:
+        """Free what passes of several texts as one hold: caches, and with is_whole all, so that they take turns.
+
+        Waits for the pass that is running. Returns whether anything was held.
+        """
+        return False
 
     def fork(self) -> "Decoder":
         """A decoder over the same weights with an empty cache of its own."""

@@ -101,6 +101,9 @@ class Joiner(Protocol[Given, Made]):
     def run(self, parts: Sequence[Given]) -> Sequence[Made | Exception]:
         """The result of each pass, or why that pass alone has failed."""
 
+    def let_go(self, *, is_whole: bool) -> bool:
+        """Free memory while no pass runs: caches of the last passes, and with is_whole all, for good."""
+
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[Part, Result]):
@@ -181,6 +184,20 @@ class PassQueue(Generic[Part, Result]):
         with self._changed:
             self._working.discard(caller)
             self._changed.notify_all()
+
+    def let_go(self, *, is_whole: bool) -> bool:
+        """Have the joiner free memory between two passes; returns whether it had any."""
+        if self._joiner is None:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_taken)
+            self._is_taken = True
+        try:
+            return self._joiner.let_go(is_whole=is_whole)
+        finally:
+            with self._changed:
+                self._is_taken = False
+                self._changed.notify_all()
 
     def is_shared(self, caller: Caller) -> bool:
         """True if passes of others wait or are expected."""

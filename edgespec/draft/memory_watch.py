@@ -4,10 +4,10 @@ Looks at it while no answer is made too. Knows tiers and bytes, and no drafters.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import perf_counter
 from weakref import WeakMethod
 
@@ -38,6 +38,7 @@ class MemoryWatch:
     free: Reads what is free, by place.
     place: Where the target lies.
     pressure: Reads whether programs wait for the host's memory.
+    pass_bytes: What the widest pass over so many tokens takes while it runs.
     """
 
     tiers: Sequence[Tier] = (Tier("plain decoding", {}),)
@@ -46,12 +47,15 @@ class MemoryWatch:
     place: str = HOST
     clock: Clock = perf_counter
     pressure: Callable[[], Pressure] = field(default_factory=PressureReader)
+    pass_bytes: Callable[[int], int] = lambda num_tokens: 0
     reason: str = field(init=False, default="")  # of the last move
     _ladder: Ladder = field(init=False)
     _num_held: dict[int, int] = field(init=False, default_factory=dict)  # by cache, tokens of its longest text
     _looked_s: float = field(init=False, default=float("-inf"))
     _looked_bytes: int = field(init=False, default=0)  # by which the cache was to grow soon, at the last call
     _relieved_s: float = field(init=False, default=float("-inf"))  # when pressure last had a model closed
+    _growing: Lock = field(init=False, default_factory=Lock)  # one cache grows at a time, and no session is opened
+    _promised_bytes: int = field(init=False, default=0)  # to a session that is being opened
 
     def __post_init__(self) -> None:
         self._ladder = Ladder(self.tiers)
@@ -136,28 +140,70 @@ class MemoryWatch:
         held = {number: self._num_held.pop(number, 0) for number in (cache, other)}
         self._num_held[cache], self._num_held[other] = held[other], held[cache]
 
-    def require_growth(self, num_tokens: int, relieve: Callable[[], bool], cache: int = 0) -> None:
-        """Make sure that the next pass can grow a cache of the target, which no system might refuse in time.
+    def require_growth(
+        self,
+        num_tokens: int,
+        relieve: Callable[[], bool],
+        cache: int = 0,
+        grow: Callable[[int, int], None] = lambda cache, num_tokens: None,
+    ) -> None:
+        """Let a cache of the target grow for the next pass, while no other one does.
+
+        Args:
+            grow: Takes the memory of a cache for so many tokens at once: what is free counts it from then on.
 
         Raises MemoryExhausted: There is no space, although relieve has freed what it can.
         """
         num_tokens += _PASS_TOKENS
         num_held = self._num_held.get(cache, 0)
-        needed_bytes = self.growth_bytes(num_held, num_tokens)
-        if not needed_bytes:
+        if not self.growth_bytes(num_held, num_tokens):
             return
-        while (free := self.free().get(self.place)) and needed_bytes > free.free_bytes:
-            if not relieve():
-                lengths, growth_of = range(num_tokens), partial(self.growth_bytes, num_held)
-                num_fitting = bisect_right(lengths, free.free_bytes, key=growth_of) - 1
-                raise MemoryExhausted(
-                    f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and "
-                    f"{_format_free(free)}: {num_fitting} tokens fit; use a shorter prompt or answer or a smaller "
-                    "model, or raise the limit",
-                    needed_bytes=needed_bytes,
-                    free_bytes=free.free_bytes,
-                )
-        self._num_held[cache] = max(num_held, num_tokens)
+        with self._growing:
+            while True:
+                try:
+                    self._require_free(num_held, num_tokens)
+                    grow(cache, num_tokens)
+                    break
+                except MemoryExhausted:  # no system might refuse it in time
+                    if not relieve():
+                        raise
+            self._num_held[cache] = max(num_held, num_tokens)
+
+    def _require_free(self, num_held: int, num_tokens: int) -> None:
+        """Raises MemoryExhausted: A cache cannot grow so far, with what a pass takes beside it."""
+        free = self.free().get(self.place)
+
+        def needed_bytes(num_tokens: int) -> int:
+            return self.growth_bytes(num_held, num_tokens) + self.pass_bytes(num_tokens)
+
+        needed = needed_bytes(num_tokens)
+        if free is None or needed <= (free_bytes := free.free_bytes - self._promised_bytes):
+            return
+        num_fitting = max(0, bisect_right(range(num_tokens), free_bytes, key=needed_bytes) - 1)
+        pass_mib = self.pass_bytes(num_tokens) >> 20
+        parts = (
+            f"{(needed >> 20) - pass_mib} MiB more of KV cache" + (pass_mib > 0) * f" and {pass_mib} for a pass"
+        )
+        raise MemoryExhausted(
+            f"{num_tokens} tokens need {parts}, and {_format_free(free)}: {num_fitting} tokens fit; use a shorter "
+            "prompt or answer or a smaller model, or raise the limit",
+            needed_bytes=needed,
+            free_bytes=free.free_bytes,
+        )
+
+    @contextmanager
+    def promise(self, num_bytes: int) -> Iterator[bool]:
+        """Keep bytes of the host from caches that grow, while the block takes them; False: they are not free."""
+        with self._growing:
+            free = self.free().get(HOST)
+            is_free = free is None or free.free_bytes - free.reserve.opening_bytes >= num_bytes
+            promised = num_bytes if is_free else 0
+            self._promised_bytes += promised
+        try:
+            yield is_free
+        finally:
+            with self._growing:
+                self._promised_bytes -= promised
 
 
 def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) -> Margin:

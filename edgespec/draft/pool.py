@@ -64,6 +64,8 @@ class DrafterPool:
     changes: ChangeLog = field(default_factory=ChangeLog)
     loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
     free_caches: Callable[[], Sequence[int]] = tuple  # empties caches of the target that no answer has; which
+    free_session: Callable[[], bool] = lambda: False  # closes a second session of the target, if there is one
+    grow_cache: Callable[[int, int], None] = lambda cache, num_tokens: None  # takes its memory for so many tokens
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
     answered_version: int = field(init=False, default=0)  # with which an answer last drafted
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
@@ -124,7 +126,7 @@ class DrafterPool:
                 self._quarantine_faults()
                 if not self._is_closed:
                     self._look(num_tokens, cache)
-        self.watch.require_growth(num_tokens, self.relieve, cache)
+        self.watch.require_growth(num_tokens, self.relieve, cache, self.grow_cache)
         return self.version
 
     def begin_round(self, num_tokens: int, cache: int = 0) -> int:
@@ -176,8 +178,12 @@ class DrafterPool:
             if emptied := self.free_caches():
                 for cache in emptied:
                     self.watch.forget(cache)
+                return_freed()
                 return True
             has_ended = self.loader.end()
+            if self.free_session():
+                return_freed()
+                return True
             if self.watch.is_at_bottom:
                 return has_ended
             self.watch.fall("a pass was refused memory")

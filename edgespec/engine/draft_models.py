@@ -26,6 +26,7 @@ from edgespec.memory.estimate import (
     sum_bytes,
     text_growth_bytes,
     texts_bytes,
+    workspace_bytes,
 )
 from edgespec.memory.free_memory import HOST
 from edgespec.runtimes.devices import Device
@@ -126,10 +127,14 @@ def make_sets(
 def make_watch(setup: Setup, sets: Iterable[DrafterSet]) -> MemoryWatch:
     """The watch that says which of the sets there is memory for."""
     reading, drafters = setup.memory.reading, [each.manifest for each in setup.models]
-    growth_bytes = partial(
-        text_growth_bytes, setup.memory.target.manifest, drafters, on_device=reading.target_place != HOST
+    manifest = setup.memory.target.manifest
+    return MemoryWatch(
+        [each.tier for each in sets],
+        partial(text_growth_bytes, manifest, drafters, on_device=reading.target_place != HOST),
+        reading.read,
+        reading.target_place,
+        pass_bytes=partial(workspace_bytes, manifest, max_draft_tokens=setup.wish.max_draft_tokens),
     )
-    return MemoryWatch([each.tier for each in sets], growth_bytes, reading.read, reading.target_place)
 
 
 def _candidates(

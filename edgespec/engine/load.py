@@ -200,14 +200,17 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     cached = [AnswerDrafter(answers)] if answers else []
     sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
     watch = make_watch(setup, sets)
-    caches = TargetCaches(decoder, setup.num_parallel, setup.memory.has_memory_to_join, watch.exchange)
+    joining = partial(watch.promise, setup.memory.joined_bytes)
+    caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange)
     pool = DrafterPool(
         sets,
         target.manifest.vocab_size,
         partial(make_text_drafters, window=setup.window, cached=cached),
         watch,
         ChangeLog(wish.report),
-        free_caches=caches.empty,
+        free_caches=caches.give_up,
+        free_session=caches.take_turns,
+        grow_cache=caches.grow,
     )
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)

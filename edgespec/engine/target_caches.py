@@ -4,6 +4,7 @@ Several engines may share them.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -12,7 +13,7 @@ from weakref import ref
 
 import numpy as np
 
-from edgespec.decoding.decoder import Can, Decoder, Pass, Rows, reusable_prefix
+from edgespec.decoding.decoder import Can, Decoder, Pass, Room, Rows, reusable_prefix
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.pool import DrafterPool
 from edgespec.engine.run_ahead import RequestQueue, Ticket
@@ -25,10 +26,11 @@ _LEAST_COPIED = 16
 
 @dataclass(slots=True)
 class _HeldText:
-    """The text that a cache holds or is to hold, and when it was last used."""
+    """The text that a cache holds or is to hold, when it was last used, and whether it may have memory."""
 
     text: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     used_at: int = -1
+    has_memory: bool = False
 
 
 class TargetCaches:
@@ -43,14 +45,14 @@ class TargetCaches:
         self,
         target: Decoder,
         num_caches: int = 1,
-        may_join: Callable[[], bool] = lambda: True,
+        may_join: Room = lambda: nullcontext(True),
         report_exchange: Callable[[int, int], None] = lambda number, other: None,
     ) -> None:
         """Make no fork yet.
 
         Args:
             num_caches: How many answers may be made at once; 1 where the target has no forks.
-            may_join: Whether there is memory for what passes of several answers take.
+            may_join: Keeps memory for what passes of several answers take.
             report_exchange: Takes the numbers of caches that exchange what they hold, once that is decided.
         """
         self.num_caches = num_caches if target.forks else 1
@@ -58,7 +60,7 @@ class TargetCaches:
         self._can_exchange = target.forks is not None and target.forks.can_exchange
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
-        self._slots = [_HeldText()]  # at least as many
+        self._slots = [_HeldText(has_memory=True)]  # at least as many
         self._num_uses = [0]  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
         self._report_exchange = report_exchange
@@ -151,13 +153,14 @@ class TargetCaches:
             raise Cancelled("the engine was closed")
         self._exchange()
         self._make(number)
+        self._slots[number].has_memory = True
         self._num_uses[number] += 1
         return self._decoders[number]
 
     def hold(self, number: int, text: TokenIds) -> None:
         """Record that a cache, which no answer has, was filled with a text."""
         with self._lock:
-            self._slots[number] = _HeldText(text, next(self._clock))
+            self._slots[number] = _HeldText(text, next(self._clock), has_memory=True)
 
     def texts(self) -> dict[int, TokenIds]:
         """The tokens in each cache that no answer has, by its number, those of the longest unused cache first."""
@@ -187,19 +190,52 @@ class TargetCaches:
         """The decoder of a cache; None once all were let go."""
         return self._decoders[number] if number < len(self._decoders) else None
 
-    def empty(self) -> list[int]:
-        """Free the memory of forks that no answer has; returns which."""
-        emptied = []
-        for number, decoder in list(enumerate(self._decoders))[1:]:
-            if len(self._slots[number].text) and not self.queue.is_held(number) and decoder.cache:
-                self._slots[number].text = self._slots[number].text[:0]
-                decoder.cache.forget()
-                emptied.append(number)
-        return emptied
+    def grow(self, number: int, num_tokens: int) -> None:
+        """Take the memory for a text of so many tokens in the cache of an answer. Raises MemoryExhausted."""
+        with self._lock:
+            if not self._decoders:
+                return  # the engine was closed, as the next pass says
+            self._exchange()
+            self._make(number)
+            self._slots[number].has_memory = True
+            cache = self._decoders[number].cache
+        if cache:
+            cache.reserve(num_tokens)
+
+    def give_up(self, first: int = 0) -> list[int]:
+        """Free the memory of the longest unused cache that no answer has, if there is one; returns its number.
+
+        Args:
+            first: The first number that may be it.
+        """
+        held = [number for number in range(self.num_caches) if self.queue.is_held(number)]
+        with self._lock:
+            self._exchange()
+            idle = [
+                number
+                for number, decoder in enumerate(self._decoders)
+                if number >= first and number not in held and decoder.cache and self._slots[number].has_memory
+            ]
+            if not idle:
+                return []
+            number = min(idle, key=lambda number: self._slots[number].used_at)
+            self._slots[number] = _HeldText()
+            decoder = self._decoders[number]
+        assert decoder.cache
+        decoder.cache.forget()
+        if decoder.forks:
+            decoder.forks.let_go(is_whole=False)
+        return [number]
+
+    def take_turns(self) -> bool:
+        """Free what passes of several answers as one take; returns whether they ran as one."""
+        forks = self._decoders[0].forks if self._decoders else None
+        return forks is not None and forks.let_go(is_whole=True)
 
     def forget(self) -> None:
         """Reuse nothing of the texts that no answer makes; the first cache keeps its memory."""
-        self.empty()
+        while self.give_up(first=1):
+            pass
         if not self.queue.is_held(0):
             self._slots[0].text = self._slots[0].text[:0]
 

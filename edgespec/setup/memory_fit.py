@@ -58,14 +58,12 @@ class MemoryFit:
     needed: Bytes  # bytes that plain decoding takes in each place
     downgrades: tuple[str, ...]  # lines that say what was given up
 
-    def has_memory_to_join(self) -> bool:
-        """True if the target's weights fit a second time, as a session of another graph holds them."""
-        free = self.reading.read().get(HOST)
-        if free is None:
-            return True
-        target = self.estimate
-        opened_bytes = target.address_bytes if free.counts_files else target.weights_bytes
-        return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + target.workspace_bytes
+    @property
+    def joined_bytes(self) -> int:
+        """The host's memory that the target's weights take a second time, in a session of another graph."""
+        free, target = self.reading.free.get(HOST), self.estimate
+        opened_bytes = target.address_bytes if free and free.counts_files else target.weights_bytes
+        return opened_bytes + target.workspace_bytes
 
     def limit(self, device: Device) -> Device:
         """The target's device, limited to the memory that is free on it."""

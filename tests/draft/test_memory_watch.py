@@ -1,7 +1,13 @@
-"""How often a watch reads what is free: it takes 0.25 ms, and a pass of a small model 7."""
+"""When a watch reads what is free, and that nobody is given what another is about to take."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import pytest
 
 from edgespec.draft.memory_watch import MemoryWatch
-from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
+from edgespec.errors import MemoryExhausted
+from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, Reserve
 from edgespec.memory.ladder import Tier
 from edgespec.memory.pressure import NO_PRESSURE
 from edgespec.system.clock import VirtualClock
@@ -46,3 +52,72 @@ def test_a_cache_that_does_not_grow_is_refused_nothing() -> None:
 
     watch.require_growth(100, give_up)
     assert asked == []
+
+
+class Limited:
+    """A limit of 100 bytes, of which a cache takes 60 when it grows, and a pass 20."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.watch = MemoryWatch(
+            growth_bytes=lambda held, wanted: 60 * (wanted > held),
+            free=lambda: {HOST: FreeMemory(100 - self.taken, "a limit", reserve=Reserve(10, 5))},
+            pass_bytes=lambda num_tokens: 20,
+        )
+
+    def require(self, cache: int, grow: Callable[[int, int], None], relieve: Callable[[], bool]) -> None:
+        self.watch.require_growth(10, relieve, cache, grow)
+
+
+def test_two_caches_that_grow_at_once_are_not_given_the_same_memory() -> None:
+    limited, others = Limited(), list[Future[None]]()
+
+    def take(cache: int, num_tokens: int) -> None:
+        if not others:  # which sees the memory as free still
+            others.append(pool.submit(limited.require, 1, take, lambda: False))
+            assert not wait(others, 0.05).done
+        limited.taken += 60
+
+    with ThreadPoolExecutor(1) as pool:
+        limited.require(0, take, lambda: False)
+        with pytest.raises(MemoryExhausted, match="MiB more of KV cache"):
+            others[0].result(60)
+    assert limited.taken == 60
+
+
+def test_what_a_pass_takes_stays_free_beside_a_cache_that_grows() -> None:
+    limited, asked = Limited(), list[int]()
+    limited.taken = 21
+
+    def relieve() -> bool:
+        asked.append(limited.taken)
+        limited.taken -= 1
+        return True
+
+    limited.require(0, lambda cache, num_tokens: None, relieve)
+    assert asked == [21]
+
+
+def test_a_cache_that_is_refused_its_memory_has_more_freed() -> None:
+    limited, refusals = Limited(), [MemoryExhausted("refused"), MemoryExhausted("refused")]
+
+    def grow(cache: int, num_tokens: int) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    limited.require(0, grow, lambda: True)
+    assert refusals == []
+    refusals.append(MemoryExhausted("refused"))
+    with pytest.raises(MemoryExhausted, match="refused"):
+        limited.require(1, grow, lambda: False)
+
+
+def test_memory_that_is_promised_to_a_session_is_no_caches() -> None:
+    limited = Limited()
+    with limited.watch.promise(91) as is_free:
+        assert not is_free, "10 stay in reserve"
+    with limited.watch.promise(30) as is_free:
+        assert is_free
+        with pytest.raises(MemoryExhausted):
+            limited.require(0, lambda cache, num_tokens: None, lambda: False)
+    limited.require(0, lambda cache, num_tokens: None, lambda: False)

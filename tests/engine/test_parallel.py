@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def test_answers_at_once_are_those_of_each_alone(
 def test_answers_by_turns_are_those_of_each_alone(
     tiny_model: Path, lone: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.memory_fit.MemoryFit.has_memory_to_join", lambda fit: False)
+    monkeypatch.setattr(
+        "edgespec.draft.memory_watch.MemoryWatch.promise", lambda watch, num_bytes: nullcontext(False)
+    )
     with load(tiny_model, drafter="suffix", deterministic=True) as engine:
         found = all_at_once(engine, range(len(PROMPTS)))
     assert [each.token_ids for each in found] == [each.token_ids for each in lone]
@@ -251,13 +254,35 @@ def test_closing_frees_all_caches(tiny_model: Path) -> None:
     assert engine._caches._decoders == []
 
 
-def test_caches_that_no_answer_has_are_emptied_where_memory_is_short(tiny_model: Path) -> None:
+def test_caches_that_no_answer_has_and_the_joined_session_are_given_up_where_memory_is_short(
+    tiny_model: Path, lone: list[Completion]
+) -> None:
     with open_joined(tiny_model, drafter="none") as engine:
         all_at_once(engine, [1, 3])
-        held = [number for number, slot in enumerate(engine._caches._slots) if len(slot.text) and number]
-        assert engine._pool.relieve() == bool(held)
-        assert not any(len(slot.text) for slot in engine._caches._slots[1:])
+        slots, queue = engine._caches._slots, engine.target._passes.queue  # type: ignore[attr-defined]
+        made = [number for number, slot in enumerate(slots) if slot.has_memory]
+        for number in sorted(made, key=lambda number: slots[number].used_at):
+            assert engine._pool.relieve()
+            assert not slots[number].has_memory
+            assert not len(engine._caches.decoders[number].cache.held_tokens)  # type: ignore[union-attr]
+        assert queue._joiner.max_parts > 1
+        assert engine._pool.relieve()
+        assert queue._joiner.max_parts == 0
         assert not engine._pool.relieve()
+        assert [each.text for each in all_at_once(engine, [1, 3])] == [lone[1].text, lone[3].text]
+        assert queue._joiner.max_parts == 0
+
+
+def test_a_cache_takes_the_memory_of_a_prompt_before_its_first_pass(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none") as engine:
+        cache = engine.target._passes.cache  # type: ignore[attr-defined]
+        cache.clear()
+        found = list[int]()
+        run = engine.target.run
+        engine.target.run = lambda given: (found.append(cache._capacity), run(given))[1]  # type: ignore[method-assign]
+        tokens = [1] * 600
+        engine.generate(tokens, max_tokens=2)
+        assert found[0] >= 600
 
 
 @pytest.mark.parametrize("asked", [0, 17, 2.0, True, "4"])

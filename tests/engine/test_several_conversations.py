@@ -11,6 +11,7 @@ from double import Double
 
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
 from edgespec.decoding.decoder import Cache, Forks
+from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
@@ -166,6 +167,9 @@ class Forking(Double, Cache, Forks):
     def copy_prefix(self, other: Any, tokens: Any) -> bool:
         return False
 
+    def forget(self) -> None:
+        self.held_tokens = np.zeros(0, np.int32)
+
 
 def answer(caches: TargetCaches, text: TokenIds) -> bool:
     """Answer alone; returns whether the first cache had it, and held it."""
@@ -182,6 +186,20 @@ def test_as_many_texts_are_kept_as_there_is_memory_for(num_forks: int, num_kept:
     caches = TargetCaches(Forking(num_forks), 3)
     texts = [np.full(40, i, np.int32) for i in range(num_kept)]
     assert [answer(caches, text) for text in texts * 3] == [False] * num_kept + [True] * num_kept * 2
+
+
+def test_a_text_that_is_to_move_for_a_prompt_can_be_given_up_for_it() -> None:
+    """The first cache has its memory still when the prompt that was given that cache needs more."""
+    caches, text, prompt = TargetCaches(Forking(9), 3), np.full(40, 1, np.int32), np.full(40, 2, np.int32)
+    answer(caches, text)
+    asked = Ticket(choose=lambda free: caches.choose(prompt, free))
+    caches.queue.take(asked, "a thread")
+    assert (asked.cache, caches.give_up()) == (0, [1])
+    assert [len(decoder.cache.held_tokens) for decoder in caches.decoders if decoder.cache] == [0, 0]
+    assert caches.give_up() == []
+    caches.queue.leave(asked)
+    caches.grow(0, 50)
+    assert caches.give_up() == [0]
 
 
 def test_a_text_of_a_few_tokens_is_not_kept() -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
@@ -29,7 +30,7 @@ Call = tuple[TokenIds, int]
 
 
 def forks_of(root: OnnxDecoder, num: int = 4, *, is_joined: bool = True) -> list[OnnxDecoder]:
-    root.share(num, lambda: is_joined)
+    root.share(num, lambda: nullcontext(is_joined))
     queue = root._passes.queue
     assert queue is not None
     assert queue._joiner is not None
@@ -222,7 +223,7 @@ def test_an_interrupt_ends_a_prompt_within_a_pass_that_is_joined(tiny_model: Pat
 
 def test_trees_take_turns(tiny_model: Path) -> None:
     root = OnnxTreeDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
-    root.share(3, lambda: True)
+    root.share(3, lambda: nullcontext(True))
     fork, alone = root.fork(), decoder(tiny_model)
     text, nodes, parents = np.arange(20, dtype=np.int32), np.array([30, 31, 32], np.int32), (-1, 0, -1)
     other = text[::-1].copy()
@@ -238,7 +239,7 @@ def test_a_session_for_more_texts_takes_the_place_of_one_for_few_when_they_come(
 ) -> None:
     monkeypatch.setattr("edgespec.runtimes.joined._FEW_PARTS", 2)
     root = decoder(tiny_model)
-    root.share(5, lambda: True)
+    root.share(5, lambda: nullcontext(True))
     joiner = root._passes.queue._joiner  # type: ignore[union-attr]
     found = list[int]()
     for num_texts in (2, 3, 2, 9):
@@ -260,7 +261,7 @@ def test_without_memory_for_more_texts_the_session_for_few_stays(
     monkeypatch.setattr("edgespec.runtimes.joined._FEW_PARTS", 2)
     may_open = iter([True, False])
     root = decoder(tiny_model)
-    root.share(4, lambda: next(may_open))
+    root.share(4, lambda: nullcontext(next(may_open)))
     joiner = root._passes.queue._joiner  # type: ignore[union-attr]
     joiner.is_ready(2)
     joiner._thread.join()
@@ -285,6 +286,7 @@ def test_a_program_ends_while_a_session_is_opened(tiny_model: Path) -> None:
     """Its thread ends before Python does, which would abort within ONNX Runtime."""
     program = f"""
 import sys
+from contextlib import nullcontext
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import joined
 from edgespec.runtimes.devices import find_device
@@ -302,7 +304,7 @@ def load_for_ever(*arguments, cancel, **options):
 
 joined.load_graph = load_for_ever
 root = OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=True)
-root.share(2, lambda: True)
+root.share(2, lambda: nullcontext(True))
 root._passes.queue._joiner.is_ready(2)
 while not begun:
     pass
@@ -316,7 +318,7 @@ def test_a_session_whose_rows_are_wrong_is_not_used(
 ) -> None:
     monkeypatch.setattr("edgespec.runtimes.joined.np.array_equal", lambda *rows: False)
     root = decoder(tiny_model)
-    root.share(2, lambda: True)
+    root.share(2, lambda: nullcontext(True))
     assert root._passes.queue is not None
     with caplog.at_level("INFO"):
         assert not root._passes.queue._joiner.wait()  # type: ignore[union-attr]
