@@ -29,9 +29,9 @@ from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
-from edgespec.setup.open_model import known_stats, open_model, read_chat_template, read_tokenizer
+from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
 from edgespec.setup.plan_option import branching_cost
-from edgespec.setup.profile import write_learned_stats
+from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.row_proof import RowsDiffer, settle_rows
 from edgespec.setup.setup import Setup, decide, read_tables
@@ -193,10 +193,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     settle_rows(target, decoder, placement, wish.deterministic, setup.proof, wish.report)
     for each in (target, *setup.models):
         setup.home.mark_used(each.folder)
-    answers = None  # the stored ones of the target
-    if wish.answer_cache and "suffix" in setup.texts:
-        own, folder = setup.target.manifest, setup.home.path / "memory"
-        answers = AnswerCache(folder, own.name, own.vocab_sha256, own.vocab_size, wish.report)
+    answers = _stored_answers(setup)
     cached = [AnswerDrafter(answers)] if answers else []
     sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
     watch = make_watch(setup, sets)
@@ -236,6 +233,14 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
 
 
+def _stored_answers(setup: Setup) -> AnswerCache | None:
+    """The answers of earlier sessions, if the user wants to draft from them."""
+    if not setup.wish.answer_cache or "suffix" not in setup.texts:
+        return None
+    own, folder = setup.target.manifest, setup.home.path / "memory"
+    return AnswerCache(folder, own.name, own.vocab_sha256, own.vocab_size, setup.wish.report)
+
+
 def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
     """The encoder of the model as stated, for the context of the target as it fits in memory."""
     target = setup.memory.target
@@ -268,44 +273,52 @@ def learned_speculation(
         known.profiles.get(machine), decoder, named, report, target.manifest.name, longest=FORESEEN_TOKENS
     )
     ratios = known.ratios.get(machine) or profile.costs().ratios
-    drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
-    drafts |= known.drafts.get(machine, {})
-    contention = known.contention.get(machine, {})
-
     is_stored = (
         profile == known.profiles.get(machine)
         and machine in known.ratios
         and known.drafts.get(machine, {}).keys() >= {*lanes.values()}
     )
 
-    def write(learned: Speculation, report: Report) -> None:
+    def save(learned: Speculation, report: Report) -> None:
         if target.manifest.is_ours:
-            known = known_stats(target)  # another engine may have learned meanwhile
-            models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
-            drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
-            contention = {lane: stats.contention for lane, stats in models.items()}
-            known = known.with_profile(machine, profile, drafts, learned.ratios, contention, learned.spreads)
-            known = replace(known, chances={**known.chances, **learned.rates})
-            write_learned_stats(target.folder, known, report)
+            stats = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
+            _write_learned(target, machine, profile, learned, stats, report)
 
-    def save(learned: Speculation) -> None:
-        write(learned, report if is_stored else lambda line: None)  # that a folder cannot be written is told once
-
-    stats = {}
-    for name, lane in lanes.items():
-        known_beside = profile.drafters[lane]
-        costs, slowed = DraftCosts(*drafts[lane]), contention.get(lane, known_beside.slowed)
-        stats[name] = DraftModelStats(
-            costs,
-            contention=slowed,
-            rows=RowCosts(known_beside.branches),
-            branched=branching_cost(known_beside).step,
-        )
-    speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
+    # That a folder cannot be written is told once.
+    save_later = partial(save, report=report if is_stored else lambda line: None)
+    stats = {name: _model_stats(setup, profile, lane) for name, lane in lanes.items()}
+    speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save_later)
     speculation.widths = profile.widths
     speculation.spreads = known.spreads.get(machine) or profile.spreads()
     # Passes that have few widths ran once in each as the model was opened.
     speculation.warm = None if placement.device.name == "cpu" or profile.widths else set()
     if not is_stored:
-        write(speculation, report)
+        save(speculation, report)
     return speculation
+
+
+def _model_stats(setup: Setup, profile: Profile, lane: str) -> DraftModelStats:
+    """Costs of the drafter model of a lane: as they were learned on this machine, else as they were measured."""
+    measured, known, machine = profile.drafters[lane], setup.known, setup.placement.machine
+    return DraftModelStats(
+        DraftCosts(*known.drafts.get(machine, {}).get(lane, astuple(profile.draft_costs(lane)))),
+        contention=known.contention.get(machine, {}).get(lane, measured.slowed),
+        rows=RowCosts(measured.branches),
+        branched=branching_cost(measured).step,
+    )
+
+
+def _write_learned(
+    target: ModelFolder,
+    machine: str,
+    profile: Profile,
+    learned: Speculation,
+    models: Mapping[str, DraftModelStats],
+    report: Report,
+) -> None:
+    """Store what was learned on a machine in the target's folder; models: By lane."""
+    drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
+    contention = {lane: stats.contention for lane, stats in models.items()}
+    known = known_stats(target)  # another engine may have learned meanwhile
+    known = known.with_profile(machine, profile, drafts, learned.ratios, contention, learned.spreads)
+    write_learned_stats(target.folder, replace(known, chances={**known.chances, **learned.rates}), report)

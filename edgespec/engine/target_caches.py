@@ -133,7 +133,10 @@ class TargetCaches:
 
     def _make(self, number: int) -> None:
         while number >= len(self._decoders):
-            self._decoders.append(self._fork())
+            target = self._decoders[0].forks
+            assert target is not None
+            target.share(self.num_caches, self._may_join)
+            self._decoders.append(target.fork())
         while number >= len(self._slots):
             self._slots.append(_HeldText())
             self._num_uses.append(0)
@@ -244,26 +247,17 @@ class TargetCaches:
         with self._lock:
             self._decoders = []
 
-    def _fork(self) -> Decoder:
-        target = self._decoders[0].forks
-        assert target is not None
-        target.share(self.num_caches, self._may_join)
-        return target.fork()
-
     def _find_source(self, number: int, prompt: TokenIds) -> tuple[int, int, int]:
-        """The other cache that holds most of a prompt, how many tokens that are, and how often it was given."""
-        found = [
-            (_num_run(decoder, self._slots[at].text, prompt), at)
-            for at, decoder in enumerate(self._decoders)
-            if at != number
-        ]
-        num_tokens, source = max(found, default=(0, number))
+        """The other cache that holds most of a prompt, how many tokens that are, and how often it was given.
+
+        A cache holds them, and will go on holding them, as its text begins with them.
+        """
+        num_tokens, source = 0, number
+        for at, decoder in enumerate(self._decoders):
+            texts = _held_tokens(decoder), self._slots[at].text
+            if at != number and (num := min(reusable_prefix(text, prompt, 1) for text in texts)) >= num_tokens:
+                num_tokens, source = num, at
         return source, num_tokens, self._num_uses[source]
-
-
-def _num_run(decoder: Decoder, text: TokenIds, prompt: TokenIds) -> int:
-    """How many tokens of a prompt a decoder holds and will go on holding, as its text begins with them."""
-    return min(reusable_prefix(_held_tokens(decoder), prompt, 1), reusable_prefix(text, prompt, 1))
 
 
 def _held_tokens(decoder: Decoder) -> TokenIds:
