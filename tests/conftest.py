@@ -35,9 +35,31 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("of this run")
 
 
-@pytest.hookimpl(trylast=True)  # once tests were chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Each of several processes reads the folders from another one on, so that they compile different tests.
+
+    All of them read all tests, and find compiled what another has read.
+    """
+    config = session.config
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and config.args == config.getini("testpaths"):
+        (tests,) = config.args
+        folders = [
+            str(path)
+            for path in sorted(config.rootpath.joinpath(tests).glob("[!_]*"))
+            if path.name != "conftest.py"
+        ]
+        first = int(worker) * len(folders) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        config.args = folders[first:] + folders[:first]
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Modules with long tests come first, so that at the end no process waits for the long test of another."""
+    items.sort(key=lambda item: item.path)  # whichever was read first
+    yield
     ranks = dict[Path, int]()
     for item in items:
         rank = 0 if item.get_closest_marker("model") else 1 if item.get_closest_marker("slow") else 2
