@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,7 @@ class Switch(argparse.BooleanOptionalAction):
     """--NAME and --no-NAME, of which a command line may have one."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Refuse the other one of an earlier argument."""
         given = vars(namespace).setdefault("switches", {})
@@ -37,11 +34,7 @@ class NoteStated(argparse.Action):
     """An option whose name goes into the set `stated` of the parsed command line where it is given."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
         setattr(namespace, self.dest, values)
         vars(namespace).setdefault("stated", set()).add(self.dest)
@@ -52,13 +45,13 @@ def attribute_name(name: str) -> str:
     return name.replace("-", "_")
 
 
-def is_given(options: argparse.Namespace, name: str) -> bool:
+def is_given(options: Namespace, name: str) -> bool:
     """True if the command line has an option with a value of its own."""
     attribute = attribute_name(name)
     return bool(getattr(options, attribute) != options.parser.get_default(attribute))
 
 
-def require_positive(options: argparse.Namespace, *names: str) -> None:
+def require_positive(options: Namespace, *names: str) -> None:
     """Raises UsageError: A number that the command line has is below 1."""
     for name in names:
         if (value := getattr(options, attribute_name(name))) is not None and value < 1:
@@ -87,7 +80,7 @@ def _default_note(default: object) -> str:
     return "" if default is None else f" (default: {default})"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     """Add every flag that the table has for a command, in the groups of the table."""
     groups: dict[str | None, argparse._ActionsContainer] = {None: parser}
     for name, option in OPTIONS.items():
@@ -113,7 +106,7 @@ def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default:
     parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))
 
 
-def add_model(parser: argparse.ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:
+def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:
     """Add the positional argument for a model that a command loads."""
     parser.add_argument(
         "model",
@@ -133,7 +126,7 @@ def decode_argument(argument: str) -> str:
         return argument
 
 
-def load_arguments(options: argparse.Namespace, command: str | None = None) -> dict[str, Any]:
+def load_arguments(options: Namespace, command: str | None = None) -> dict[str, Any]:
     """Arguments of `load` from the options of a command, or from those that another command has too."""
     chosen = {
         parameter: getattr(options, attribute_name(name))
@@ -143,14 +136,14 @@ def load_arguments(options: argparse.Namespace, command: str | None = None) -> d
     return {"model": options.model, "report": info, **chosen}
 
 
-def load_any_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+def load_any_engine(options: Namespace, **settings: Any) -> "Engine":
     """Load the model of a command as its options say; settings are further arguments of `load`."""
     from edgespec import load
 
     return load(**load_arguments(options) | settings)
 
 
-def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+def load_engine(options: Namespace, **settings: Any) -> "Engine":
     """Load the model of a command that has it write; raises what load raises, and UnsuitedModel: It does not."""
     from edgespec import require_writer
 
@@ -191,6 +184,6 @@ def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
     return partial(measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
-def print_result(options: argparse.Namespace, document: object, *lines: object) -> None:
+def print_result(options: Namespace, document: object, *lines: object) -> None:
     """Print the document with --json, else the lines."""
     print(*([json.dumps(document)] if options.json else lines), sep="\n")

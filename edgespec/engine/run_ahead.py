@@ -120,10 +120,6 @@ class RequestQueue:
             if self._waiting:
                 self._changed.notify_all()
 
-    def rest(self, ticket: Ticket) -> None:
-        """Say that no further step is made before one is asked for."""
-        ticket.caller.rest()
-
     def leave(self, ticket: Ticket) -> None:
         """End an answer."""
         ticket.caller.rest()
@@ -378,7 +374,7 @@ class RunAhead(Generic[Pass]):
     def _next_request(self) -> _Asked | None:
         if self._requests.empty():
             self.hand_over()
-            self._queue.rest(self._ticket)
+            self._ticket.caller.rest()  # no pass is made before it is asked for
         return self._requests.get()
 
     def _make_pass(self, is_ahead: bool = False) -> bool:

@@ -287,18 +287,17 @@ def open_drafter(
         )
         return _open_verified(model, open_graph, cancel)
     tokens = find_subset(folder, manifest)
-    if tokens is None:
-        opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
-        return opened if manifest.parallel is None else ParallelDecoder(opened, manifest.parallel)
-    if has_trees:
-        raise UsageError(
-            f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
-            "or --schedule pipelined"
-        )
-    trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
-    decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
-    whole = SubsetDecoder(decoder, tokens, manifest.vocab_size)
-    return whole if manifest.parallel is None else ParallelDecoder(whole, manifest.parallel)
+    if tokens is not None:
+        if has_trees:
+            raise UsageError(
+                f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
+                "or --schedule pipelined"
+            )
+        model = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
+    decoder = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+    if tokens is not None:
+        decoder = SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    return decoder if manifest.parallel is None else ParallelDecoder(decoder, manifest.parallel)
 
 
 def require_runtime() -> None:

@@ -1,10 +1,12 @@
 """Which window lookahead gets: by whether the device runs trees and by what its rows cost, not by its name."""
 
+from dataclasses import replace
+
 import pytest
+from made_up import manifest
 
 from edgespec.config.drafter_names import parse
 from edgespec.draft.lookahead import SMALLEST, Window, window_bucket
-from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.runtimes.devices import Device
 from edgespec.setup import setup
 from edgespec.setup.device_choice import Placement
@@ -15,22 +17,7 @@ GPU = Device("a-gpu", "AGpuExecutionProvider")
 PLACEMENT = Placement(device=GPU, drafter_device=GPU, num_threads=2)
 CHEAP = {width: 1 + 0.03 * (width - 1) for width in (1, 2, 4, 8, 16)}
 DEAR = {width: 1 + 0.25 * (width - 1) for width in (1, 2, 4, 8, 16)}
-
-
-MANIFEST = Manifest(
-    name="a model",
-    architecture="llama",
-    precision="int4",
-    context_length=1024,
-    kv_cache=KVCache(num_layers=2, num_kv_heads=2, head_dim=8),
-    vocab_size=100,
-    vocab_sha256="",
-    bos_token_id=None,
-    eos_token_ids=(),
-    add_bos=False,
-    source=Source(name="a model", format="gguf", sha256=""),
-    tree_graph="model_tree.onnx",
-)
+MANIFEST = replace(manifest("a model", 1024), tree_graph="model_tree.onnx")
 
 
 def window(learned: LearnedStats | None = None, length: int | None = None) -> Window | None:

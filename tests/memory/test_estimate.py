@@ -1,9 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from made_up import manifest
 
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import Head, KVCache, Manifest, Source
+from edgespec.manifest import Head, KVCache, Manifest
 from edgespec.memory.estimate import (
     WeightsSize,
     arena_bytes,
@@ -24,19 +25,7 @@ from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeMemory, Reserve
 
 MIB = 1 << 20
 KV = KVCache(num_layers=28, num_kv_heads=2, head_dim=128)  # of Qwen2.5-1.5B: 56 KiB a token
-MANIFEST = Manifest(
-    name="qwen",
-    architecture="qwen2",
-    precision="int4",
-    context_length=32768,
-    kv_cache=KV,
-    vocab_size=151936,
-    vocab_sha256="",
-    bos_token_id=None,
-    eos_token_ids=(),
-    add_bos=False,
-    source=Source(name="qwen", format="gguf", sha256=""),
-)
+MANIFEST = replace(manifest("qwen", 32768), kv_cache=KV, vocab_size=151936)
 ROOM = FreeMemory(8 << 30, "the memory of this machine")
 # Its embedding is its head, and its largest matrix is unpacked in slices.
 SIZE = WeightsSize(1000 * MIB, 1233 * MIB, 256 * MIB)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import manifest
 
 from edgespec.config.drafter_names import parse
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
-from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.manifest import KVCache
 from edgespec.memory.estimate import WeightsSize
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.runtimes.devices import Device, find_device
@@ -23,19 +24,7 @@ from edgespec.setup.wish import Wish
 
 CPU = find_device("cpu")
 NPU = Device("qnn", "QNNExecutionProvider", kind="npu")
-MANIFEST = Manifest(
-    name="big",
-    architecture="llama",
-    precision="int4",
-    context_length=8192,
-    kv_cache=KVCache(num_layers=20, num_kv_heads=8, head_dim=64),
-    vocab_size=1000,
-    vocab_sha256="",
-    bos_token_id=None,
-    eos_token_ids=(),
-    add_bos=False,
-    source=Source(name="big", format="gguf", sha256=""),
-)
+MANIFEST = replace(manifest("big"), kv_cache=KVCache(num_layers=20, num_kv_heads=8, head_dim=64), vocab_size=1000)
 TARGET = ModelFolder(Path("/nowhere/big"), MANIFEST)
 SMALL = ModelFolder(Path("/nowhere/small"), replace(MANIFEST, name="small"))
 PLACEMENT = Placement(device=CPU, drafter_device=CPU, num_threads=2, deterministic=True)
