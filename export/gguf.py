@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
-from edgespec.export.settings import require_no_pointer
+from edgespec.export.settings import cut_short, missing, require_no_pointer
 from edgespec.export.tensors import STORAGE_TYPES, StoredTensor
 from edgespec.system.split_files import part_paths
 
@@ -62,9 +62,8 @@ def read_gguf(path: Path) -> GGUF:
     paths = part_paths(path)
     for part in paths:
         if not part.exists():
-            raise SourceError(
-                f"{part} is missing, one of {len(paths)} parts of one model; put all parts into one folder"
-            )
+            why = f"is missing, one of {len(paths)} parts of one model"
+            raise missing(part, why, "put all parts into one folder")
     files = []
     for part in paths:
         require_no_pointer(part)
@@ -151,8 +150,8 @@ class _Header:
     def _require_room(self, count: int, what: str) -> None:
         if count > len(self.data) - self.position:
             raise SourceError(
-                f"{self.path} ends early: {what} at byte {self.position} needs {count} bytes, "
-                f"{len(self.data) - self.position} are left; the file is cut short or damaged, fetch it again"
+                f"{self.path} ends early, within its header: {what} at byte {self.position} needs {count} bytes, "
+                f"and the file has {len(self.data)} in all; it is cut short or damaged, fetch it again"
             )
         if self.position + count > _MAX_HEADER_BYTES:
             raise SourceError(
@@ -213,6 +212,9 @@ class _Header:
             if name in tensors:
                 raise SourceError(f"{self.path} has tensor {name} twice; the file is damaged")
             tensors[name] = tensor
+        needed = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
+        if needed > len(self.data):
+            raise cut_short(self.path, len(self.data), needed)
         for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
             if one.offset + one.num_bytes > next_.offset:
                 raise SourceError(f"{self.path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
@@ -229,10 +231,4 @@ class _Header:
         unit = BLOCK_FORMATS[storage].weights_per_block if storage in BLOCK_FORMATS else 1
         if rows < 1 or columns < 1 or columns % unit:
             raise SourceError(f"{self.path}: tensor {name} has shape {shape}, impossible for {storage}")
-        tensor = StoredTensor(name, self.path, offset, rows, columns, storage)
-        if offset + tensor.num_bytes > len(self.data):
-            raise SourceError(
-                f"{self.path} ends early: tensor {name} reaches byte {offset + tensor.num_bytes} of a file of "
-                f"{len(self.data)}; the download is not complete, fetch it again"
-            )
-        return tensor
+        return StoredTensor(name, self.path, offset, rows, columns, storage)

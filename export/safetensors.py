@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
-from edgespec.export.settings import require_no_pointer
+from edgespec.export.settings import cut_short, missing, require_no_pointer
 from edgespec.export.tensors import StoredTensor
 from edgespec.system.typed_json import read_json
 
@@ -100,10 +100,8 @@ def weight_files(folder: Path) -> list[Path]:
                     f"{folder} has {parts[0]}, but no model.safetensors.index.json, which lists the weights of "
                     "all parts; fetch it too"
                 )
-            raise SourceError(
-                f"{folder} has no model.safetensors and no model.safetensors.index.json; "
-                "weights in other formats (.bin, .pt) are not read, since loading them runs code"
-            )
+            why = "is missing, and so is model.safetensors.index.json"
+            raise missing(single, why, "weights of .bin and .pt are not read, since loading them runs code")
         return [single]
     require_no_pointer(index)
     try:
@@ -114,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name:
             raise SourceError(f"{index} names '{name}', which is not a file of its own folder; fetch it again")
         if not (folder / name).exists():
-            raise SourceError(f"{folder / name} is missing, though the index lists it; fetch it again")
+            raise missing(folder / name, f"is missing, one of {len(names)} files in {index.name}", "fetch it")
     return [folder / name for name in names]
 
 
@@ -128,13 +126,19 @@ def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
         prefix = file.read(8)
         header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
         if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
-            raise SourceError(f"{path} is not a safetensors file or is cut short; fetch it again")
+            raise SourceError(
+                f"{path} is cut short or not a safetensors file: it has {size} bytes, and its header alone needs "
+                f"{header_bytes + 8 if len(prefix) == 8 else 'more than 8'}; fetch it again"
+            )
         try:
             header = json.loads(file.read(header_bytes), object_pairs_hook=_require_unique)
             header.pop("__metadata__", None)
-            tensors = [_stored(path, name, info, 8 + header_bytes, size) for name, info in header.items()]
+            tensors = [_stored(path, name, info, 8 + header_bytes) for name, info in header.items()]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
+    needed = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=0)
+    if needed > size:
+        raise cut_short(path, size, needed)
     for one, next_ in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
         if one.offset + one.num_bytes > next_.offset:
             raise SourceError(f"{path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
@@ -148,7 +152,7 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return stated
 
 
-def _stored(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor | StoredIntegers:
+def _stored(path: Path, name: str, info: dict[str, Any], start: int) -> StoredTensor | StoredIntegers:
     storage, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
     if storage not in (*_FLOATS, *_INTEGERS):
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
@@ -164,6 +168,9 @@ def _stored(path: Path, name: str, info: dict[str, Any], start: int, size: int) 
         tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
     else:
         tensor = StoredIntegers(name, path, start + begin, tuple(shape), storage)
-    if begin < 0 or end - begin != tensor.num_bytes or start + end > size:
-        raise SourceError(f"{path}: tensor {name} does not lie within the file; it is cut short, fetch it again")
+    if begin < 0 or end - begin != tensor.num_bytes:
+        raise SourceError(
+            f"{path}: tensor {name} has {tensor.num_bytes} bytes, and the header states {begin} to {end}; the "
+            "file is damaged, fetch it again"
+        )
     return tensor

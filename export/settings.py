@@ -1,6 +1,7 @@
 """Settings of a source, checked as they are read, since a file may state anything."""
 
 import errno
+import glob
 import json
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of 
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 _LFS = b"version https://git-lfs"
+# Endings of names while programs download.
+_UNFINISHED = (".part", ".partial", ".incomplete", ".crdownload", ".download", ".tmp", ".aria2")
 _CUTS = ("top_k", "top_p", "min_p")
 _SAMPLING_NAMES = ("temperature", *_CUTS, "repetition_penalty")
 # What a GGUF file calls them; newer converters write them there.
@@ -88,11 +91,29 @@ def require_no_pointer(path: Path) -> None:
             )
 
 
+def cut_short(path: Path, size: int, needed: int) -> SourceError:
+    """The error of a file with fewer bytes than its own list of tensors needs."""
+    return SourceError(
+        f"{path} ends early: it has {size} bytes, and the tensors that it lists need {needed}; the download is "
+        "not complete, fetch it again"
+    )
+
+
+def missing(path: Path, why: str, advice: str) -> SourceError:
+    """The error of a file that is not there, which names the part of it that a download left."""
+    beside = [path.with_name(path.name + ending) for ending in _UNFINISHED]
+    beside += sorted(path.parent.glob(f".cache/huggingface/download/{glob.escape(path.name)}*.incomplete"))
+    for part in beside:
+        if part.is_file():
+            advice = f"{part} ({part.stat().st_size} bytes) is a download that did not end; resume or repeat it"
+            break
+    return SourceError(f"{path} {why}; {advice}")
+
+
 def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     """A JSON object; empty where an unneeded file is missing. Raises SourceError: It is none."""
     if not path.exists() and not needed:
         return {}
-    require_no_pointer(path)
     try:
         stated = json.loads(read_text(path))
     except FileNotFoundError:
@@ -105,7 +126,8 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file. Raises SourceError: It is large, or no regular file."""
+    """The text of a small file. Raises SourceError: It is large, no regular file, or a pointer of Git LFS."""
+    require_no_pointer(path)
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
         raise SourceError(f"{path} is no regular file; fetch it again")

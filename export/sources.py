@@ -18,6 +18,7 @@ from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
     UNUSUAL,
+    missing,
     read_json,
     read_text,
     require_no_pointer,
@@ -78,7 +79,7 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
     """
     with translate_unusual(source):
         if not source.exists():
-            raise SourceError(f"{source} does not exist; give a .gguf file or a folder with safetensors weights")
+            raise missing(source, "does not exist", "give a .gguf file or a folder with safetensors weights")
         load = _load_huggingface if source.is_dir() else _load_gguf
         loaded = load(source, context_length)
         _require_types(source, loaded.vocabulary)

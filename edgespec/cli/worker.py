@@ -21,6 +21,7 @@ from edgespec.system.processes import follow_parent
 from edgespec.system.signals import defer_signals
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
+_LOST_PAGES = ("SIGBUS", "0xC0000006")  # a page of a mapped file that is no longer there
 _WINDOWS_CTRL_C = 0xC000013A
 _NOTE = re.compile(r"^edgespec (\w+) (.*)$", re.MULTILINE)
 _FRAME = re.compile(r'^Current thread [^\n]*\n  File "([^"\n]*)", line (\d+) in (\S+)', re.MULTILINE)
@@ -78,6 +79,11 @@ class WorkerDeath:
         how = f"{self.name}, {meaning.lower()}" if meaning else self.name
         if frame := _FRAME.search(self.written):
             how += f" in {frame[3]}, {Path(frame[1]).name} line {frame[2]}"
+        if self.name in _LOST_PAGES:
+            return (
+                f"the worker crashed ({how}): most likely a file that it reads as memory was cut short, or its "
+                "disk fails; edgespec models verify MODEL says whether it is the model's weights"
+            )
         return f"the worker crashed ({how}): a defect of native code, such as a provider's"
 
     def write(self, folder: Path, command: str) -> Path:

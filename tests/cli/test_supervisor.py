@@ -104,6 +104,7 @@ def death(name: str, *, written: str = "", is_out_of_memory: bool = False) -> Wo
     [
         ("SIGSEGV", False, 1, "crashed (SIGSEGV, segmentation fault): a defect of native code"),
         ("SIGABRT", True, 1, "crashed (SIGABRT, "),
+        ("SIGBUS", False, 1, "cut short, or its disk fails; edgespec models verify MODEL"),
         ("SIGKILL", True, 5, "out of memory"),
         ("SIGKILL", False, 137, "was killed (SIGKILL)"),
     ],
@@ -119,6 +120,7 @@ def test_each_death_has_its_words_and_exit_code(name: str, is_out_of_memory: boo
     ("status", "code", "words"),
     [
         (0xC0000005, 1, "the worker crashed (0xC0000005): a defect"),
+        (0xC0000006, 1, "the worker crashed (0xC0000006): most likely a file"),
         (0xC000013A, 130, None),  # Ctrl-C before Python takes it
     ],
 )

@@ -18,18 +18,32 @@ from refusals import assert_refused
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
+from edgespec.export.gguf import read_gguf
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
+from edgespec.export.safetensors import read_tensors
 from edgespec.export.sources import read_source
 from edgespec.setup.open_model import open_decoder
 
 
-def test_every_cut_of_a_gguf_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+def cuts(size: int) -> list[int]:
+    """Lengths of a file that was cut: at its first bytes, its last one, and at random."""
+    return [0, 3, 7, 8, 20, 24, size - 1, *np.random.default_rng(7).integers(0, size, 24).tolist()]
+
+
+def test_every_cut_of_a_gguf_is_refused_with_its_size_and_the_size_wanted(tiny_gguf: Path, tmp_path: Path) -> None:
     whole = tiny_gguf.read_bytes()
-    for size in [0, 3, 4, 20, 24, 100, 1000, 5000, len(whole) // 2, len(whole) - 1]:
-        cut = tmp_path / f"{size}.gguf"
+    tensors = read_gguf(tiny_gguf).tensors.values()
+    data = min(tensor.offset for tensor in tensors)
+    needed = max(tensor.offset + tensor.num_bytes for tensor in tensors)
+    cut = tmp_path / "cut.gguf"
+    for size in cuts(needed):
         cut.write_bytes(whole[:size])
-        assert_refused(cut, tmp_path)
+        with pytest.raises(SourceError, match="fetch it again") as raised:
+            read_gguf(cut)
+        words = [str(cut), str(size)] + ([f"need {needed}"] if size > data else [])
+        assert all(word in str(raised.value) for word in words), raised.value
+    assert_refused(cut, tmp_path)
 
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
@@ -166,9 +180,29 @@ def test_cut_safetensors_is_refused(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
     path = tmp_path / "hf" / "model.safetensors"
     whole = path.read_bytes()
-    for size in (0, 7, 8, 100, len(whole) - 1):
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for size in cuts(len(whole)):
         path.write_bytes(whole[:size])
-        assert_refused(tmp_path / "hf", tmp_path, "cut short")
+        with pytest.raises(SourceError, match="fetch it again") as raised:
+            read_tensors([path])
+        needed = f"need {len(whole)}" if size >= header else "needs more than 8" if size < 8 else f"needs {header}"
+        assert all(word in str(raised.value) for word in (str(path), f"has {size} bytes", needed)), raised.value
+    assert_refused(tmp_path / "hf", tmp_path, str(path))
+
+
+@pytest.mark.parametrize("ending", [".part", ".incomplete", ".crdownload"])
+def test_a_download_that_did_not_end_is_named(tmp_path: Path, ending: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), shards=2)
+    shard = tmp_path / "hf" / "model-00002-of-00002.safetensors"
+    for path in (tmp_path / "a.gguf", shard):
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + ending).write_bytes(bytes(77))
+    assert_refused(tmp_path / "a.gguf", tmp_path, "a.gguf does not exist", f"a.gguf{ending} (77 bytes)", "resume")
+    assert_refused(tmp_path / "hf", tmp_path, f"{shard} is missing, one of 2", f"{ending} (77 bytes)", "resume")
+    kept = tmp_path / "hf" / ".cache" / "huggingface" / "download" / f"{shard.name}.ab12.incomplete"
+    kept.parent.mkdir(parents=True)
+    shard.with_name(shard.name + ending).rename(kept)
+    assert_refused(tmp_path / "hf", tmp_path, str(kept), "resume")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
@@ -298,11 +332,11 @@ def f32(shape: object, begin: object, end: object, dtype: object = "F32") -> dic
         (safetensors({"a": f32([8], 0, 32), "b": f32([8], 16, 48)}), "a and b overlap"),
         (safetensors({"a": f32([8], 0, 32), "b": f32([8], 0, 32)}), "a and b overlap"),
         (safetensors(b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}'), "twice"),
-        (safetensors({"a": f32([8], -32, 0)}), "does not lie within"),
-        (safetensors({"a": f32([8], 0, 2**63)}), "does not lie within"),
-        (safetensors({"a": f32([2**40, 2**40], 0, 2**82)}), "does not lie within"),
-        (safetensors({"a": f32([8], 1024, 1056)}), "does not lie within"),
-        (safetensors({"a": f32([8], 0, 28)}), "does not lie within"),
+        (safetensors({"a": f32([8], -32, 0)}), "has 32 bytes, and the header states -32 to 0"),
+        (safetensors({"a": f32([8], 0, 2**63)}), "has 32 bytes, and the header states 0 to"),
+        (safetensors({"a": f32([2**40, 2**40], 0, 2**82)}), "ends early"),
+        (safetensors({"a": f32([8], 1024, 1056)}), "ends early"),
+        (safetensors({"a": f32([8], 0, 28)}), "has 32 bytes, and the header states 0 to 28"),
         (safetensors({"a": f32([8.0], 0, 32)}), "whole numbers"),
         (safetensors({"a": f32([8], 0.0, 32)}), "whole numbers"),
         (safetensors({"a": f32([True], 0, 4)}), "whole numbers"),
