@@ -80,9 +80,7 @@ class PromptEncoder:
 
     @cached_property
     def _thinking_switch(self) -> str | None:
-        if self.spells_in_template(_THINKING):
-            return _THINKING
-        return "thinking" if self._template and _ASKS_THINKING.search(self._template) else None
+        return find_thinking_switch(self._template or "")
 
     def spells_in_template(self, text: str) -> bool:
         return self._template is not None and text in self._template
@@ -196,6 +194,13 @@ class PromptEncoder:
             names["eos_token"] = self._manifest.eos_token_ids[-1]
         pieces = {name: self.tokenizer.piece(token) for name, token in names.items() if token is not None}
         return {name: piece for name, piece in pieces.items() if piece is not None}
+
+
+def find_thinking_switch(template: str) -> str | None:
+    """The name by which a chat template asks if the model is to reason first."""
+    if _THINKING in template:
+        return _THINKING
+    return "thinking" if _ASKS_THINKING.search(template) else None
 
 
 def _require_template_options(stated: Any) -> None:

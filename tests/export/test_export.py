@@ -1,6 +1,8 @@
 """Tiny random models through the exporter, against the same transformer written out in numpy."""
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import tiny
 from tokenizers import Tokenizer
 
+from edgespec.export import template_check
 from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.convert import export_model
 from edgespec.export.template_check import report_template
@@ -16,6 +19,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.file_hashes import file_record, verify_files
+from edgespec.text.template_process import TemplateProcess
 
 TOKENS = np.random.default_rng(1).integers(0, tiny.VOCAB, 40).astype(np.int32)
 
@@ -136,6 +140,15 @@ def test_two_exports_of_one_source_are_the_same_bytes(tiny_gguf: Path, tmp_path:
     assert one.files == two.files
 
 
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[TemplateProcess]:
+    with closing(TemplateProcess()) as process:
+        yield process
+
+
+TOOLS = "{% if tools %}{{ tools | tojson }} <tool_call>\n{}\n</tool_call>{% endif %}"
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -144,10 +157,40 @@ def test_two_exports_of_one_source_are_the_same_bytes(tiny_gguf: Path, tmp_path:
         ("{% if messages[1] is defined %}{{ 1 / 0 }}{% endif %}" + tiny.TEMPLATE, "ZeroDivisionError"),
         ("{% for m in messages %}{% unheard %}{% endfor %}", "unheard"),
         ("{{ messages[0]['content'].wrong }}", "leaves out what the user says"),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            "out the system message; other",
+        ),
+        (
+            "{{ messages[-1].content }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}",
+            "leaves out what the assistant said",
+        ),
+        ("{% if enable_thinking is false %}{{ 1 / 0 }}{% endif %}" + tiny.TEMPLATE, "Chats with reasoning off"),
+        (TOOLS + tiny.TEMPLATE, None),
+        (TOOLS.replace("| tojson", "| nothing") + tiny.TEMPLATE, "fails with tools"),
+        (TOOLS.replace("<tool_call>", "<unheard>") + tiny.TEMPLATE, "in a form that is not known"),
+        (
+            TOOLS + tiny.TEMPLATE.replace("message['content']", "message['content'] if message.role != 'tool'"),
+            None,
+        ),
+        (
+            TOOLS + "{% if 'Qzvgave' in messages[-1].content %}{{ 1 / 0 }}{% endif %}" + tiny.TEMPLATE,
+            "Tools with this model will fail",
+        ),
+        (
+            TOOLS
+            + "{% if messages | length == 3 and tools %}{{ raise_exception('too long') }}{% endif %}"
+            + tiny.TEMPLATE,
+            "too long",
+        ),
         ("", "no chat template"),
     ],
 )
-def test_export_says_what_will_go_wrong_in_a_chat(template: str, words: str | None) -> None:
+def test_export_says_what_will_go_wrong_in_a_chat(
+    template: str, words: str | None, renderer: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_check, "TemplateProcess", lambda: renderer)
+    monkeypatch.setattr(template_check, "closing", nullcontext)
     stated = tiny.GGUF_TOKENIZER | {"tokenizer.chat_template": template}
     vocabulary = vocabulary_from_gguf("a.gguf", stated)
     lines: list[str] = []
