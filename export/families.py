@@ -331,9 +331,8 @@ def config_from_huggingface(
 
     Arguments and errors are those of config_from_gguf.
     """
-    architecture = str(settings.get("model_type")).removesuffix("_text")
-    advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
-    family, stated = _family(path, architecture, advice), SourceSettings(path, settings)
+    architecture, family = family_of_huggingface(path, settings)
+    stated = SourceSettings(path, settings)
     _require_supported(path, stated, architecture, family.activation)
     num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
@@ -380,6 +379,13 @@ def config_from_huggingface(
             context_length,
         ),
     )
+
+
+def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:
+    """The name of a family and its differences. Raises SourceError: It is not known."""
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
+    return architecture, _family(path, architecture, advice)
 
 
 def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:

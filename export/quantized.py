@@ -7,8 +7,7 @@ alone are read as in any other. Knows nothing of families and graphs.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,8 @@ def read_quantized(
     made = dict(_METHODS[method](found))
     done = {name for name in (*floats, *integers) if name in found.taken or name.endswith(_UNUSED)}
     if left := integers.keys() - done:
-        raise _unread(path, f"quantised by {method} and has tensor {min(left)}, which is none of that method")
+        name = min(left)
+        raise _unread(path, f"quantised by {method}, but has no scales for {name} ({integers[name].storage})")
     kept = {name: tensor for name, tensor in floats.items() if name not in done}
     return kept | made, _notes(method, made.values())
 
@@ -70,32 +70,27 @@ def _notes(method: str, made: Iterable[StoredTensor]) -> tuple[str, ...]:
 
 
 # GPTQ: qweight [columns · bits / 32, rows], qzeros [groups, rows · bits / 32], scales [groups, rows], and g_idx,
-# the group of each column. Its first version stores zero points less one.
+# the group of each column. Its first version stores zero points less one, taken from whole words: behind a zero
+# point of 0 the next one in the word has lost another one.
 def _gptq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
     method = str(found.stated.get("checkpoint_format", "gptq"))
     if method not in ("gptq", "gptq_v2"):
         raise _unread(found.path, f"GPTQ in the layout {method}, not gptq or gptq_v2")
     for module in [*found.modules("qweight")]:
-        weight, zeros = found.integer(module, "qweight"), found.integer(module, "qzeros")
+        weight, zeros = found.words(module, "qweight"), found.words(module, "qzeros")
         scales = found.numbers(module, "scales")
         groups = found.integer(module, "g_idx").values() if found.has(module, "g_idx") else None
         num_groups, rows = scales.shape
         bits = 32 * zeros.shape[-1] // rows
         columns = weight.shape[0] * 32 // max(bits, 1)
-        is_whole = bits in (2, 4, 8) and weight.shape == (columns * bits // 32, rows)
-        if not is_whole or zeros.shape != (num_groups, rows * bits // 32):
+        if bits not in (2, 4, 8):
+            raise _unread(found.path, f"GPTQ in {bits} bits ({module}), not in 2, 4 or 8")
+        if weight.shape[1:] != (rows,) or zeros.shape != (num_groups, rows * bits // 32):
             raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
-        if groups is not None and (
-            len(groups) != columns or not (groups >= 0).all() or (groups >= num_groups).any()
-        ):
-            raise found.refuse(module, "groups of columns that do not fit its scales")
-        points = unpack(zeros.array(), bits).astype(np.int16) + (method == "gptq")
-        yield (
-            f"{module}.weight",
-            of_groups(
-                found, module, (rows, columns), bits, scales, points, groups, partial(_gptq_levels, weight, bits)
-            ),
-        )
+        ones = np.uint32((method == "gptq") * (0xFFFFFFFF // ((1 << bits) - 1)))
+        points = unpack(zeros.array().view(np.uint32) + ones, bits)
+        levels, shape = partial(_gptq_levels, weight, bits), (rows, columns)
+        yield f"{module}.weight", of_groups(found, module, shape, bits, scales, points, groups, levels)
 
 
 def _gptq_levels(weight: StoredIntegers, bits: int, start: int, stop: int) -> Bytes:
@@ -112,13 +107,12 @@ def _awq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
     if version != "gemm" or bits != 4:
         raise _unread(found.path, f"AWQ in {bits} bits for {version}, not in 4 for gemm")
     for module in [*found.modules("qweight")]:
-        weight, zeros = found.integer(module, "qweight"), found.integer(module, "qzeros")
+        weight, zeros = found.words(module, "qweight"), found.words(module, "qzeros")
         scales = found.numbers(module, "scales")
         num_groups, rows = scales.shape
         if weight.shape[-1] * 8 != rows or zeros.shape != (num_groups, rows // 8):
             raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
-        points = _awq_unpack(zeros.array()).astype(np.int16)
-        levels = partial(_awq_levels, weight)
+        levels, points = partial(_awq_levels, weight), _awq_unpack(zeros.array())
         shape = rows, weight.shape[0]
         yield f"{module}.weight", of_groups(found, module, shape, 4, scales, points, None, levels)
 
@@ -137,15 +131,24 @@ def _awq_levels(weight: StoredIntegers, start: int, stop: int) -> Bytes:
 # compressed-tensors: weight_packed [rows, words of columns], or weight in 8 bits; weight_scale [rows, groups], or
 # one for each row or for all; zero points likewise, packed along the rows. Integers are stored as levels less the
 # middle.
+_FORMATS = {
+    *("dense", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
+    *("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+}
+
+
 def _compressed(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
-    sparse = (found.stated.get("sparsity_config") or {}).get("format", "dense")
-    if sparse != "dense":
-        raise _unread(found.path, f"compressed as {sparse}")
+    parts = [found.stated, found.stated.get("sparsity_config") or {}, *_groups_of_modules(found.stated)]
+    if unknown := {str(part.get("format") or "dense") for part in parts} - _FORMATS:
+        raise _unread(found.path, f"compressed as {min(unknown)}")
+    if (found.stated.get("transform_config") or {}).get("config_groups"):
+        raise _unread(found.path, "compressed with transforms of its activations (transform_config)")
     for module in [*found.modules("weight_packed")]:
         packed = found.integer(module, "weight_packed")
         if packed.storage == "U8":
             yield f"{module}.weight", _fp4(found, module, packed)
             continue
+        packed = found.words(module, "weight_packed")
         rows, columns = (int(size) for size in found.integer(module, "weight_shape").values())
         bits = 32 * packed.shape[-1] // columns
         if bits not in (2, 4, 8) or packed.shape != (rows, columns * bits // 32):
@@ -160,11 +163,12 @@ def _compressed(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
             yield f"{module}.weight", _fp8_matrix(found, weight, found.numbers(module, "weight_scale"))
         else:
             levels = partial(_signed_levels, weight)
-            yield f"{module}.weight", _by_rows(found, module, _matrix(weight), 8, levels)
+            yield f"{module}.weight", _by_rows(found, module, found.sides(weight), 8, levels)
 
 
-def _matrix(stored: StoredIntegers) -> tuple[int, int]:
-    return math.prod(stored.shape[:-1]), stored.shape[-1]
+def _groups_of_modules(stated: Mapping[str, Any]) -> Collection[Mapping[str, Any]]:
+    groups: Mapping[str, Mapping[str, Any]] = stated.get("config_groups") or {}
+    return groups.values()
 
 
 def _packed_levels(packed: StoredIntegers, bits: int, start: int, stop: int) -> Bytes:
@@ -180,14 +184,14 @@ def _by_rows(
 ) -> StoredTensor:
     scales = _spread(found, module, found.numbers(module, "weight_scale"), shape[0])
     middle, groups = 1 << (bits - 1), None
-    points = np.full(scales.shape, middle, np.int16)
+    points = np.full(scales.shape, middle, np.uint8)
     if found.has(module, "weight_zero_point"):
         stored = found.integer(module, "weight_zero_point")
         if stored.storage == "I32":
             own: _Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[: shape[0]]
         else:
-            own = stored.array().astype(np.int16) + middle
-        points = _spread(found, module, own.reshape(len(own), -1).astype(np.int16), shape[0])
+            own = (stored.array().astype(np.int16) + middle).astype(np.uint8)
+        points = _spread(found, module, own.reshape(len(own), -1), shape[0])
     if found.has(module, "weight_g_idx"):
         groups = found.integer(module, "weight_g_idx").values()
     return of_groups(found, module, shape, bits, scales.T, points.T, groups, levels)
@@ -206,7 +210,9 @@ def _spread(found: Checkpoint, module: str, values: _Array, rows: int) -> _Array
 def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor:
     """Floats of 4 bits, two in a byte: MXFP4 with scales of 8 bits, powers of 2; NVFP4 with floats of 8 bits."""
     scales = found.integer(module, "weight_scale")
-    rows, columns = _matrix(packed)[0], 2 * packed.shape[-1]
+    rows, columns = packed.shape[0], 2 * packed.shape[-1]
+    if scales.shape[0] != rows or columns % scales.shape[-1]:
+        raise found.refuse(module, f"packed weights of {packed.shape} and scales of {scales.shape}")
     size = columns // scales.shape[-1]
     factor = np.float32(1)
     if found.has(module, "weight_global_scale"):
@@ -222,7 +228,7 @@ def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor
     return of_floats(f"{module}.weight", packed.path, (rows, columns), values)
 
 
-def _tableof_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
+def _table_of_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
     """The value of each code: a sign, an exponent, a mantissa, and numbers below the smallest exponent."""
     codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
     mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
@@ -231,10 +237,10 @@ def _tableof_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats
     return (np.where(codes >> (exponent_bits + mantissa_bits), -sizes, sizes)).astype(np.float32)
 
 
-_E2M1 = _tableof_floats(2, 1, 1)
-_E4M3 = _tableof_floats(4, 3, 7)
+_E2M1 = _table_of_floats(2, 1, 1)
+_E4M3 = _table_of_floats(4, 3, 7)
 _E4M3[[0x7F, 0xFF]] = np.nan
-_E5M2 = _tableof_floats(5, 2, 15)
+_E5M2 = _table_of_floats(5, 2, 15)
 _E5M2[(np.arange(256) & 0x7C) == 0x7C] = np.nan
 with np.errstate(over="ignore"):
     _E8M0 = np.exp2(np.arange(256) - 127.0).astype(np.float32)
@@ -251,14 +257,13 @@ def _fp8(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
 
 def _sides_of_blocks(stated: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of the blocks that have a scale each, where the settings state any."""
-    groups = (stated.get("config_groups") or {}).values()
-    schemes = [stated, *(group.get("weights") or {} for group in groups)]
+    schemes = [stated, *(group.get("weights") or {} for group in _groups_of_modules(stated))]
     sides = [scheme.get("weight_block_size") or scheme.get("block_structure") for scheme in schemes]
     return next(((int(found[0]), int(found[1])) for found in sides if found), None)
 
 
 def _fp8_matrix(found: Checkpoint, weight: StoredIntegers, scales: Floats) -> StoredTensor:
-    (rows, columns), table = _matrix(weight), _E4M3 if weight.storage == "F8_E4M3" else _E5M2
+    (rows, columns), table = found.sides(weight), _E4M3 if weight.storage == "F8_E4M3" else _E5M2
     if not weight.storage.startswith("F8"):
         raise found.refuse(weight.name, f"weights of type {weight.storage}")
     height, width = _sides_of_blocks(found.stated) or (rows, columns)
@@ -283,14 +288,11 @@ def _bitsandbytes(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
         weight, scales = found.integer(module, "weight"), found.numbers(module, "SCB").reshape(-1, 1)
         if found.has(module, "weight_format"):
             found.integer(module, "weight_format")
-        shape, levels = _matrix(weight), partial(_signed_levels, weight)
+        shape, levels = found.sides(weight), partial(_signed_levels, weight)
         if len(scales) != shape[0]:
             raise found.refuse(module, f"{scales.size} scales for {shape[0]} rows")
-        points = np.full((1, shape[0]), 128, np.int16)
-        yield (
-            f"{module}.weight",
-            of_groups(found, module, shape, 8, scales.T / np.float32(127), points, None, levels),
-        )
+        points, scales = np.full((1, shape[0]), 128, np.uint8), scales.T / np.float32(127)
+        yield f"{module}.weight", of_groups(found, module, shape, 8, scales, points, None, levels)
     for name in [name for name in found.integers if ".weight.quant_state.bitsandbytes__" in name]:
         yield _bitsandbytes_4bit(found, *name.split(".weight.quant_state.", 1))
 

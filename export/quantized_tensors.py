@@ -41,6 +41,21 @@ class Checkpoint:
         found = self.integers.get(name := f"{module}.{part}")
         return self._take(name, found)
 
+    def words(self, module: str, part: str) -> StoredIntegers:
+        """Integers that are packed in words of 32 bits."""
+        found = self.integer(module, part)
+        if found.storage != "I32" or len(found.shape) != 2:
+            raise self.refuse(
+                module, f"{part} of type {found.storage} and shape {found.shape}, not a matrix of I32"
+            )
+        return found
+
+    def sides(self, weight: StoredIntegers) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        if len(weight.shape) != 2:
+            raise self.refuse(weight.name, f"shape {weight.shape}, not rows and columns")
+        return weight.shape[0], weight.shape[1]
+
     def numbers(self, module: str, part: str) -> Floats:
         """A tensor of floats, whole, [rows, columns]."""
         tensor = self._take(name := f"{module}.{part}", self.floats.get(name))
@@ -113,7 +128,7 @@ def of_groups(
     shape: tuple[int, int],
     bits: int,
     scales: Floats,
-    points: npt.NDArray[np.int16],
+    points: Bytes,
     groups: Index | npt.NDArray[np.int64] | None,
     levels: Callable[[int, int], Bytes],
 ) -> StoredTensor:
@@ -132,7 +147,7 @@ def of_groups(
     if groups is None or np.array_equal(groups, in_order):
 
         def read(start: int, stop: int) -> _Levels:
-            own = None if is_symmetric else points[:, start:stop].T.astype(np.uint8)
+            own = None if is_symmetric else points[:, start:stop].T
             return _Levels(levels(start, stop), np.ascontiguousarray(scales[:, start:stop].T), own)
 
         if (made := _of_blocks(name, path, shape, stored_bits, num_groups, read)) is not None:
@@ -141,7 +156,7 @@ def of_groups(
 
     def values(start: int, stop: int) -> Floats:
         zeros, factors = (each[:, start:stop].T[:, of_columns] for each in (points, scales))
-        weights: Floats = (levels(start, stop) - zeros).astype(np.float32) * factors
+        weights: Floats = (levels(start, stop).astype(np.float32) - zeros) * factors
         return weights
 
     return of_floats(name, path, shape, values)

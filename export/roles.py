@@ -91,13 +91,20 @@ def tensors_by_role(
                 found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role))
             elif is_needed:
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
-    if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
+    if unused := [name for name in stored if name not in used and not _changes_nothing(name, stored[name])]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
     found = {role: unpaired(config, role, tensor, is_gguf=is_gguf) for role, tensor in found.items()}
     if not is_gguf and family.gain_addend:
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
         found |= {role: replace(tensor, addend=family.gain_addend) for role, tensor in gains.items()}
     return found
+
+
+def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
+    """True for a derived constant, and for a bias of zeros, as old GPTQ files have for every matrix."""
+    return name.endswith(_IGNORED) or (
+        name.endswith("_proj.bias") and tensor.rows == 1 and not tensor.vector().any()
+    )
 
 
 def _names(family: Family, column: int) -> dict[str, str]:

@@ -158,8 +158,7 @@ def _stored(path: Path, name: str, info: dict[str, Any], start: int) -> StoredTe
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
-    if not shape and name.endswith(("_scale", "_scale_inv")):  # of a whole matrix
-        shape = [1]
+    shape = shape or [1]  # as the scale of a whole matrix is
     if len(shape) not in (1, 2, 3) or min(shape) < 1:
         raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
     rows = math.prod(shape[:-1])  # of a stack of matrices all rows, one matrix after another

@@ -10,7 +10,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
+from edgespec.export.families import (
+    DecoderConfig,
+    config_from_gguf,
+    config_from_huggingface,
+    decoder_part,
+    family_of_huggingface,
+)
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized
@@ -38,6 +44,7 @@ from edgespec.text.tokenizer import open_tokenizer, translate_errors
 _MAX_TOKEN_ID = 1 << 22
 _GENERATION = "generation_config.json"
 ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
+_GPTQ = "quantize_config.json"  # of AutoGPTQ until 2023, beside a config.json that says nothing of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +140,7 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     if (folder / ADAPTER_SETTINGS).is_file() and not settings_path.exists():
         raise _is_adapter(folder, read_json(folder / ADAPTER_SETTINGS).get("base_model_name_or_path"))
     settings = read_json(settings_path)
+    family_of_huggingface(folder, decoder_part(settings, {})[0])  # before its weights, of whatever kind they are
     whole, notes = _weights(folder, settings)
     rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
     vocabulary = _huggingface_vocabulary(folder, settings, rows)
@@ -170,8 +178,12 @@ def _is_adapter(path: Path, base: object) -> SourceError:
 def _weights(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The weights of a folder by name, and lines on how they were read."""
     floats, integers = read_tensors(weight_files(folder))
-    inner = settings.get("text_config") or {}
-    if quantization := settings.get("quantization_config") or inner.get("quantization_config"):
+    parts = (settings, settings.get("text_config") or {})
+    stated = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
+    older = (
+        {"quant_method": "gptq", **read_json(folder / _GPTQ, needed=False)} if (folder / _GPTQ).exists() else None
+    )
+    if quantization := next(filter(None, [*stated, older]), None):
         return read_quantized(folder, quantization, floats, integers)
     require_floats(integers)
     return floats, ()

@@ -24,6 +24,7 @@ _TEXTS = (
     "chat_template.jinja",
     "chat_template.json",  # of processors, until transformers 4.51
     "additional_chat_templates/tool_use.jinja",
+    "quantize_config.json",  # of AutoGPTQ until 2023
     "modules.json",  # of sentence-transformers, for embeddings
     "1_Pooling/config.json",
 )

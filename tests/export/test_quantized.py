@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import quantizers
 import tiny
@@ -16,19 +17,31 @@ from quantizers import Made
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
 from edgespec.export.sources import read_source
+from edgespec.export.written import read_written
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
+ROLES = tuple(f"{layer}.{part}" for layer in (0, 1) for part in ("q", "k", "v", "o", "gate", "up", "down"))
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Method = Callable[[np.ndarray], Made]
 INT4 = {"num_bits": 4, "type": "int"}
 # By name: what config.json says, how a matrix is written, and in how many bits of blocks it is held; 0 for floats.
-METHODS: dict[str, tuple[dict[str, Any], Method, int | None]] = {
-    "gptq": ({"quant_method": "gptq", "bits": 4}, partial(quantizers.gptq, bits=4, size=32, symmetric=True), 4),
+METHODS: dict[str, tuple[dict[str, Any], Method, int]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4}, partial(quantizers.gptq, bits=4, size=128, symmetric=True), 4),
     "gptq asymmetric": (
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"},
-        partial(quantizers.gptq, bits=4, size=32, symmetric=False),
-        None,  # 4 bits or 8, since a zero point may be 16
+        partial(quantizers.gptq, bits=4, size=64, symmetric=False),
+        4,
+    ),
+    "gptq 8 bits asymmetric": (
+        {"quant_method": "gptq", "bits": 8},
+        partial(quantizers.gptq, bits=8, size=32, symmetric=False),
+        8,
+    ),
+    "gptq 2 bits": (
+        {"quant_method": "gptq", "bits": 2},
+        partial(quantizers.gptq, bits=2, size=32, symmetric=False),
+        4,
     ),
     "gptq v2": (
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
@@ -45,14 +58,14 @@ METHODS: dict[str, tuple[dict[str, Any], Method, int | None]] = {
         partial(quantizers.gptq, bits=4, size=32, symmetric=True, shuffled=True),
         0,
     ),
-    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, partial(quantizers.awq, size=32), 4),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, partial(quantizers.awq, size=128), 4),
     "packed": (
         {
             "quant_method": "compressed-tensors",
             "format": "pack-quantized",
             "config_groups": {"0": {"weights": INT4}},
         },
-        partial(quantizers.compressed_packed, bits=4, size=32, symmetric=True),
+        partial(quantizers.compressed_packed, bits=4, size=128, symmetric=True),
         4,
     ),
     "packed asymmetric": (
@@ -68,6 +81,11 @@ METHODS: dict[str, tuple[dict[str, Any], Method, int | None]] = {
     ),
     "mxfp4": ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, quantizers.mxfp4, 0),
     "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        partial(quantizers.fp8, sides=(128, 128)),
+        0,
+    ),
+    "fp8 in blocks that end beside the matrix": (
         {"quant_method": "fp8", "weight_block_size": [24, 40]},
         partial(quantizers.fp8, sides=(24, 40)),
         0,
@@ -105,13 +123,36 @@ def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def weights_of_a_llama() -> dict[str, np.ndarray]:
+    """Two layers with heads of 64 channels."""
+    rng, made = np.random.default_rng(3), {}
+    sizes = {"q": (128, 128), "k": (64, 128), "v": (64, 128), "o": (128, 128)}
+    inner = {"gate": (256, 128), "up": (256, 128), "down": (128, 256)}
+    for layer in ("model.layers.0", "model.layers.1"):
+        parts = [(f"{layer}.self_attn.{part}_proj", shape) for part, shape in sizes.items()]
+        parts += [(f"{layer}.mlp.{part}_proj", shape) for part, shape in inner.items()]
+        made |= {f"{name}.weight": rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in parts}
+        made |= {
+            f"{layer}.{name}_layernorm.weight": np.ones(128, np.float32) for name in ("input", "post_attention")
+        }
+    made["model.embed_tokens.weight"] = rng.normal(0, 0.2, (tiny.VOCAB, 128)).astype(np.float32)
+    return made | {"model.norm.weight": np.ones(128, np.float32)}
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "eos_token_id": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
 def write(
     folder: Path, method: str, change: Callable[[dict[str, np.ndarray]], object] = lambda tensors: None
-) -> dict:
+) -> dict[str, np.ndarray]:
     """A checkpoint in a method but for one layer's up; returns the weights that it stands for."""
     stated, quantize, _ = METHODS[method]
-    weights = tiny.random_weights()
-    tiny.write_huggingface(folder, weights)
+    weights = weights_of_a_llama()
+    tiny.write_huggingface(folder, weights, config=CONFIG | {"quantization_config": stated})
     stored, meant = {}, {}
     for name, value in weights.items():
         module = name.removesuffix(".weight")
@@ -123,9 +164,13 @@ def write(
             stored[name] = meant[name] = value
     change(stored)
     save(folder / "model.safetensors", stored)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
     return meant
+
+
+def restate(folder: Path, **changes: Any) -> None:
+    """Change config.json; None takes a key away."""
+    config = {key: value for key, value in (CONFIG | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def named(role: str) -> str:
@@ -138,35 +183,52 @@ def named(role: str) -> str:
 def test_a_checkpoint_is_read_as_the_weights_that_it_stands_for(tmp_path: Path, method: str) -> None:
     meant, bits = write(tmp_path / "hf", method), METHODS[method][2]
     source = read_source(tmp_path / "hf")
-    for role in (f"{layer}.{part}" for layer in (0, 1) for part in ("q", "k", "v", "o", "gate", "up", "down")):
+    for role in ROLES:
         tensor, wanted = source.tensors[role], meant[named(role)]
         assert np.array_equal(np.concatenate([*tensor.floats()]), wanted), role
         assert np.array_equal(tensor.part(5, 9).row(3), wanted[8:9]), role
         held = tensor.block_format.bits if tensor.block_format else 0
         if role == "0.up":
             assert held == 0
-        elif bits is not None:
+        else:
             assert held == bits
     assert bool(source.notes) == (bits == 0)
+
+
+def keep_activations(graph: Path) -> None:
+    """Products with activations as they are, not in 8 bits."""
+    model = onnx.load(graph, load_external_data=False)
+    for attribute in (
+        each for node in model.graph.node for each in node.attribute if each.name == "accuracy_level"
+    ):
+        attribute.i = 0
+    onnx.save(model, graph)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_an_export_has_the_logits_of_the_weights_that_it_stands_for(tmp_path: Path, method: str) -> None:
     meant = write(tmp_path / "hf", method)
-    tiny.write_huggingface(tmp_path / "plain", meant)
+    tiny.write_huggingface(tmp_path / "plain", meant, config=CONFIG)
+    manifests, lines = {}, list[str]()
+    for name, precision in (("plain", "fp32"), ("hf", "source")):
+        lines.clear()
+        manifests[name] = export_model(
+            tmp_path / name, tmp_path / f"{name}-out", precision=precision, report=lines.append
+        )
+    assert any("exact values" in line for line in lines) == (METHODS[method][2] == 0)
+    graph = tmp_path / "hf-out" / manifests["hf"].graph
+    written = read_written(graph, read_source(tmp_path / "hf").tensors)
+    for role in ROLES:
+        assert np.array_equal(np.concatenate([*written[role].floats()]), meant[named(role)]), role
+        assert (written[role].bits or 0) == (0 if role == "0.up" else METHODS[method][2])
+    keep_activations(graph)
     tokens = np.arange(24, dtype=np.int32) + 5
-    rows = []
-    for name in ("hf", "plain"):
-        lines: list[str] = []
-        manifest = export_model(tmp_path / name, tmp_path / f"{name}-out", precision="fp32", report=lines.append)
-        decoder = OnnxDecoder(tmp_path / f"{name}-out", manifest, find_device("cpu"))
-        rows.append(decoder.logits(tokens, len(tokens)).copy())
-        assert any("exact values" in line for line in lines) == (name == "hf" and METHODS[method][2] == 0)
-    assert np.array_equal(*rows)
-    blocks = export_model(tmp_path / "hf", tmp_path / "blocks", precision="source")
-    found = OnnxDecoder(tmp_path / "blocks", blocks, find_device("cpu")).logits(tokens, len(tokens))
-    assert float((found - rows[0]).std()) < 0.03 * float(rows[0].std())  # activations are rounded to 8 bits
+    found, wanted = (
+        OnnxDecoder(tmp_path / f"{name}-out", manifests[name], find_device("cpu")).logits(tokens, 24)
+        for name in ("hf", "plain")
+    )
+    assert np.allclose(found, wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +238,32 @@ def test_an_export_has_the_logits_of_the_weights_that_it_stands_for(tmp_path: Pa
         ("gptq", {"quant_method": "gptq", "checkpoint_format": "marlin"}, "layout marlin"),
         ("awq", {"quant_method": "awq", "version": "gemv"}, "AWQ in 4 bits for gemv"),
         ("int8", {"quant_method": "fp8"}, "weights of type I8"),
-        ("fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "scales"),
+        ("fp8", {"quant_method": "fp8", "weight_block_size": [64, 64]}, "scales"),
+        ("fp8", {"quant_method": "gptq"}, r"by gptq, but has no scales for .*proj.weight \(F8_E4M3\)"),
+        ("packed", {"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed as marlin-24"),
+        (
+            "packed",
+            {"quant_method": "compressed-tensors", "config_groups": {"0": {"format": "mxfp6-pack-quantized"}}},
+            "compressed as mxfp6-pack-quantized",
+        ),
+        (
+            "packed",
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "compressed as sparse-24-bitmask",
+        ),
+        (
+            "packed",
+            {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R3": {}}}},
+            "transforms of its activations",
+        ),
+        ("gptq", {"quant_method": 7}, "quantised by 7"),
     ],
 )
 def test_a_method_that_is_not_read_is_refused_by_name(
     tmp_path: Path, method: str, stated: dict[str, Any], words: str
 ) -> None:
     write(tmp_path / "hf", method)
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    restate(tmp_path / "hf", quantization_config=stated)
     with pytest.raises(SourceError, match=words):
         read_source(tmp_path / "hf")
 
@@ -202,3 +281,69 @@ def test_a_tensor_that_is_missing_or_short_is_named(tmp_path: Path, ending: str)
     write(tmp_path / "short", "gptq", cut)
     with pytest.raises(SourceError, match="o_proj"):
         read_source(tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("ending", "change", "words"),
+    [
+        ("qweight", lambda value: value.astype(np.int64), "qweight of type I64"),
+        ("qzeros", lambda value: value[:, :6], "GPTQ in 3 bits"),
+        ("g_idx", lambda value: value + 99, "groups of columns"),
+        ("g_idx", lambda value: value[:-1], "groups of columns"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_refused(
+    tmp_path: Path, ending: str, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
+    name = f"model.layers.1.self_attn.k_proj.{ending}"
+    write(tmp_path / "hf", "gptq", lambda tensors: tensors.update({name: change(tensors[name])}))
+    with pytest.raises(SourceError, match=words) as raised:
+        read_source(tmp_path / "hf")
+    assert "model.layers.1.self_attn.k_proj" in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["compression_config", "quantize_config.json"])
+def test_the_method_is_read_from_where_older_programs_state_it(tmp_path: Path, place: str) -> None:
+    method = "packed" if place == "compression_config" else "gptq asymmetric"
+    meant, stated = write(tmp_path / "hf", method), METHODS[method][0]
+    if place == "compression_config":
+        restate(tmp_path / "hf", compression_config=stated)
+    else:
+        restate(tmp_path / "hf")
+        (tmp_path / "hf" / place).write_text(json.dumps({"bits": 4, "group_size": 64, "desc_act": False}))
+    tensor = read_source(tmp_path / "hf").tensors["1.down"]
+    assert np.array_equal(np.concatenate([*tensor.floats()]), meant[named("1.down")])
+
+
+def test_the_decoder_of_a_model_that_sees_states_its_method_within_its_own_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+
+    def prefix(tensors: dict[str, np.ndarray]) -> None:
+        for name in [*tensors]:
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+        tensors["vision_tower.ln_pre.weight"] = np.ones(8, np.float32)
+
+    meant = write(folder, "awq", prefix)
+    inner = CONFIG | {"model_type": "mistral", "quantization_config": METHODS["awq"][0]}
+    restate(folder, model_type="mistral3", text_config=inner)
+    source = read_source(folder)
+    assert np.array_equal(np.concatenate([*source.tensors["0.q"].floats()]), meant[named("0.q")])
+    assert source.num_left_out == 1
+
+
+def test_biases_of_zeros_that_no_layer_has_change_nothing(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.bias"
+    write(tmp_path / "zeros", "gptq", lambda tensors: tensors.update({name: np.zeros(128, np.float16)}))
+    assert "0.down" in read_source(tmp_path / "zeros").tensors
+    write(tmp_path / "ones", "gptq", lambda tensors: tensors.update({name: np.ones(128, np.float16)}))
+    with pytest.raises(SourceError, match=r"down_proj\.bias, which no llama model uses"):
+        read_source(tmp_path / "ones")
+
+
+def test_a_family_that_is_not_known_is_named_before_its_weights(tmp_path: Path) -> None:
+    """As gpt-oss, whose experts have more dimensions than a stack of matrices."""
+    blocks = {"model.layers.0.mlp.experts.gate_up_proj_blocks": np.zeros((2, 4, 2, 16), np.uint8)}
+    write(tmp_path / "hf", "gptq", lambda tensors: tensors.update(blocks))
+    restate(tmp_path / "hf", model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(SourceError, match="of the family 'gpt_oss'"):
+        read_source(tmp_path / "hf")

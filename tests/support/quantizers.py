@@ -31,9 +31,10 @@ def rounded(weights: np.ndarray, bits: int, size: int, *, symmetric: bool) -> tu
         scales = np.abs(blocks).max(axis=2) / (1 << (bits - 1)) + 1e-6
         zeros = np.full(scales.shape, 1 << (bits - 1))
     else:
-        low, high = blocks.min(axis=2), blocks.max(axis=2)
+        blocks = np.where(np.arange(rows)[:, None, None] % 3, blocks, np.abs(blocks))  # some zero points are 0
+        low, high = np.minimum(blocks.min(axis=2), 0), blocks.max(axis=2)
         scales = (high - low) / top + 1e-6
-        zeros = np.clip(np.rint(-low / scales), 1, top).astype(int)
+        zeros = np.clip(np.rint(-low / scales), 0, top).astype(int)
     scales = scales.astype(np.float16).astype(np.float32)
     levels = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, top).astype(int)
     back = ((levels - zeros[..., None]).astype(np.float32) * scales[..., None]).reshape(rows, columns)
@@ -48,9 +49,14 @@ def gptq(
     order = np.random.default_rng(1).permutation(columns) if shuffled else np.arange(columns)
     levels, scales, zeros, back = rounded(weights[:, order], bits, size, symmetric=symmetric)
     inverse = np.argsort(order)
+    points = words(zeros.T, bits)
+    if not v2:  # the first version takes one from each, in whole words
+        points = (points.view(np.uint32) - np.uint32(sum(1 << place for place in range(0, 32, bits)))).view(
+            np.int32
+        )
     tensors = {
         "qweight": words(levels[:, inverse], bits).T.copy(),  # words run along the columns
-        "qzeros": words((zeros - (not v2)).T, bits),
+        "qzeros": points,
         "scales": scales.T.astype(np.float16).copy(),
         "g_idx": (inverse // size).astype(np.int32),
     }
@@ -91,7 +97,7 @@ def e4m3(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     table = np.array(
         [code / 512 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in codes], np.float32
     )
-    nearest = np.abs(np.abs(values)[..., None] - table).argmin(axis=-1)
+    nearest = np.searchsorted((table[1:] + table[:-1]) / 2, np.abs(values))
     signs = values < 0
     return (nearest + 128 * signs).astype(np.uint8), np.where(signs, -table[nearest], table[nearest])
 
@@ -159,4 +165,4 @@ def llm_int8(weights: np.ndarray) -> Made:
     peaks = np.abs(weights).max(axis=1).astype(np.float32)
     levels = np.rint(weights * 127 / peaks[:, None]).astype(np.int8)
     back = levels.astype(np.float32) * (peaks / np.float32(127))[:, None]
-    return {"weight": levels, "SCB": peaks, "weight_format": np.zeros(1, np.uint8)}, back
+    return {"weight": levels, "SCB": peaks, "weight_format": np.zeros((), np.uint8)}, back
