@@ -23,10 +23,10 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Logits, Row, TokenIds
 
 
-def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:
-    """BestRows of the target where the likeliest tokens are enough and it finds them, else the target."""
+def is_best_enough(sampling: SamplingParams, target: Decoder) -> bool:
+    """True if an answer needs the likeliest tokens alone, and the target finds them."""
     is_enough = sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
-    return BestRows(target) if is_enough and target.can.best else target
+    return is_enough and target.can.best
 
 
 class _KnownRow(np.ndarray[Any, np.dtype[np.float32]]):

@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.draft.acceptance_rates import AcceptanceChange
-from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.measured import NO_DRAFTER, NO_LENGTH, FixedLength, MeasuredPolicy
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice, Speculation
 from edgespec.system.clock import Clock
@@ -39,6 +39,7 @@ class PoolPolicy:
     _inner: FixedLength | MeasuredPolicy = field(init=False)
     _version: int = field(init=False)
     _cache: int = field(init=False, default=0)  # of the last round
+    is_plain: bool = field(init=False, default=False)  # the last round had nobody to draft, or no tokens to
 
     def __post_init__(self) -> None:
         self._cache = self.cache()
@@ -58,7 +59,9 @@ class PoolPolicy:
         if version != self._version or self.has_models != had_models:
             self._end()
             self._start(version)
-        return self._inner.propose(tokens, max_tokens, sampler)
+        proposal = self._inner.propose(tokens, max_tokens, sampler)
+        self.is_plain = proposal.reason in (NO_DRAFTER, NO_LENGTH)
+        return proposal
 
     def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         if round.num_refused:

@@ -14,8 +14,9 @@ import numpy as np
 
 from edgespec.decoding.acceptance import Acceptance
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.greedy import PlainChoices, Reruns, decoder_for
+from edgespec.decoding.greedy import BestRows, PlainChoices, Reruns, is_best_enough
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.pass_ahead import PassAhead
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -59,6 +60,10 @@ class TokenStop:
                 return tokens[:i], "stop"
         self.num_tokens += len(kept)
         return kept, "length" if self.num_tokens >= self.max_tokens else None
+
+    def is_end(self, tokens: TokenIds, num_before: int) -> bool:
+        """True if an answer that has tokens behind num_before of them ends with these."""
+        return int(tokens[-1]) in self.eos_token_ids or len(tokens) - num_before >= self.max_tokens
 
 
 class TextStop:
@@ -229,8 +234,17 @@ class Generation:
         )
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         num_logprobs = request.options.logprobs
-        needs_best_alone = num_logprobs is None and request.mask is None and request.constraint is None
-        decoder = plain or (decoder_for(request.sampling, target) if needs_best_alone else target)
+        needs_rows = num_logprobs is not None or request.mask is not None or request.constraint is not None
+        has_best = not needs_rows and is_best_enough(request.sampling, target)
+
+        def goes_on(text: TokenIds) -> bool:
+            is_last = token_stop.is_end(text, len(request.tokens))
+            return policy.is_plain and not caller.is_queued and not is_last
+
+        ahead = PassAhead(target, goes_on)
+        # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
+        best = BestRows(ahead if target.can.widths else target) if has_best else target
+        decoder = plain or best
         with self._accepting() as accept:
             blocks = speculative_decode(
                 request.tokens,
@@ -250,7 +264,7 @@ class Generation:
                         block.without_logits(),
                         kept,
                         reason,
-                        target.num_fed - fed,
+                        decoder.num_fed - fed,
                         perf_counter() - started,
                         plain.reruns if plain else _NONE_RERUN,
                         policy.learn,
@@ -260,6 +274,7 @@ class Generation:
                         break
             finally:
                 blocks.close()
+                ahead.close()
                 caller.on_begin = lambda: None  # which refers to this answer
                 acceptance.update(policy.acceptance_changes())
                 if policy.has_models:

@@ -17,7 +17,7 @@ from table_decoder import TableDecoder
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows, rows_by_branch
-from edgespec.decoding.greedy import BestRows, decoder_for
+from edgespec.decoding.greedy import BestRows, is_best_enough
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.model_drafter import ModelDrafter
@@ -120,8 +120,8 @@ def test_rows_are_spared_where_sampling_is_greedy_and_the_target_chooses(
 ) -> None:
     target = Chooser()
     target.can = Can(best=chooses)
-    assert isinstance(decoder_for(sampling, target), BestRows) == is_enough
-    assert isinstance(decoder_for(sampling, TableDecoder(40, 0)), TableDecoder)
+    assert is_best_enough(sampling, target) == is_enough
+    assert not is_best_enough(sampling, TableDecoder(40, 0))
 
 
 @pytest.fixture(scope="module")
@@ -339,11 +339,10 @@ def test_tokens_of_a_tree_are_chosen_too_and_damaged_rows_are_fetched() -> None:
     tokens, nodes, parents = np.arange(5, dtype=np.int32), np.arange(9, 13, dtype=np.int32), (-1, 0, -1, 2)
     wanted = branch_logits(TableDecoder(40, 0), tokens, nodes, parents).argmax(1).tolist()
     target = TreeChooser()
-    rows = decoder_for(SamplingParams(), target)
+    rows = BestRows(target)
     for num_last in (None, 2):
         found = rows.run(tree_pass(tokens, nodes, parents, num_last)).logits
         assert [int(row.argmax()) for row in found] == (wanted if num_last is None else wanted[-num_last:])
     assert target.num_rows == 0
     target.damaged = np.nan
     assert np.isnan(rows.run(tree_pass(tokens, nodes, parents)).logits).any()
-    assert decoder_for(SamplingParams(temperature=1.0), target) is target

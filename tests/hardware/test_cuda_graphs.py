@@ -4,14 +4,15 @@ import gc
 import logging
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import pytest
 from fake_cuda import FakeGpu
 
-from edgespec import load
-from edgespec.decoding.decoder import BEST, Pass
+from edgespec import SamplingParams, load
+from edgespec.decoding.decoder import BEST, Pass, Rows
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import GRAPHS
@@ -146,3 +147,30 @@ def test_a_session_that_was_asked_not_to_is_opened_as_before(
     decoder = OnnxDecoder(model, manifest, replace(find_device("cuda"), records_passes=False))
     assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, manifest.vocab_size)
     assert not any(GRAPHS in options for options in gpu.options)
+
+
+def test_plain_passes_of_an_answer_run_ahead_in_one_thread_and_end_with_it(
+    gpu: FakeGpu, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, threads, run = answer(model), list[str](), OnnxDecoder.run
+
+    def noted(self: OnnxDecoder, given: Pass) -> Rows:
+        if given.wants is BEST:
+            threads.append(current_thread().name)
+        return run(self, given)
+
+    monkeypatch.setattr(OnnxDecoder, "run", noted)
+    with load(model, device="cuda", drafter="none", deterministic=False) as engine:
+        found = engine.generate(PROMPT, max_tokens=100)
+        assert found.token_ids == wanted
+        assert len(threads) == found.stats.passes == 100, "none runs behind the last token"
+        assert len(set(threads[1:]) - {threads[0]}) == 1
+        assert set(threads[1:]) != {threads[0]}
+        del threads[:]
+        sampled = engine.generate(PROMPT, max_tokens=8, sampling=SamplingParams(temperature=0.8))
+        assert len(sampled.token_ids) == 8
+        assert threads == []
+        again = engine.generate(PROMPT, max_tokens=100, stop=[found.text[20:24]])
+        assert found.text.startswith(again.text)
+        assert engine.generate(PROMPT, max_tokens=100).token_ids == wanted
+    assert not [each for each in enumerate_threads() if each.name.startswith("edgespec pass")]
