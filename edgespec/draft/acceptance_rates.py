@@ -6,6 +6,9 @@ Knows nothing of drafters and costs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.decoding.tree import Tree
+from edgespec.types import TokenIds
+
 # By source and bucket. Of the suffix automaton: greedy answers of SmolLM2-135M (75) and of Qwen2.5-Coder-1.5B (19)
 # to prompts of Spec-Bench and code edits. First answers of SmolLM2 are 3.3 % faster with Qwen's, and Qwen's 0.6 %
 # with those of SmolLM2 (docs/log/draft-policy.md).
@@ -134,6 +137,17 @@ class AcceptanceRates:
             before = accepted / all_judged if all_judged >= _MIN_BEFORE else None
             found[source] = AcceptanceChange(sum(count.accepted for count in recent) / judged, before, judged)
         return found
+
+    def judge(self, draft: Tree, emitted: TokenIds) -> None:
+        """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
+        if draft.parents is not None:
+            for node, is_accepted in draft.judged(emitted):
+                self.observe(draft.source, draft.buckets[node], is_accepted)
+            return
+        for guess, bucket, token in zip(draft.tokens.tolist(), draft.buckets, emitted.tolist(), strict=False):
+            self.observe(draft.source, bucket, guess == token)
+            if guess != token:
+                return
 
     def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
         key = (source, bucket)

@@ -55,6 +55,7 @@ class AheadSchedule:
     rates: ModelRates
     max_tokens: int
     clock: Clock
+    fixed_length: int | None = None  # of all drafts, which are made whether they pay or not
     plan: AheadPlan | None = None  # None while it drafts before a pass or not at all
     _num_rounds: int = 0
     _next_plan: int = 0  # in that round
@@ -111,14 +112,16 @@ class AheadSchedule:
             self.max_tokens,
         )
         self._worth = self._branches_worth(pair[0])
-        best = best_pipelined(*pair, self.stats.contention)
+        best = best_pipelined(*pair, self.stats.contention, fixed=self.fixed_length)
         if self.drafter.can.num_alternatives and not request.with_distributions:
             verify, draft = self.stats.contention
             prefetched = (self.rates.prefetched, MAX_DRAFT_TOKENS)
-            hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
+            slowed = (verify, draft * self.stats.branched)
+            hedged = best_pipelined(*pair, slowed, prefetched, self.fixed_length)
             best = max(best, hedged._replace(is_hedged=True))
         serial = best_serial(*pair).rate
         is_best = best.rate > max(_MIN_GAIN_AHEAD if self.plan else min_gain, serial)
+        is_best |= self.fixed_length is not None
         if self.plan and not is_best:
             self.drafter.pause()
         self.plan = best if is_best else self._trial_of_less_contention(pair, serial) or self._trial()

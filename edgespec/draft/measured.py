@@ -14,15 +14,19 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Proposal
-from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.acceptance_rates import AcceptanceChange, AcceptanceRates
+from edgespec.draft.ahead_schedule import AheadSchedule
 from edgespec.draft.costs import PassCosts
-from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats
+from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.model_rates import ModelRates
 from edgespec.draft.model_source import ModelSource
 from edgespec.draft.option import NOTHING, DraftSource, Probes, Promise, TrialBudget, probe_budget
+from edgespec.draft.overlap import max_ahead
 from edgespec.draft.text_source import TextSource
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds
@@ -88,9 +92,14 @@ class MeasuredPolicy:
         self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
 
     def _model(self, drafter: Drafter) -> ModelSource:
-        stats = self.models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))
         return ModelSource(
-            drafter, stats, self.costs, self.rates, self.max_draft, self.clock, has_trees=self.has_trees
+            drafter,
+            _stats_of(drafter, self.models),
+            self.costs,
+            self.rates,
+            self.max_draft,
+            self.clock,
+            has_trees=self.has_trees,
         )
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
@@ -156,7 +165,7 @@ class MeasuredPolicy:
             if pass_s is not None:
                 self.costs.observe(len(round.draft.tokens) + 1, pass_s, num_beside)
             for offer in round.offers:
-                self._judge(offer, emitted)
+                self.rates.judge(offer, emitted)
 
     def _observe_pause(self, taken_s: float) -> None:
         """Learn what the caller and this policy take between two passes, which both kinds of rounds have to pay.
@@ -188,17 +197,6 @@ class MeasuredPolicy:
                 return trial
         return self._probes.choose(plain, best, options) or best
 
-    def _judge(self, offer: Tree, emitted: TokenIds) -> None:
-        """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
-        if offer.parents is not None:
-            for node, is_accepted in offer.judged(emitted):
-                self.rates.observe(offer.source, offer.buckets[node], is_accepted)
-            return
-        for guess, bucket, token in zip(offer.tokens.tolist(), offer.buckets, emitted.tolist(), strict=False):
-            self.rates.observe(offer.source, bucket, guess == token)
-            if guess != token:
-                return
-
 
 def _is_free(option: Promise) -> bool:
     return option.source is not None and option.source.drafter.can.is_free
@@ -216,30 +214,54 @@ def _expected(plain: Promise, options: Sequence[Promise]) -> dict[str, dict[str,
 
 
 class FixedLength:
-    """Drafts the same number of tokens in each round, from the first drafter that has a guess."""
+    """Drafts the same number of tokens in each round, from the first drafter that has a guess.
 
-    def __init__(self, drafters: Sequence[Drafter], num_tokens: int, *, with_distributions: bool = False) -> None:
+    What is known of costs and rates decides only whether a drafter that can hedge does so.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        num_tokens: int,
+        *,
+        with_distributions: bool = False,
+        costs: PassCosts | None = None,
+        rates: AcceptanceRates | None = None,
+        models: dict[str, DraftModelStats] | None = None,
+    ) -> None:
         self._drafters = drafters
         self._num_tokens = num_tokens
         self._with_distributions = with_distributions
         self._num_rounds = 0
+        self._rates = rates or AcceptanceRates()
+        costs, models = costs or PassCosts(), {} if models is None else models
+        hedging = [
+            each for each in drafters if each.can.num_alternatives and num_tokens and not with_distributions
+        ]
+        self._hedging = {each.name: self._schedule(each, costs, models) for each in hedging}
+
+    def _schedule(self, drafter: Drafter, costs: PassCosts, models: dict[str, DraftModelStats]) -> AheadSchedule:
+        own, length = ModelRates(self._rates, drafter.name), self._num_tokens
+        own.assume_hope()
+        stats = _stats_of(drafter, models)
+        return AheadSchedule(drafter, stats, costs, own, max_ahead(length), perf_counter, fixed_length=length)
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         started = perf_counter()
         num_tokens = min(self._num_tokens, max_tokens)
         request = DraftRequest(
-            num_tokens,
-            with_distributions=self._with_distributions,
-            is_ahead=True,
-            min_tokens=num_tokens,
-            worth=UNKNOWN_WORTH,
+            num_tokens, with_distributions=self._with_distributions, is_ahead=True, min_tokens=num_tokens
         )
         if self._with_distributions:
             # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged
             # once, and how far a draft goes is fixed, so that what is drawn says nothing of what is decided.
             sampler = sampler.drafting(0)
         for drafter in self._drafters if num_tokens > 0 else ():
-            draft = drafter.draft(tokens, request, sampler)
+            asked = request
+            if schedule := self._hedging.get(drafter.name):
+                schedule.weigh(tokens, request, sampler, 0.0)
+                asked = schedule.request(request, num_tokens)
+            draft = drafter.draft(tokens, asked, sampler)
             if len(draft.tokens):
                 is_ahead = any(each.can.run_ahead for each in self._drafters)
                 return Proposal(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
@@ -249,6 +271,10 @@ class FixedLength:
     def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:
             drafter.learn(round.tokens, round.draft, logits)
+        self._rates.judge(round.draft, emitted)
+        num_accepted = min(reusable_prefix(round.draft.tokens, emitted, 0), len(emitted) - 1)
+        for name, schedule in self._hedging.items():
+            schedule.observe(round, num_accepted, emitted, verify_s, is_run=round.draft.source == name)
         self._num_rounds += 1
         _log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
 
@@ -282,3 +308,7 @@ def _log_round(number: int, round: Proposal, num_accepted: int, verify_s: float)
 
 def _rounded(value: float) -> float:
     return round(value, 3)
+
+
+def _stats_of(drafter: Drafter, models: dict[str, DraftModelStats]) -> DraftModelStats:
+    return models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))

@@ -183,9 +183,14 @@ def best_pipelined(
     longest: int,
     contention: tuple[float, float] = (1.0, 1.0),
     prefetched: tuple[float, int] = (0.0, 0),
+    fixed: int | None = None,
 ) -> AheadPlan:
-    """The best plan of the pipelined or hedged schedule; arguments as of pipelined_rate."""
-    waits, lengths = _plans(longest)
+    """The best plan of the pipelined or hedged schedule; arguments as of pipelined_rate.
+
+    Args:
+        fixed: The length of all drafts, which are waited for; None for the best one.
+    """
+    waits, lengths = _plans(longest) if fixed is None else (np.array([fixed]), np.array([fixed]))
     if not len(waits):
         return AheadPlan(1.0, 0, 0)
     tables = _Tables.of(rates, ratio, contention[0])

@@ -94,11 +94,18 @@ class Speculation:
         """
         drafters = [each for each in choice.select(self.drafters()) if has_models or each.can.is_free]
         length = self.draft_length if choice.draft_length is None else choice.draft_length
-        if length is not None:
-            return FixedLength(drafters, length, with_distributions=self.with_distributions)
         costs = self.costs()
         with self._lock:
             rates = AcceptanceRates(dict(self.rates))
+        if length is not None:
+            return FixedLength(
+                drafters,
+                length,
+                with_distributions=self.with_distributions,
+                costs=costs,
+                rates=rates,
+                models=self.models,
+            )
         return MeasuredPolicy(
             drafters,
             costs,

@@ -335,10 +335,10 @@ def test_a_lane_that_has_branched_to_its_end_serves_a_request_without_branches()
 def test_slow_planning_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     run, plan, num_plans = Simulated("pipelined", 0.8, 0.3), ahead_schedule.best_pipelined, list[int]()
 
-    def slowly(*placement: Any) -> Any:
+    def slowly(*placement: Any, **kwargs: Any) -> Any:
         num_plans.append(1)
         run.clock.sleep(0.5)
-        return plan(*placement)
+        return plan(*placement, **kwargs)
 
     monkeypatch.setattr(ahead_schedule, "best_pipelined", slowly)
     run.speed(600)
