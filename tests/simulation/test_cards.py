@@ -42,6 +42,7 @@ def test_a_drafter_whose_rows_are_dear_prepares_no_other_outcomes(step: float, c
 @pytest.mark.slow
 def test_a_drafter_whose_rows_cost_nothing_prepares_other_outcomes() -> None:
     pipelined, hedged = (
-        fixed_speed(schedule, step=0.3, row=0.0, chance=0.8, num_tokens=300) for schedule in ("pipelined", "hedged")
+        fixed_speed(schedule, step=0.3, row=0.0, chance=0.8, num_tokens=300)
+        for schedule in ("pipelined", "hedged")
     )
     assert hedged >= 1.2 * pipelined
