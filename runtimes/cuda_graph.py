@@ -72,9 +72,7 @@ class CudaGraphs:
 
 
 def find_graphs(session: Any, device: Device) -> CudaGraphs | None:
-    """None for a session that was not opened for recording."""
-    if device.provider != cuda.PROVIDER:
-        return None
+    """The state that passes on an NVIDIA GPU share; None for a session that was not opened for recording."""
     options = session.get_provider_options()[cuda.PROVIDER]
     return CudaGraphs(session, device) if options.get(cuda.GRAPHS) == "1" else None
 

@@ -83,8 +83,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._deterministic = options.get("deterministic", False)
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
-        checks = DeviceChecks(folder, manifest, device)
-        if device.records_passes and (known := checks.read()) and known.replays is False:
+        checks = None if device.memory == "cpu" else DeviceChecks(folder, manifest, device)
+        if checks and device.records_passes and (known := checks.read()) and known.replays is False:
             _log.info("'%s' replays no passes (CUDA graphs), as an earlier check has found", device.name)
             device = replace(device, records_passes=False)
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
@@ -97,7 +97,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
         self._find_key = partial(_prefix_key, manifest, device, options)
-        if not self._is_on_host:
+        if checks:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, checks)
         if self._passes.graphs and not self._passes.graphs.width:  # whose session may not be sound any more

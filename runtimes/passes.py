@@ -82,7 +82,7 @@ class Passes:
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._beside_others = GATE.beside_others if self._has_arena else nullcontext
-        self.graphs = find_graphs(self._session, device)
+        self.graphs = find_graphs(self._session, device) if self._has_arena else None
         self._new_options = self.graphs.options if self.graphs else import_onnxruntime().RunOptions
         self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)

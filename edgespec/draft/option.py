@@ -7,6 +7,7 @@ from a share of the time. So are trials: drafts made to learn whether drafting f
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from edgespec.decoding.scheduler import Proposal
@@ -92,9 +93,8 @@ _LEAST_ROUNDS = 16
 _LOOK_ROUNDS = 16  # between two looks for a draft of another length, 0.03 ms each
 
 
-def probe_budget() -> TrialBudget:
-    """The budget for the probes of all answers of a session, in steps of the target."""
-    return TrialBudget(_FIRST_BUDGET)
+probe_budget = partial(TrialBudget, _FIRST_BUDGET)
+"""Makes the budget for the probes of all answers of a session, in steps of the target."""
 
 
 @dataclass(slots=True)

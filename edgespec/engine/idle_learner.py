@@ -227,16 +227,14 @@ class IdleLearner:
 
 
 def make_learner(
-    domain: str | None, models: Sequence[ModelFolder], unused: NamedDrafter | None, report: Report
+    domain: str, models: Sequence[ModelFolder], unused: NamedDrafter | None, report: Report
 ) -> IdleLearner | None:
-    """The learner of the first head that can learn; None where no domain is named, or no such head drafts.
+    """The learner of the first head that can learn; None where no such head drafts, which is reported.
 
     Args:
         models: Those that draft for the target, the first of each cascade.
         unused: The drafter of a pair that does not draft here.
     """
-    if domain is None:
-        return None
     for folder, manifest in models:
         if manifest.head is not None and manifest.head.kind in _KINDS:
             file = LearnedFile(folder, domain)

@@ -187,7 +187,10 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
         hidden_layers=setup.hidden_layers,
         progress=wish.progress,
     )
-    learner = make_learner(wish.learn, [chain.models[0] for chain in setup.drafters], setup.unused, wish.report)
+    learner = None
+    if wish.learn:
+        firsts = [chain.models[0] for chain in setup.drafters]
+        learner = make_learner(wish.learn, firsts, setup.unused, wish.report)
     if learner is not None:
         undone.callback(learner.close)
     settle_rows(target, decoder, placement, wish.deterministic, setup.proof, wish.report)
