@@ -3,7 +3,6 @@
 import errno
 import glob
 import json
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import SuggestedSampling
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import decode_text, read_plain
 from edgespec.system.typed_json import read_as
 
 _TOO_LARGE = 1_000_000_000
@@ -128,13 +127,11 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """The text of a small file. Raises SourceError: It is large, no regular file, or a pointer of Git LFS."""
     require_no_pointer(path)
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
-        raise SourceError(f"{path} is no regular file; fetch it again")
-    size = found.st_size
-    if size > _MAX_TEXT_BYTES:
-        raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
-    return decode_text(path.read_bytes())
+    try:
+        content = read_plain(path, _MAX_TEXT_BYTES)
+    except ValueError as error:
+        raise SourceError(f"{path} cannot be read: {error}; fetch it again") from None
+    return decode_text(content)
 
 
 def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSampling | None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.system.text_files import read_plain
+
 _CPUS = Path("/sys/devices")
 _PCI = Path("/sys/bus/pci/devices")
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel", 0x5143: "Qualcomm", 0x106B: "Apple"}
@@ -118,12 +120,11 @@ def vulkan_drivers(environment: Mapping[str, str], folders: tuple[Path, ...] = _
     files = [Path(each) for each in named.split(os.pathsep)] if named else []
     for path in files or sorted(path for folder in folders for path in folder.glob("*.json")):
         with suppress(OSError, ValueError, LookupError, TypeError):
-            if path.stat().st_size <= _LARGEST_BYTES:
-                content = path.read_bytes()
-                stated = json.loads(content)["ICD"]
-                version, digest = str(stated["api_version"])[:20], hashlib.sha256(content).hexdigest()[:8]
-                library = _library(path, str(stated["library_path"]))
-                yield f"{path.stem} {version} {digest}, {library}"
+            content = read_plain(path, _LARGEST_BYTES)
+            stated = json.loads(content)["ICD"]
+            version, digest = str(stated["api_version"])[:20], hashlib.sha256(content).hexdigest()[:8]
+            library = _library(path, str(stated["library_path"]))
+            yield f"{path.stem} {version} {digest}, {library}"
 
 
 def _library(description: Path, named: str) -> str:

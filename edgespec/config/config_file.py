@@ -101,13 +101,14 @@ def _entries(path: Path) -> list[tuple[str, object, str]]:
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Every option that a variable sets; an empty variable sets nothing.
+    """Every option that a variable sets; an empty variable sets nothing, but for a key.
 
     Raises UsageError: An invalid value, or an option that only flags and the file may set.
     """
     found = {}
     for variable, name in _variables().items():
-        if not (text := environment.get(variable)):
+        # An empty variable is none, but an empty key is a mistake and not the wish to have none.
+        if (text := environment.get(variable)) is None or not (text or OPTIONS[name].is_secret):
             continue
         if not OPTIONS[name].in_environment:
             raise UsageError(

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from edgespec import UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
+from edgespec.system.text_files import read_plain
 from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 28
@@ -111,12 +112,8 @@ def gather(units: Sequence[Unit]) -> tuple[list[TurnRecord], list[PeerInfo]]:
 def _read_lines(path: Path) -> list[_JournalLine]:
     """The lines of a journal, the first with what was asked; lines that were cut off are left out."""
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise UsageError(
-                f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; name another file after --resume"
-            )
         lines = []
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in read_plain(path, _LARGEST_BYTES).decode().splitlines():
             with suppress(json.JSONDecodeError):
                 lines.append(read_as(_JournalLine, json.loads(text)))
         if not lines or lines[0].get("kind") != _KIND or "asked" not in lines[0]:

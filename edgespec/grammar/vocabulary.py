@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import FormatError, ModelError
+from edgespec.system.text_files import read_plain
 
 Matcher = Any  # llguidance.LLMatcher
 _NOTHING_FOLLOWS = "NoExtension"  # as the library calls a grammar that no token goes on with
@@ -19,6 +20,9 @@ _SUMMANDS = np.where(
     np.float32(0),
     np.float32(-np.inf),
 ).astype(np.float32)
+
+
+_MAX_BYTES = 64 << 20  # as of tokenizers anywhere
 
 
 class GrammarVocabulary:
@@ -41,12 +45,14 @@ class GrammarVocabulary:
             )
         self.vocab_size, self.end_tokens = vocab_size, tuple(end_tokens)
         try:
-            source = tokenizer_file.read_text(encoding="utf-8")
-            self.tokenizer = llguidance.LLTokenizer(source, n_vocab=vocab_size, eos_token=list(end_tokens))
-        except OSError as error:  # without the path, which a server would tell its clients
+            source = read_plain(tokenizer_file, _MAX_BYTES).decode()
+        except (OSError, ValueError) as error:  # without the path, which a server would tell its clients
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ModelError(
-                f"the model's {tokenizer_file.name} can no longer be read ({error.strerror}); load the model again"
+                f"the model's {tokenizer_file.name} can no longer be read ({reason}); load the model again"
             ) from None
+        try:
+            self.tokenizer = llguidance.LLTokenizer(source, n_vocab=vocab_size, eos_token=list(end_tokens))
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise

@@ -35,6 +35,7 @@ _CONVERSATIONS = {  # fields that have what chat completions have as messages
 _PROMPT, _NOTHING_LEFT = "the prompt ", "no token may follow here"  # as other messages of the engine begin
 # In messages of the engine, and not within a text or a path of the schema that they quote.
 _FORMAT_NAME = re.compile(r"(?<![\w/'\".#])response_format\b")
+_PATH = re.compile(r"[/\\]\w")  # of a file of the server
 RETRY_S = 5  # when a client may ask again where nobody can say
 
 
@@ -104,8 +105,10 @@ def explain(error: Exception, path: str = "") -> ApiError:
             return _explain_usage(str(error), conversation)
         case MemoryExhausted():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
-        case EdgeSpecError():
+        case EdgeSpecError() if not _PATH.search(str(error)):
             return ApiError(500, str(error), code="engine_error")
+        case EdgeSpecError():
+            return ApiError(500, "the model cannot be used; the server's log says why", code="engine_error")
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
 
 

@@ -35,7 +35,9 @@ def is_loopback(host: str) -> bool:
 def require_key_on_network(host: str, key: str | None) -> None:
     """Raises UsageError: Other machines could use the server without a key, or no client could send the key."""
     if key is not None and not key.strip():
-        raise UsageError("--api-key is empty; give a key, or leave it out on the loopback address")
+        raise UsageError(
+            "--api-key or EDGESPEC_API_KEY is empty; give a key, or leave it out on the loopback address"
+        )
     if key is not None and not (key.isprintable() and key == key.strip()):
         raise UsageError(
             "--api-key or EDGESPEC_API_KEY has white space at an end, or a character that no header can have, so "

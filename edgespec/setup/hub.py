@@ -27,9 +27,11 @@ from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_f
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, sync
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
+from edgespec.system.text_files import read_plain
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
+_MAX_JSON_BYTES = 64 << 20
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ANSWER_S = 10.0
 _OFFLINE = (
@@ -74,7 +76,7 @@ def fetch_snapshot(
             _record(commit, here.parents[1], {revision, commit.sha})
         _complete(commit, revision, chosen, here, report, progress, offline=offline)
         if INDEX in (file.name for file in chosen):
-            weights = shard_files(commit, (here / INDEX).read_text(encoding="utf-8"))
+            weights = shard_files(commit, read_plain(here / INDEX, _MAX_JSON_BYTES).decode())
             _complete(commit, revision, weights, here, report, progress, offline=offline)
     first = chosen[0].name
     return LocalSource(
@@ -207,7 +209,7 @@ def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
 
 def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
     try:
-        stated = json.loads(_record_path(place, revision).read_text(encoding="utf-8"))
+        stated = json.loads(read_plain(_record_path(place, revision), _MAX_JSON_BYTES))
         return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
     except (OSError, ValueError, TypeError, KeyError):
         raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None

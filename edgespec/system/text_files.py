@@ -1,6 +1,8 @@
 """Text of files and pipes, as programs of all systems write it."""
 
+import stat
 import sys
+from pathlib import Path
 
 from edgespec.errors import UsageError
 
@@ -15,6 +17,21 @@ def decode_text(data: bytes) -> str:
     Raises UnicodeDecodeError: It is neither.
     """
     return data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig")
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """The content of what may be no plain file: of a pipe or a device, whose size is 0, no end may come.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError where there is none.
+        ValueError: It is no regular file, or larger than most_bytes.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if (size := found.st_size) > most_bytes:
+        raise ValueError(f"it has {size} bytes ({size >> 20} MiB), which is more than {most_bytes}")
+    return path.read_bytes()
 
 
 def read_stdin() -> str:

@@ -6,14 +6,13 @@ Types may carry bounds: `Annotated[int, msgspec.Meta(ge=1)]`.
 import json
 import re
 import reprlib
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import decode_text, read_plain
 
 T = TypeVar("T")
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
@@ -26,13 +25,8 @@ def read_json(path: Path, most_bytes: int) -> Any:
         OSError: It cannot be read; FileNotFoundError where there is none.
         ValueError: It is no plain file, larger than most_bytes, no JSON, nested too deep, or repeats a key.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
-    if found.st_size > most_bytes:
-        raise ValueError(f"it has {found.st_size} bytes, which is more than {most_bytes >> 20} MiB")
+    text = decode_text(read_plain(path, most_bytes))
     try:
-        text = decode_text(path.read_bytes())
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_require_unique)
     except RecursionError:
         raise ValueError("it is nested too deep") from None

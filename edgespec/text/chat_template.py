@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.errors import ConversationError, ManifestError, UsageError
+from edgespec.system.text_files import decode_text, read_plain
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.notations import WrittenCall, describe_tools, write_calls
 from edgespec.tools.tool import Tool, ToolCall, is_too_deep
@@ -99,11 +100,14 @@ def require_answerable(messages: Sequence[object]) -> None:
             )
 
 
+_MAX_BYTES = 16 << 20
+
+
 def read_template(path: Path) -> str:
     """Raises ManifestError: The file cannot be read or is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return decode_text(read_plain(path, _MAX_BYTES))
+    except (OSError, ValueError) as error:
         raise ManifestError(f"{path} cannot be read ({error}); export the model again") from None
 
 

@@ -3,10 +3,10 @@
 Text never becomes a special token: only a chat template, or a caller who asks for it, places those.
 """
 
+import base64
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from edgespec.errors import ManifestError, ModelError
+from edgespec.system.text_files import read_plain
 from edgespec.types import TokenIds
 
 # Stands for bytes that are not, or not yet, a character.
@@ -54,12 +55,7 @@ def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenize
     Raises an error of the given kind, ending in advice: not a tokenizer, or made to take time or memory.
     """
     with translate_errors(path, kind, advice):
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a device or a pipe, of which no end may come
-            raise kind(f"{path} is no regular file; {advice}")
-        if (size := found.st_size) > _MAX_BYTES:
-            raise kind(f"{path} has {size >> 20} MiB, tokenizers are read up to {_MAX_BYTES >> 20} MiB; {advice}")
-        tokenizer = _Tokenizer.from_file(str(path))
+        tokenizer = _Tokenizer.from_buffer(read_plain(path, _MAX_BYTES))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         for part in (tokenizer.normalizer, tokenizer.decoder):
@@ -77,6 +73,11 @@ def _growths(part: Any) -> Iterator[int]:
         for one in part:
             yield from _growths(one)
     elif isinstance(part, dict):
+        if part.get("type") == "Precompiled":
+            # A trie by its size, and the texts that it names, each with an end.
+            blob = base64.b64decode(part.get("precompiled_charsmap") or "")
+            texts = blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")
+            yield max(1, *(len(text.decode(errors="replace")) for text in texts))
         if part.get("type") in ("Replace", "Prepend"):
             length = len(part.get("content") or part.get("prepend") or "")
             # An expression may match nothing, between any two characters, which stay.

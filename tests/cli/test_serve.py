@@ -37,6 +37,15 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     assert words in capsys.readouterr().err
 
 
+def test_an_empty_variable_is_no_key_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_API_KEY", "")
+    monkeypatch.setattr(serve, "load_any_engine", lambda *given, **named: pytest.fail("a model is loaded"))
+    assert main(["serve", "tiny"]) == 2
+    assert "EDGESPEC_API_KEY is empty" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_told_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

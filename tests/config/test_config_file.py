@@ -109,6 +109,7 @@ def test_file_that_is_named_must_be_there(path: Path) -> None:
 def test_environment_sets_what_tells_of_a_machine_alone() -> None:
     found = read_environment({"EDGESPEC_MEMORY": "2G", "EDGESPEC_OFFLINE": "1", "EDGESPEC_DEVICE": ""})
     assert {name: each.value for name, each in found.items()} == {"memory": "2G", "offline": True}
+    assert read_environment({"EDGESPEC_API_KEY": ""})["api-key"].value == "", "for the server to refuse"
     with pytest.raises(UsageError, match="no variable may change what is sampled"):
         read_environment({"EDGESPEC_TEMPERATURE": "1"})
     with pytest.raises(UsageError, match=r"EDGESPEC_NO_MEMORY is set, but .* give --no-answer-cache"):

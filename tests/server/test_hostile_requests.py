@@ -14,6 +14,8 @@ import httpx2
 import pytest
 from served import Served, home_with, serving, table_engine
 
+from edgespec import Engine
+from edgespec.errors import IntegrityError
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
@@ -219,3 +221,14 @@ def test_a_tokenizer_that_is_gone_is_the_servers_fault_and_its_path_untold(
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
         assert str(tmp_path) not in answer.text
         assert "tokenizer.json can no longer be read" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/home/me/models/x/model.onnx", "models/x", r"C:\Users\me\x", r"x\model.onnx"])
+def test_errors_of_a_model_name_no_file_of_the_server(tiny_model: Path, tmp_path: Path, path: str) -> None:
+    def open_engine(name: str) -> Engine:
+        raise IntegrityError(f"{path} has another hash than its manifest says; export the model again")
+
+    with serving(ModelNames(home_with(tmp_path, tiny=tiny_model)), open_engine) as served:
+        answer = served.post(CHAT, HI)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+        assert answer.json()["error"]["message"] == "the model cannot be used; the server's log says why"

@@ -1,6 +1,7 @@
 """Text of files and pipes in the encodings of all systems."""
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,14 @@ import pytest
 from edgespec import UsageError
 from edgespec.cli.chat import _read_schema
 from edgespec.config.config_file import _read
+from edgespec.errors import EdgeSpecError
+from edgespec.evaluation.journal import _read_lines
 from edgespec.evaluation.prompts import read_prompts
-from edgespec.system.text_files import decode_text, read_stdin
+from edgespec.export import settings
+from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.system.text_files import decode_text, read_plain, read_stdin
 from edgespec.system.typed_json import read_json
+from edgespec.text.chat_template import read_template
 from edgespec.training.corpus import read_corpus
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"]
@@ -68,3 +74,32 @@ def test_files_are_read_alike_in_all_of_them(
     plain.write_bytes(text.encode())
     other.write_bytes(encoded(text, encoding))
     assert read(other) == read(plain)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_plain(path, 10),
+        lambda path: read_json(path, 10),
+        read_template,
+        lambda path: GrammarVocabulary(path, 300, [1]),
+        settings.read_text,
+        _read_lines,
+    ],
+    ids=["plain", "JSON", "template", "vocabulary", "settings", "journal"],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_what_is_no_plain_file_is_refused_unread(
+    tmp_path: Path, read: Callable[[Path], object], kind: str
+) -> None:
+    path = tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 33)
+    with pytest.raises((ValueError, EdgeSpecError), match=r"no regular file|8589934592 bytes"):
+        read(path)

@@ -1,6 +1,8 @@
+import base64
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,20 @@ def test_expressions_that_match_nothing_grow_text_too(tmp_path: Path) -> None:
     normalizer = {"type": "Sequence", "normalizers": [inserting] * 15}
     with pytest.raises(ManifestError, match="ever more text"):
         Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
+
+
+def charsmap(text: str) -> str:
+    """A table of SentencePiece that makes a text of some characters; its trie is empty."""
+    return base64.b64encode(bytes(4) + f"ss\0{text}\0".encode()).decode()
+
+
+@pytest.mark.parametrize(("length", "is_usable"), [(18, True), (65, False)])
+def test_tables_of_characters_that_grow_are_refused(tmp_path: Path, length: int, is_usable: bool) -> None:
+    """The longest text in the table of T5 and XLM-R has 18 characters."""
+    stated = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap("x" * length)}}
+    path = edited(tmp_path / "tokenizer.json", **stated)
+    with nullcontext() if is_usable else pytest.raises(ManifestError, match="ever more text"):
+        Tokenizer(path)
 
 
 def test_a_hundred_thousand_tokens_around_each_text_are_refused(tmp_path: Path) -> None:
