@@ -17,7 +17,7 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats
 from edgespec.export.families import FAMILIES, DecoderConfig
 from edgespec.export.gguf import read_gguf
-from edgespec.export.roles import Place, places, unpaired
+from edgespec.export.roles import RoleRows, places, unpaired
 from edgespec.export.safetensors import read_tensors, require_floats
 from edgespec.export.settings import SourceSettings, read_json, require_no_pointer, translate_unusual
 from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
@@ -206,8 +206,8 @@ def _merged(
 
 
 def _places_of(
-    adapter: _Adapter, known: Mapping[str, list[Place]], name: str, tensors: Mapping[str, StoredTensor]
-) -> list[Place]:
+    adapter: _Adapter, known: Mapping[str, list[RoleRows]], name: str, tensors: Mapping[str, StoredTensor]
+) -> list[RoleRows]:
     # A model with vision has its decoder below a name of its own.
     found = known.get(name) or known.get(name.replace("language_model.", "", 1)) or []
     if not found or any(place.role not in tensors and place.role != "head" for place in found):

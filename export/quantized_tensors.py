@@ -109,7 +109,8 @@ def _of_blocks(
 
 def of_floats(name: str, path: Path, shape: tuple[int, int], read: Callable[[int, int], Floats]) -> StoredTensor:
     def make(start: int, stop: int) -> Bytes:
-        values = np.ascontiguousarray(read(start, stop), "<f4")
+        with np.errstate(all="ignore"):  # damage is reported by what reads the rows
+            values = np.ascontiguousarray(read(start, stop), "<f4")
         return values.view(np.uint8).reshape(stop - start, -1)
 
     return StoredTensor(name, path, 0, *shape, "F32", make=make)

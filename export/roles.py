@@ -197,18 +197,18 @@ def unpaired(config: DecoderConfig, role: str, tensor: StoredTensor, *, is_gguf:
     return replace(tensor, row_order=order)
 
 
-class Place(NamedTuple):
+class RoleRows(NamedTuple):
     """The rows of a stored matrix, from start on, that have a role."""
 
     role: str
     start: int = 0
 
 
-def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[Place]]:
+def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]:
     """The roles of every stored matrix and vector by its name, but for experts."""
     family, column = FAMILIES[config.architecture], 0 if is_gguf else 1
     found = {
-        name.format(i=i): [Place(role.format(i=i))]
+        name.format(i=i): [RoleRows(role.format(i=i))]
         for role, name in _names(family, column).items()
         for i in (range(config.num_layers) if "{i}" in role else [0])
     }
@@ -218,7 +218,7 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[Place]]:
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
         for i in range(config.num_layers):
             name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
-            found[name] = [Place(f"{i}.{part}", start) for part, start in zip(parts, starts, strict=True)]
+            found[name] = [RoleRows(f"{i}.{part}", start) for part, start in zip(parts, starts, strict=True)]
     return found
 
 
