@@ -9,7 +9,7 @@ Knows nothing of files and nothing of graphs. Layouts: ggml-common.h of the GGUF
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -47,6 +47,16 @@ class Blocks:
         if self.offsets is not None:
             weights += self.offsets[:, :, None]
         return weights.reshape(rows, columns)
+
+    def cut(self, block_size: int) -> "Blocks":
+        """The same weights in shorter blocks; those of such blocks as they are."""
+        if (count := self.block_size // block_size) == 1:
+            return self
+        assert self.offsets is None
+        zero_points = None if self.zero_points is None else np.repeat(self.zero_points, count, axis=1)
+        return replace(
+            self, block_size=block_size, scales=np.repeat(self.scales, count, axis=1), zero_points=zero_points
+        )
 
 
 @dataclass(frozen=True, slots=True)

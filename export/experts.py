@@ -112,10 +112,12 @@ class ExpertsWriter:
             return self._nodes.op("MoE", x, routes, floats[0], None, floats[1], **attributes)
         size = self._block_size(matrices)
         forms = [self._form(experts, size) for experts in matrices]
-        first, second = (self._pack(*each) for each in zip(names, matrices, forms, strict=True))
+        packed = [self._pack(*each) for each in zip(names, matrices, forms, strict=True)]
+        (*first, zeros), (*second, more) = packed
+        zero_points = (*[None] * 4, zeros, more) if zeros or more else ()
         return self._nodes.op(
             "QMoE",
-            *(x, routes, *first, None, *second),
+            *(x, routes, *first, None, *second, *zero_points),
             **attributes,
             expert_weight_bits=forms[0].bits,
             fc2_expert_weight_bits=forms[1].bits,
@@ -140,12 +142,13 @@ class ExpertsWriter:
         bits = BITS.get(self._rule.precision)
         storages = {tensor.storage for expert in experts for tensor in expert}
         stored = experts[0][0].block_format
-        if stored is None or len(storages) > 1 or stored.has_offsets or stored.has_zero_points:
-            return Form(bits or 8, size, rounding="symmetric")
-        # Blocks of Q6_K are joined.
-        if bits not in (None, stored.bits) or size != 32 or (storages - {"Q6_K"} and stored.block_size != size):
-            return Form(bits or 8, size, rounding="symmetric")
-        return Form(stored.bits, size)
+        rounded = Form(bits or 8, size, rounding="symmetric")
+        if stored is None or len(storages) > 1 or stored.has_offsets or bits not in (None, stored.bits):
+            return rounded
+        # Blocks of Q6_K are joined, and longer ones than the kernel's are cut.
+        if stored.block_size % size and not (storages == {"Q6_K"} and size == BLOCK_SIZES[0]):
+            return rounded
+        return Form(stored.bits, size, has_zero_points=stored.has_zero_points)
 
     def _write_floats(self, name: str, experts: Sequence[Expert]) -> ir.Value:
         storage = self._rule.form(experts[0][0]).storage
@@ -157,20 +160,35 @@ class ExpertsWriter:
         matrix = self._weights.append(name, parts, _shape(experts), DATA_TYPES[storage])
         return matrix if storage == "F32" else self._nodes.op("Cast", matrix, to=int(ir.DataType.FLOAT))
 
-    def _pack(self, name: str, experts: Sequence[Expert], form: Form) -> tuple[ir.Value, ir.Value]:
-        """Levels, [num_experts, rows, columns · bits / 8], and scales, [num_experts, rows, num_blocks]."""
+    def _pack(
+        self, name: str, experts: Sequence[Expert], form: Form
+    ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+        """Levels [num_experts, rows, columns · bits / 8], scales [num_experts, rows, num_blocks], zero points.
+
+        Zero points, packed as levels are, are None where the form has none.
+        """
         assert form.bits is not None
-        bits, scales = form.bits, list[Floats]()
+        bits, scales, zeros = form.bits, list[Floats](), list[Bytes]()
 
         def levels() -> Iterator[Bytes]:
             for expert in experts:
-                for parts in zip(*(read_blocks(tensor, form) for tensor in expert), strict=True):
+                for whole in zip(*(read_blocks(tensor, form) for tensor in expert), strict=True):
+                    parts = [part.cut(form.block_size) for part in whole]
+                    if form.has_zero_points:
+                        points = [pack(part.zero_points, bits) for part in parts if part.zero_points is not None]
+                        zeros.append(_interleave(points))
                     scales.append(_interleave([part.scales for part in parts]))
                     yield _interleave([pack(part.levels, bits).reshape(len(part.levels), -1) for part in parts])
 
         count, rows, columns = _shape(experts)
         written = self._weights.append(f"{name}.levels", levels(), [count, rows, columns * bits // 8])
-        return written, self._weights.append(f"{name}.scales", scales, [count, rows, columns // form.block_size])
+        shape = [count, rows, columns // form.block_size]
+        packed = [*shape[:2], -(-shape[2] * bits // 8)]
+        return (
+            written,
+            self._weights.append(f"{name}.scales", scales, shape),
+            self._weights.append(f"{name}.zero_points", zeros, packed) if zeros else None,
+        )
 
 
 def _shape(experts: Sequence[Expert]) -> tuple[int, int, int]:

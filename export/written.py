@@ -96,6 +96,7 @@ class WrittenMatrix:
             rows=self.rows // stride,
             values=replace(self.values, stride=stride),
             scales=self.scales and replace(self.scales, stride=stride),
+            zero_points=self.zero_points and replace(self.zero_points, stride=stride),
         )
 
     def _read(self, start: int, stop: int) -> Floats:
@@ -183,8 +184,10 @@ def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
 def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
     """Matrices of all experts of a layer; gate and up are interleaved by rows."""
     found = {}
-    places = ((2, 3), (5, 6)) if node.op_type == "QMoE" else ((2, None), (4, None))
-    for (at, scales_at), parts, bits in zip(places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True):
+    places = ((2, 3, 11), (5, 6, 12)) if node.op_type == "QMoE" else ((2, None, 0), (4, None, 0))
+    for (at, scales_at, zeros_at), parts, bits in zip(
+        places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True
+    ):
         tensor, scales = _constant(node.inputs[at]), scales_at and _constant(node.inputs[scales_at])
         num_experts, rows, columns = tensor.shape.numpy()
         layer = str(tensor.name).partition(".experts.")[0]
@@ -198,6 +201,8 @@ def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
                 block_size=node.attributes["block_size"].as_int(),
                 scales=_stored(scales, num_experts * rows, folder),
             )
+            if zeros_at < len(node.inputs) and (zeros := node.inputs[zeros_at]) is not None:
+                whole = replace(whole, zero_points=_stored(_constant(zeros), num_experts * rows, folder))
         for number, (index, part) in product(range(num_experts), enumerate(parts)):
             found[f"{layer}.{part}.{number}"] = whole.part(number * rows + index, rows).every(len(parts))
     return found
