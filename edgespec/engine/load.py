@@ -4,7 +4,7 @@ Opens the models of a setup, measures what is not known of them, and puts the en
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import partial
@@ -16,7 +16,6 @@ from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.answer_cache import AnswerCache, AnswerDrafter
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
-from edgespec.draft.drafter import Drafter
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.text_drafters import make_text_drafters
@@ -214,7 +213,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     )
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
-    speculation = pool.with_relief(lambda: learned_speculation(setup, pool.drafters, decoder, pool.decoders))
+    speculation = pool.with_relief(lambda: learned_speculation(setup, pool, decoder))
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
     encoder = _encoder(setup, renderer)
@@ -256,14 +255,10 @@ def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
     )
 
 
-def learned_speculation(
-    setup: Setup, drafters: Callable[[], Sequence[Drafter]], decoder: Decoder, models: Mapping[str, Decoder]
-) -> Speculation:
-    """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns.
-
-    models: Decoders of the open drafter models, by name.
-    """
-    if setup.wish.length is not None or not drafters():
+def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Speculation:
+    """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns."""
+    drafters, models = pool.drafters, pool.decoders
+    if setup.wish.length is not None or not pool.has_drafters:
         return Speculation(drafters, setup.wish.length)
     target, placement, known, report = setup.memory.target, setup.placement, setup.known, setup.wish.report
     for line in setup.damage:
