@@ -294,9 +294,10 @@ class ModelHome:
             folder = self.models / _folder_name(name, form, asked)
             if (folder / FILE_NAME).is_file():
                 return folder
-            if wanted.is_prepared:
-                raise _NotPrepared
-            self.report("the device has no half floats: the model is prepared in fp32, which takes more memory")
+            if not wanted.is_prepared:
+                self.report(
+                    "the device has no half floats: the model is prepared in fp32, which takes more memory"
+                )
         if wanted.is_prepared:
             raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
@@ -309,6 +310,11 @@ class ModelHome:
         self._require_writable()
         if gpu_bytes and prefers_half_floats(source.path, self.models, gpu_bytes, self.report):
             precision, folder = "fp16", fast
+        self._export(source, folder, precision, form)
+        return folder
+
+    def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
+        """Export a source to a folder, unless another process does so meanwhile."""
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:
@@ -328,7 +334,6 @@ class ModelHome:
             if not (folder / FILE_NAME).is_file():
                 raise
             self.report("another process has prepared this model in the meantime")
-        return folder
 
 
 @dataclass(frozen=True, slots=True)
