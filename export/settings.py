@@ -11,14 +11,13 @@ from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import SuggestedSampling
-from edgespec.system.text_files import decode_text, read_plain
+from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_plain
 from edgespec.system.typed_json import read_as
 
 _TOO_LARGE = 1_000_000_000
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
-_LFS = b"version https://git-lfs"
 # Endings of names while programs download.
 _UNFINISHED = (".part", ".partial", ".incomplete", ".crdownload", ".download", ".tmp", ".aria2")
 _CUTS = ("top_k", "top_p", "min_p")
@@ -79,15 +78,9 @@ def translate_unusual(source: Path) -> Iterator[None]:
 
 
 def require_no_pointer(path: Path) -> None:
-    """Raises SourceError: The file is a pointer of Git LFS, which a clone without it has for each large file."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        if file.read(len(_LFS)) == _LFS:
-            raise SourceError(
-                f"{path} is a pointer of Git LFS (large file storage), not the file itself; run git lfs pull in "
-                "its folder, or download the file"
-            )
+    """Raises SourceError: The file is a pointer of Git LFS."""
+    if path.is_file() and is_pointer(path):
+        raise SourceError(f"{path} {POINTER}")
 
 
 def cut_short(path: Path, size: int, needed: int) -> SourceError:
@@ -125,13 +118,14 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file. Raises SourceError: It is large, no regular file, or a pointer of Git LFS."""
-    require_no_pointer(path)
+    """The text of a small file. Raises SourceError: It is too large, no plain file, or no text."""
     try:
-        content = read_plain(path, _MAX_TEXT_BYTES)
+        return decode_text(read_plain(path, _MAX_TEXT_BYTES))
+    except UnicodeDecodeError as error:
+        what = f"no text in UTF-8 ({error.reason})"
+        raise SourceError(f"{path} is {what}; save it as UTF-8, or fetch it again") from None
     except ValueError as error:
         raise SourceError(f"{path} cannot be read: {error}; fetch it again") from None
-    return decode_text(content)
 
 
 def sampling_from_json(path: object, stated: Mapping[str, Any]) -> SuggestedSampling | None:

@@ -27,7 +27,6 @@ from edgespec.export.settings import (
     missing,
     read_json,
     read_text,
-    require_no_pointer,
     sampling_from_gguf,
     sampling_from_json,
     translate_unusual,
@@ -237,7 +236,6 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     path = folder / "tokenizer.json"
     if not path.exists():
         raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
-    require_no_pointer(path)
     tokenizer = open_tokenizer(path, SourceError, "fetch it again")
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:

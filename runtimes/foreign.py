@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.decoding.decoder import Decoder
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.system.text_files import POINTER, is_pointer
 
 _DOMAINS = {"", "ai.onnx", "com.microsoft"}
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum"}
@@ -206,6 +207,8 @@ def _check_file(folder: Path, name: str, what: str) -> int:
         raise IntegrityError(f"{path} is no plain file; {_FIX}")
     if state.st_nlink > 1:
         raise IntegrityError(f"{path} is known under {state.st_nlink} names (hard links); copy the file instead")
+    if is_pointer(path):
+        raise IntegrityError(f"{path} {POINTER}")
     return state.st_size
 
 

@@ -131,6 +131,15 @@ def test_every_changed_missing_or_cut_file_is_found(folder: Path, name: str) -> 
     assert refused() is IntegrityError
     path.unlink()
     assert refused() is ManifestError
+    for size in (0, len(whole) // 3):
+        path.write_bytes(whole[:size])
+        with pytest.raises(
+            IntegrityError, match=f"{name} has {size} bytes, its manifest says {len(whole)}; export"
+        ):
+            read_manifest(folder)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(IntegrityError, match=f"{name} is a pointer of Git LFS .*git lfs pull"):
+        read_manifest(folder)
     path.write_bytes(whole)
     verify_files(folder, read_manifest(folder).files)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import FormatError, ModelError
-from edgespec.system.text_files import read_plain
+from edgespec.system.text_files import decode_text, read_plain
 
 Matcher = Any  # llguidance.LLMatcher
 _NOTHING_FOLLOWS = "NoExtension"  # as the library calls a grammar that no token goes on with
@@ -45,7 +45,7 @@ class GrammarVocabulary:
             )
         self.vocab_size, self.end_tokens = vocab_size, tuple(end_tokens)
         try:
-            source = read_plain(tokenizer_file, _MAX_BYTES).decode()
+            source = decode_text(read_plain(tokenizer_file, _MAX_BYTES))
         except (OSError, ValueError) as error:  # without the path, which a server would tell its clients
             reason = error.strerror if isinstance(error, OSError) else error
             raise ModelError(

@@ -76,7 +76,7 @@ def fetch_snapshot(
             _record(commit, here.parents[1], {revision, commit.sha})
         _complete(commit, revision, chosen, here, report, progress, offline=offline)
         if INDEX in (file.name for file in chosen):
-            weights = shard_files(commit, read_plain(here / INDEX, _MAX_JSON_BYTES).decode())
+            weights = shard_files(commit, read_plain(here / INDEX, _MAX_JSON_BYTES))
             _complete(commit, revision, weights, here, report, progress, offline=offline)
     first = chosen[0].name
     return LocalSource(

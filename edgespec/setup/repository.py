@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from edgespec.errors import ModelError
 from edgespec.system.split_files import part_names, whole_name
+from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
 
 _ID = re.compile(r"([a-zA-Z0-9][\w.-]*/[a-zA-Z0-9_][\w.-]*)(?::([\w.+/-]+))?", re.ASCII)
@@ -138,10 +139,10 @@ def _list_sizes(models: dict[str, list[RemoteFile]]) -> str:
     return f"It has {', '.join(sizes)}" if models else "It has none"
 
 
-def shard_files(commit: Commit, index: str) -> list[RemoteFile]:
+def shard_files(commit: Commit, index: bytes) -> list[RemoteFile]:
     """The files that an index names. Raises ModelError: one is not a safetensors file of the commit."""
     try:
-        names = sorted(set(json.loads(index)["weight_map"].values()))
+        names = sorted(set(json.loads(decode_text(index))["weight_map"].values()))
         files = {name: commit.find(name) for name in names if name.endswith(".safetensors")}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(

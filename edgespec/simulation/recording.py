@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgespec.errors import UsageError
+from edgespec.system.text_files import decode_text
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 28
@@ -106,7 +107,7 @@ def read_recording(path: Path) -> Recording:
     try:
         if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
             raise UsageError(f"cannot read {path}: it is no regular file of at most {_LARGEST_BYTES >> 20} MiB")
-        content = path.read_text(encoding="utf-8")
+        content = decode_text(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None
     except UnicodeDecodeError:

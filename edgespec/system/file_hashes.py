@@ -13,6 +13,7 @@ from msgspec import Meta
 from edgespec.errors import IntegrityError, ManifestError
 from edgespec.system.cancel import Cancel
 from edgespec.system.progress import LoadProgress, ReportProgress
+from edgespec.system.text_files import POINTER, is_pointer
 
 _CHUNK_BYTES = 1 << 20
 
@@ -58,6 +59,8 @@ def require_size(folder: Path, name: str, record: FileRecord) -> None:
         raise ManifestError(f"{folder / name} is no regular file; export the model again")
     if not os.access(folder / name, os.R_OK):
         raise ManifestError(f"{folder / name} may not be read; change its permissions")
+    if status.st_size != record.bytes and is_pointer(folder / name):
+        raise IntegrityError(f"{folder / name} {POINTER}")
     if status.st_size != record.bytes:
         raise IntegrityError(
             f"{folder / name} has {status.st_size} bytes, its manifest says {record.bytes}; export the model again"

@@ -1,4 +1,4 @@
-"""Text of files and pipes, as programs of all systems write it."""
+"""Text of files and pipes, as programs of all systems write it, and what stands in the place of files."""
 
 import stat
 import sys
@@ -6,7 +6,19 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 
+_NO_MARK = "UTF-16 without a byte order mark"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_POINTER = b"version https://git-lfs"
+POINTER = (
+    "is a pointer of Git LFS (large file storage), not the file itself; run git lfs pull in its folder, or "
+    "download the file"
+)
+
+
+def is_pointer(path: Path) -> bool:
+    """True if a file is what a clone without Git LFS has in the place of each large file."""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
 
 
 def decode_text(data: bytes) -> str:
@@ -14,8 +26,10 @@ def decode_text(data: bytes) -> str:
 
     Windows has such files: PowerShell 5 writes UTF-16 by > and UTF-8 with a mark by Out-File.
 
-    Raises UnicodeDecodeError: It is neither.
+    Raises UnicodeDecodeError: It is neither, or UTF-16 without a mark, by the zeros in its first two characters.
     """
+    if [at for at, byte in enumerate(data[:4]) if not byte] in ([0, 2], [1, 3]):
+        raise UnicodeDecodeError("utf-8", data, data.index(0), data.index(0) + 1, _NO_MARK)
     return data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig")
 
 
@@ -24,14 +38,17 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
 
     Raises:
         OSError: It cannot be read; FileNotFoundError where there is none.
-        ValueError: It is no regular file, or larger than most_bytes.
+        ValueError: It is no regular file, larger than most_bytes, or a pointer of Git LFS.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
     if (size := found.st_size) > most_bytes:
         raise ValueError(f"it has {size} bytes ({size >> 20} MiB), which is more than {most_bytes}")
-    return path.read_bytes()
+    data = path.read_bytes()
+    if data.startswith(_POINTER):
+        raise ValueError(f"it {POINTER}")
+    return data
 
 
 def read_stdin() -> str:
@@ -49,6 +66,8 @@ def read_stdin() -> str:
 
 def _decode_as_console(data: bytes, error: UnicodeDecodeError) -> str:
     """Text in the encoding of the console, which is another one on older systems."""
+    if error.reason == _NO_MARK:
+        raise UsageError(f"stdin is {_NO_MARK}; convert it with: iconv -f UTF-16LE -t UTF-8") from None
     try:
         return data.decode(sys.stdin.encoding or "utf-8")
     except UnicodeDecodeError:

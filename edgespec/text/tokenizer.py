@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from edgespec.errors import ManifestError, ModelError
-from edgespec.system.text_files import read_plain
+from edgespec.system.text_files import decode_text, read_plain
 from edgespec.types import TokenIds
 
 # Stands for bytes that are not, or not yet, a character.
@@ -55,7 +55,7 @@ def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenize
     Raises an error of the given kind, ending in advice: not a tokenizer, or made to take time or memory.
     """
     with translate_errors(path, kind, advice):
-        tokenizer = _Tokenizer.from_buffer(read_plain(path, _MAX_BYTES))
+        tokenizer = _Tokenizer.from_str(decode_text(read_plain(path, _MAX_BYTES)))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         for part in (tokenizer.normalizer, tokenizer.decoder):

@@ -317,6 +317,43 @@ def test_weights_of_zeros_are_a_fault_of_the_file(tmp_path: Path) -> None:
         export_model(tmp_path / "hf", tmp_path / "out", open_decoder=open_decoder)
 
 
+TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def with_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in two shards that has every file of text."""
+    folder = tmp_path_factory.mktemp("texts") / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights(), shards=2)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    (folder / "chat_template.jinja").write_text(tiny.TEMPLATE + "é")
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_that_windows_wrote_are_read(with_texts: Path, tmp_path: Path, encoding: str) -> None:
+    shutil.copytree(with_texts, tmp_path / "hf")
+    for name in (*TEXTS, INDEX):
+        path = tmp_path / "hf" / name
+        path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
+    found, wanted = read_source(tmp_path / "hf"), read_source(with_texts)
+    assert str(found.config) == str(wanted.config)  # which holds arrays
+    assert (found.vocabulary, found.sampling) == (wanted.vocabulary, wanted.sampling)
+    assert found.source == wanted.source
+
+
+@pytest.mark.parametrize("name", [*TEXTS, INDEX, "model-00002-of-00002.safetensors"])
+def test_what_is_no_text_and_what_is_a_pointer_is_named(with_texts: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(with_texts, tmp_path / "hf")
+    path = tmp_path / "hf" / name
+    if name in (*TEXTS, INDEX):
+        path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16-le"))
+        assert_refused(tmp_path / "hf", tmp_path, str(path), "UTF-16 without a byte order mark")
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert_refused(tmp_path / "hf", tmp_path, str(path), "a pointer of Git LFS", "git lfs pull")
+
+
 def safetensors(header: bytes | dict[str, object], data_bytes: int = 1024) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(data_bytes)

@@ -523,6 +523,13 @@ def test_damaged_files_of_text_are_named(folder: Path, name: str, content: bytes
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "genai_config.json"])
+def test_pointers_of_git_lfs_are_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(EdgeSpecError, match=rf"{name} (.*it )?is a pointer of Git LFS"):
+        load(folder)
+
+
 def test_tokenizers_that_panic_or_grow_are_refused(folder: Path) -> None:
     stated = json.loads((folder / "tokenizer.json").read_text())
     unknown = {"type": "TemplateProcessing", "single": "[NONE] $A", "pair": "$A $B", "special_tokens": {}}

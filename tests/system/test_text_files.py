@@ -50,6 +50,15 @@ def test_bytes_on_stdin_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyP
         read_stdin()
 
 
+def test_utf_16_without_a_mark_is_no_text_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("utf-16-le", "utf-16-be"):
+        with pytest.raises(UnicodeDecodeError, match="UTF-16 without a byte order mark"):
+            decode_text(TEXT.encode(encoding))
+        stdin_of(monkeypatch, TEXT.encode(encoding))
+        with pytest.raises(UsageError, match=r"UTF-16 without a byte order mark; .*iconv"):
+            read_stdin()
+
+
 def test_an_older_console_has_an_encoding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin_of(monkeypatch, b"caf\xe9", "cp1252")
     assert read_stdin() == "café"
