@@ -78,9 +78,8 @@ def _gptq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
         raise _unread(found.path, f"GPTQ in the layout {method}, not gptq or gptq_v2")
     for module in [*found.modules("qweight")]:
         weight, zeros = found.words(module, "qweight"), found.words(module, "qzeros")
-        scales = found.numbers(module, "scales")
         groups = found.integer(module, "g_idx").values() if found.has(module, "g_idx") else None
-        num_groups, rows = scales.shape
+        num_groups, rows = found.sides_of(module, "scales")
         bits = 32 * zeros.shape[-1] // rows
         columns = weight.shape[0] * 32 // max(bits, 1)
         if bits not in (2, 4, 8):
@@ -88,9 +87,13 @@ def _gptq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
         if weight.shape[1:] != (rows,) or zeros.shape != (num_groups, rows * bits // 32):
             raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
         ones = np.uint32((method == "gptq") * (0xFFFFFFFF // ((1 << bits) - 1)))
-        points = unpack(zeros.array().view(np.uint32) + ones, bits)
-        levels, shape = partial(_gptq_levels, weight, bits), (rows, columns)
-        yield f"{module}.weight", of_groups(found, module, shape, bits, scales, points, groups, levels)
+        levels, read = partial(_gptq_levels, weight, bits), partial(_gptq_groups, found, module, bits, ones)
+        yield f"{module}.weight", of_groups(found, module, (rows, columns), bits, read, groups, levels)
+
+
+def _gptq_groups(found: Checkpoint, module: str, bits: int, ones: np.uint32) -> tuple[Floats, Bytes]:
+    zeros = found.words(module, "qzeros").array().view(np.uint32)
+    return found.numbers(module, "scales"), unpack(zeros + ones, bits)
 
 
 def _gptq_levels(weight: StoredIntegers, bits: int, start: int, stop: int) -> Bytes:
@@ -108,13 +111,15 @@ def _awq(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
         raise _unread(found.path, f"AWQ in {bits} bits for {version}, not in 4 for gemm")
     for module in [*found.modules("qweight")]:
         weight, zeros = found.words(module, "qweight"), found.words(module, "qzeros")
-        scales = found.numbers(module, "scales")
-        num_groups, rows = scales.shape
+        num_groups, rows = found.sides_of(module, "scales")
         if weight.shape[-1] * 8 != rows or zeros.shape != (num_groups, rows // 8):
             raise found.refuse(module, f"weights of {weight.shape} and zero points of {zeros.shape}")
-        levels, points = partial(_awq_levels, weight), _awq_unpack(zeros.array())
-        shape = rows, weight.shape[0]
-        yield f"{module}.weight", of_groups(found, module, shape, 4, scales, points, None, levels)
+        levels, read = partial(_awq_levels, weight), partial(_awq_groups, found, module)
+        yield f"{module}.weight", of_groups(found, module, (rows, weight.shape[0]), 4, read, None, levels)
+
+
+def _awq_groups(found: Checkpoint, module: str) -> tuple[Floats, Bytes]:
+    return found.numbers(module, "scales"), _awq_unpack(found.words(module, "qzeros").array())
 
 
 def _awq_unpack(packed: _Array) -> Bytes:
@@ -182,19 +187,26 @@ def _signed_levels(weight: StoredIntegers, start: int, stop: int) -> Bytes:
 def _by_rows(
     found: Checkpoint, module: str, shape: tuple[int, int], bits: int, levels: Callable[[int, int], Bytes]
 ) -> StoredTensor:
-    scales = _spread(found, module, found.numbers(module, "weight_scale"), shape[0])
-    middle, groups = 1 << (bits - 1), None
+    groups = found.integer(module, "weight_g_idx").values() if found.has(module, "weight_g_idx") else None
+    if groups is not None and (groups == -1).any():  # none was chosen
+        groups = None
+    return of_groups(
+        found, module, shape, bits, partial(_groups_of_rows, found, module, shape[0], bits), groups, levels
+    )
+
+
+def _groups_of_rows(found: Checkpoint, module: str, rows: int, bits: int) -> tuple[Floats, Bytes]:
+    scales = _spread(found, module, found.numbers(module, "weight_scale"), rows)
+    middle = 1 << (bits - 1)
     points = np.full(scales.shape, middle, np.uint8)
     if found.has(module, "weight_zero_point"):
         stored = found.integer(module, "weight_zero_point")
         if stored.storage == "I32":
-            own: _Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[: shape[0]]
+            own: _Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[:rows]
         else:
             own = (stored.array().astype(np.int16) + middle).astype(np.uint8)
-        points = _spread(found, module, own.reshape(len(own), -1), shape[0])
-    if found.has(module, "weight_g_idx"):
-        groups = found.integer(module, "weight_g_idx").values()
-    return of_groups(found, module, shape, bits, scales.T, points.T, groups, levels)
+        points = _spread(found, module, own.reshape(len(own), -1), rows)
+    return scales.T, points.T
 
 
 def _spread(found: Checkpoint, module: str, values: _Array, rows: int) -> _Array:
@@ -285,16 +297,21 @@ def _fp8_matrix(found: Checkpoint, weight: StoredIntegers, scales: Floats) -> St
 # 8 bits of a table itself; in 8 bits a scale for each row, SCB.
 def _bitsandbytes(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
     for module in [*found.modules("SCB")]:
-        weight, scales = found.integer(module, "weight"), found.numbers(module, "SCB").reshape(-1, 1)
-        if found.has(module, "weight_format"):
-            found.integer(module, "weight_format")
+        weight, scales = found.integer(module, "weight"), found.numbers(module, "SCB").reshape(1, -1)
+        if found.has(module, "weight_format") and (order := found.integer(module, "weight_format").values()).any():
+            raise _unread(
+                found.path, f"quantised for one kind of GPU (weight_format {order[0]} of {module}, not 0)"
+            )
         shape, levels = found.sides(weight), partial(_signed_levels, weight)
-        if len(scales) != shape[0]:
+        if scales.size != shape[0]:
             raise found.refuse(module, f"{scales.size} scales for {shape[0]} rows")
-        points, scales = np.full((1, shape[0]), 128, np.uint8), scales.T / np.float32(127)
-        yield f"{module}.weight", of_groups(found, module, shape, 8, scales, points, None, levels)
+        yield f"{module}.weight", of_groups(found, module, shape, 8, partial(_row_scales, scales), None, levels)
     for name in [name for name in found.integers if ".weight.quant_state.bitsandbytes__" in name]:
         yield _bitsandbytes_4bit(found, *name.split(".weight.quant_state.", 1))
+
+
+def _row_scales(peaks: Floats) -> tuple[Floats, Bytes]:
+    return peaks / np.float32(127), np.full(peaks.shape, 128, np.uint8)
 
 
 def _bitsandbytes_4bit(found: Checkpoint, module: str, kind: str) -> tuple[str, StoredTensor]:
@@ -302,26 +319,31 @@ def _bitsandbytes_4bit(found: Checkpoint, module: str, kind: str) -> tuple[str, 
     rows, columns = (int(size) for size in state["shape"])
     packed, size = found.integer(module, "weight"), int(state["blocksize"])
     table = found.numbers(module, "weight.quant_map").reshape(-1)
-    if found.has(module, "weight.nested_absmax"):
-        codes = found.numbers(module, "weight.nested_quant_map").reshape(-1)
-        outer = np.repeat(
-            found.numbers(module, "weight.nested_absmax").reshape(-1), int(state["nested_blocksize"])
-        )
-        inner = codes[found.integer(module, "weight.absmax").values()]
-        peaks = inner * outer[: len(inner)] + np.float32(state["nested_offset"])
-    else:
-        peaks = found.numbers(module, "weight.absmax").reshape(-1)
-    if packed.count * 2 != rows * columns or len(table) != 16 or len(peaks) * size < rows * columns:
+    peaks = partial(_peaks, found, module, state)
+    if packed.count * 2 != rows * columns or len(table) != 16 or len(peaks()) * size < rows * columns:
         raise found.refuse(module, f"{packed.count} bytes for {rows} rows of {columns} weights")
 
     def values(start: int, stop: int) -> Floats:
         first, last = start * columns, stop * columns
         pairs = packed.array().reshape(-1)[first // 2 : -(-last // 2)]
         levels = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[first % 2 :][: last - first]
-        weights: Floats = table[levels] * peaks[np.arange(first, last) // size]
+        weights: Floats = table[levels] * peaks()[np.arange(first, last) // size]
         return weights.reshape(-1, columns)
 
     return f"{module}.weight", of_floats(f"{module}.weight", packed.path, (rows, columns), values)
+
+
+def _peaks(found: Checkpoint, module: str, state: Mapping[str, Any]) -> Floats:
+    """The largest magnitude of each block of weights."""
+    if found.has(module, "weight.nested_absmax"):
+        codes = found.numbers(module, "weight.nested_quant_map").reshape(-1)
+        outer = np.repeat(
+            found.numbers(module, "weight.nested_absmax").reshape(-1), int(state["nested_blocksize"])
+        )
+        inner = codes[found.integer(module, "weight.absmax").values()]
+        peaks: Floats = inner * outer[: len(inner)] + np.float32(state["nested_offset"])
+        return peaks
+    return found.numbers(module, "weight.absmax").reshape(-1)
 
 
 _METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] = {

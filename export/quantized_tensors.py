@@ -5,7 +5,7 @@ Knows nothing of the methods that quantise.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,6 +61,11 @@ class Checkpoint:
         tensor = self._take(name := f"{module}.{part}", self.floats.get(name))
         return np.concatenate([*tensor.floats()])
 
+    def sides_of(self, module: str, part: str) -> tuple[int, int]:
+        """Rows and columns of a tensor of floats."""
+        tensor = self._take(name := f"{module}.{part}", self.floats.get(name))
+        return tensor.rows, tensor.columns
+
     def file(self, module: str) -> Path:
         """The file that has the integers of a matrix."""
         names = (f"{module}.{ending}" for ending in ("qweight", "weight_packed", "weight"))
@@ -91,20 +96,19 @@ class _Levels(NamedTuple):
 
 
 def _of_blocks(
-    name: str, path: Path, shape: tuple[int, int], bits: int, num_groups: int, read: Callable[[int, int], _Levels]
+    weight: StoredTensor, bits: int, num_groups: int, read: Callable[[int, int], _Levels], *, has_zero_points: bool
 ) -> StoredTensor | None:
     """A matrix in the longest blocks that its groups of columns are made of; None where there are none."""
-    rows, columns = shape
+    columns = weight.columns
     size = math.gcd(columns // num_groups, 128) if columns % num_groups == 0 else 0
     if size < 16:
         return None
-    sample = read(0, 1)
-    storage = integer_storage(bits, size, has_zero_points=sample.zero_points is not None)
+    storage = integer_storage(bits, size, has_zero_points=has_zero_points)
 
     def make(start: int, stop: int) -> Bytes:
         return integer_rows(bits, size, *read(start, stop))
 
-    return StoredTensor(name, path, 0, rows, columns, storage, make=make)
+    return replace(weight, storage=storage, make=make)
 
 
 def of_floats(name: str, path: Path, shape: tuple[int, int], read: Callable[[int, int], Floats]) -> StoredTensor:
@@ -128,16 +132,18 @@ def of_groups(
     module: str,
     shape: tuple[int, int],
     bits: int,
-    scales: Floats,
-    points: Bytes,
+    read_groups: Callable[[], tuple[Floats, Bytes]],
     groups: Index | npt.NDArray[np.int64] | None,
     levels: Callable[[int, int], Bytes],
 ) -> StoredTensor:
-    """A matrix by levels of its rows; scales and zero points are [num_groups, rows].
+    """A matrix by levels of its rows.
 
+    read_groups: Its scales and zero points, [num_groups, rows]; read for each part, since those of all matrices of
+    a model are hundreds of MB.
     groups: The group of each column; None where each group is of as many columns in their order.
     """
-    name, path, num_groups, columns = f"{module}.weight", found.file(module), len(scales), shape[1]
+    points = read_groups()[1]
+    name, path, num_groups, columns = f"{module}.weight", found.file(module), len(points), shape[1]
     if groups is None and columns % num_groups:
         raise found.refuse(module, f"{num_groups} groups of {columns} columns")
     in_order = np.arange(columns) * num_groups // columns
@@ -145,19 +151,21 @@ def of_groups(
         raise found.refuse(module, "groups of columns that do not fit its scales")
     stored_bits = 4 if bits <= 4 and points.max(initial=0) < 16 else 8
     is_symmetric = bool((points == 1 << (stored_bits - 1)).all())
-    if groups is None or np.array_equal(groups, in_order):
-
-        def read(start: int, stop: int) -> _Levels:
-            own = None if is_symmetric else points[:, start:stop].T
-            return _Levels(levels(start, stop), np.ascontiguousarray(scales[:, start:stop].T), own)
-
-        if (made := _of_blocks(name, path, shape, stored_bits, num_groups, read)) is not None:
-            return made
+    del points
     of_columns = in_order if groups is None else groups
 
     def values(start: int, stop: int) -> Floats:
-        zeros, factors = (each[:, start:stop].T[:, of_columns] for each in (points, scales))
+        factors, zeros = (each[:, start:stop].T[:, of_columns] for each in read_groups())
         weights: Floats = (levels(start, stop).astype(np.float32) - zeros) * factors
         return weights
 
-    return of_floats(name, path, shape, values)
+    plain = of_floats(name, path, shape, values)
+    if groups is None or np.array_equal(groups, in_order):
+
+        def read(start: int, stop: int) -> _Levels:
+            factors, zeros = read_groups()
+            own = None if is_symmetric else zeros[:, start:stop].T
+            return _Levels(levels(start, stop), np.ascontiguousarray(factors[:, start:stop].T), own)
+
+        return _of_blocks(plain, stored_bits, num_groups, read, has_zero_points=not is_symmetric) or plain
+    return plain

@@ -334,6 +334,20 @@ def test_a_tensor_that_is_missing_or_short_is_named(tmp_path: Path, ending: str)
         read_source(tmp_path / "short")
 
 
+def test_integers_in_the_order_of_one_kind_of_gpu_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight_format"
+    write(tmp_path / "hf", "llm.int8", lambda tensors: tensors.update({name: np.full((), 2, np.uint8)}))
+    with pytest.raises(SourceError, match=r"weight_format 2 of model\.layers\.1\.mlp\.up_proj"):
+        read_source(tmp_path / "hf")
+
+
+def test_groups_that_nobody_chose_are_in_the_order_of_columns(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight_g_idx"
+    meant = write(tmp_path / "hf", "packed", lambda tensors: tensors.update({name: np.full(256, -1, np.int32)}))
+    tensor = read_source(tmp_path / "hf").tensors["1.down"]
+    assert np.array_equal(np.concatenate([*tensor.floats()]), meant[named("1.down")])
+
+
 @pytest.mark.parametrize(
     ("ending", "change", "words"),
     [
