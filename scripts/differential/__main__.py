@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from differential import template_part, token_part
+from differential import logit_part, template_part, token_part
 from differential.difference import Difference, Row
 
 PARTS: dict[str, tuple[Callable[[Path], Iterator[Row]], ...]] = {
     "tokens": (token_part.gguf_rows, token_part.json_rows),
     "templates": (template_part.snippet_rows, template_part.template_rows),
+    "logits": (logit_part.logit_rows,),
 }
 _MAX_SHOWN = 5  # differences of a row
 

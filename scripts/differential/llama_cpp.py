@@ -60,9 +60,9 @@ class LlamaCpp:
 
     def log_probs(self, tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float32]:
         """Of each token as the next one, [vocab_size]."""
-        answer = self._ask(
-            "/completion", prompt=list(tokens), n_predict=1, n_probs=vocab_size, temperature=0, cache_prompt=False
-        )
+        # A letter is drawn, as the server says nothing of a token that ends the answer or cuts a character.
+        asked = {"n_predict": 1, "n_probs": vocab_size, "logit_bias": [["a", 1000]], "cache_prompt": False}
+        answer = self._ask("/completion", prompt=list(tokens), **asked)
         found = np.full(vocab_size, np.nan, np.float32)
         for entry in answer["completion_probabilities"][0]["top_logprobs"]:
             found[entry["id"]] = entry["logprob"]
@@ -71,7 +71,7 @@ class LlamaCpp:
 
 def _last_words(said: str) -> str:
     lines = [line for line in said.splitlines() if "error" in line.lower() or "assert" in line.lower()]
-    return (lines or said.splitlines() or ["it ended"])[0].strip()[:120]
+    return (lines or said.splitlines() or ["it ended"])[0].strip().rpartition("error loading model: ")[2]
 
 
 def _serve(path: str) -> None:
@@ -80,7 +80,9 @@ def _serve(path: str) -> None:
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = path, 256, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.hostnames, params.port, params.verbosity = ["127.0.0.1"], 0, 0
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type(0)  # floats, not half floats
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.hostnames, params.port, params.verbosity = ["127.0.0.1"], 0, 1
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.read()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_tokenizers
 import pytest
 import tiny
 from tokenizers import Tokenizer
@@ -163,3 +164,18 @@ def test_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(SourceError, match="git lfs pull"):
         read_source(folder / name if name == "a.gguf" else folder)
+
+
+def test_a_tokenizer_is_made_of_each_pre_tokenizer() -> None:
+    """Else `make differential` would not see it."""
+    with pytest.raises(SourceError, match="'unheard'; known are ") as caught:
+        vocabulary_from_gguf("a", tiny.GGUF_TOKENIZER | {"tokenizer.ggml.pre": "unheard"})
+    assert str(caught.value).partition("known are ")[2].split(", ") == sorted(made_tokenizers.BYTE_LEVEL)
+
+
+@pytest.mark.parametrize("kind", made_tokenizers.KINDS)
+def test_each_kind_of_tokenizer_gives_its_text_back(kind: str) -> None:
+    tokenizer = Tokenizer.from_str(made_tokenizers.tokenizer_json(kind))
+    text = "Hello the 3rd day, 12345 x!\n\n  nôt ASCII 日本"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.get_vocab_size() == tiny.VOCAB

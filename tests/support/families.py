@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import made_tokenizers
 import numpy as np
 import tiny
 from mixtures import gguf_architecture, stored_experts
@@ -16,22 +17,23 @@ FAMILIES = REFERENCES["families"]
 LOGITS = np.load(DATA / "references.npz")
 TOKENS = np.array(REFERENCES["tokens"], np.int32)
 
+_HEADS = {"attention.key_length": 32, "attention.value_length": 32}
 # What a GGUF file of a family says beside the common keys.
 GGUF_KEYS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
-    "qwen3": {"attention.key_length": 32, "attention.value_length": 32},
+    "qwen3": {**_HEADS},
     "granite": {"embedding_scale": 6.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 3.0},
     "smollm3": {"rope.freq_base": 2000000.0},
     "olmo2": {},
     "gemma2": {
-        "attention.key_length": 32,
+        **_HEADS,
         "attention.sliding_window": 7,
         "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 6.0,
     },
     "gemma3": {
-        "attention.key_length": 32,
+        **_HEADS,
         "attention.sliding_window": 7,
         "attention.scale": 24**-0.5,
         "rope.freq_base": 1e6,
@@ -61,11 +63,11 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 16,
     },
-    "ernie4_5": {"attention.key_length": 32, "rope.freq_base": 500000.0},
-    "seed_oss": {"attention.key_length": 32},
-    "glm4": {"attention.key_length": 32, "rope.dimension_count": 16},
+    "ernie4_5": {**_HEADS, "rope.freq_base": 500000.0},
+    "seed_oss": {**_HEADS},
+    "glm4": {**_HEADS, "rope.dimension_count": 16},
     "exaone4": {"attention.sliding_window": 7},
-    "hunyuan_v1_dense": {"attention.key_length": 32, "rope.freq_base": 10000.0 * 1000.0 ** (32 / 30)},
+    "hunyuan_v1_dense": {**_HEADS, "rope.freq_base": 10000.0 * 1000.0 ** (32 / 30)},
     "ministral3": {
         "context_length": 64,
         "attention.temperature_scale": 0.1,
@@ -77,7 +79,7 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
-        "attention.key_length": 32,
+        **_HEADS,
         "expert_count": 6,
         "expert_used_count": 3,
         "expert_feed_forward_length": 64,
@@ -108,10 +110,11 @@ def weights_of(family: str) -> dict[str, np.ndarray]:
 
 
 def write_source(folder: Path, family: str, form: str) -> Path:
-    """The model of a family as a Hugging Face folder or as a GGUF file."""
+    """The model of a family as a Hugging Face folder or as a GGUF file, with a tokenizer of the family's kind."""
     weights, config = stored_experts(family, form, weights_of(family)), FAMILIES[family]["config"]
     if form == "huggingface":
-        tiny.write_huggingface(folder / "hf", weights, config=config)
+        tokenizer = made_tokenizers.tokenizer_json(made_tokenizers.kind_of(family))
+        tiny.write_huggingface(folder / "hf", weights, config=config, tokenizer=tokenizer)
         return folder / "hf"
     if "short_factor" in (config.get("rope_parameters") or {}):
         for kind in ("short", "long"):
@@ -120,5 +123,6 @@ def write_source(folder: Path, family: str, form: str) -> Path:
     architecture = gguf_architecture(config["model_type"].removesuffix("_text"))
     keys = {"block_count": config["num_hidden_layers"], **GGUF_KEYS[family]}
     override = {f"{architecture}.{key}": value for key, value in keys.items()}
+    override |= made_tokenizers.gguf_keys(made_tokenizers.kind_of(family))
     tiny.write_gguf(folder / "a.gguf", weights, architecture=architecture, override=override)
     return folder / "a.gguf"

@@ -245,8 +245,9 @@ def write_huggingface(
     shards: int = 1,
     dtype: str = "F32",
     config: dict[str, Any] | None = None,
+    tokenizer: str | None = None,
 ) -> None:
-    """Write a local Hugging Face folder."""
+    """Write a local Hugging Face folder, with the tokenizer of SmolLM2's kind if no tokenizer.json is given."""
     from edgespec.export.vocabulary import vocabulary_from_gguf
 
     folder.mkdir(parents=True)
@@ -271,7 +272,8 @@ def write_huggingface(
         "tokenizer.ggml.token_type": TYPES,
         "tokenizer.ggml.merges": MERGES,
     }
-    (folder / "tokenizer.json").write_text(vocabulary_from_gguf("tiny", metadata).tokenizer_json)
+    made = tokenizer or vocabulary_from_gguf("tiny", metadata).tokenizer_json
+    (folder / "tokenizer.json").write_text(made, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     stored = {name: value.astype(np.float16) if dtype == "F16" else value for name, value in weights.items()}
     names = sorted(stored)
