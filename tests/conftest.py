@@ -113,10 +113,13 @@ def processor_alone() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def one_template_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of many engines that are not about their processes."""
-    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", LentProcess)
+@pytest.fixture(scope="session", autouse=True)
+def one_template_process() -> Iterator[None]:
+    """For the many engines and exports of tests that are not about such processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for user in ("engine.load", "export.template_check"):
+            patch.setattr(f"edgespec.{user}.TemplateProcess", LentProcess)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ import pytest
 import edgespec
 from edgespec import load
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 ROOT = Path(__file__).parents[2]
 FACE = Path(edgespec.__file__)
 NAMED = [getattr(edgespec, name) for name in edgespec.__all__]

@@ -14,7 +14,6 @@ def test_requests_are_those_of_the_file_again_and_again() -> None:
     assert all(each.prompt for each in requests)
 
 
-@pytest.mark.usefixtures("one_template_process")
 def test_every_text_is_that_of_its_request_alone(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

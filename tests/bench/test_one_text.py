@@ -6,10 +6,7 @@ import pytest
 
 from edgespec import Engine, load
 
-pytestmark = [
-    pytest.mark.slow,  # a module of many models or processes
-    pytest.mark.usefixtures("one_template_process"),
-]
+pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
 def arguments(model: Path, drafter: Path, configurations: str) -> list[str]:

@@ -29,7 +29,6 @@ from edgespec.chat.session import ChatSession
 from edgespec.cli.main import main
 from edgespec.engine.transcript import Transcript
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
 _LINES = st.text(alphabet=st.sampled_from("ab` \n:#File"), max_size=30).map(lambda text: text.strip("\n"))
 
 

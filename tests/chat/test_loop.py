@@ -34,8 +34,6 @@ from edgespec.errors import MemoryExhausted
 from edgespec.system.clock import VirtualClock
 from edgespec.system.signals import Leave, catch_ctrl_c
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 
 @pytest.fixture
 def session(tiny_model: Path, tmp_path: Path) -> Iterator[ChatSession]:

@@ -31,8 +31,6 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system import signals
 from edgespec.system.command_line import quote
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

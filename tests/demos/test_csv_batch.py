@@ -19,8 +19,6 @@ DEMOS = Path(__file__).parents[2] / "demos"
 MESSAGES = DEMOS / "messages.csv"
 WAIT_S = 60.0
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[Engine]:

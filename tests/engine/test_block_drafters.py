@@ -19,8 +19,6 @@ from edgespec.export.convert import export_model
 from edgespec.setup.pair import write_pair
 from edgespec.types import TokenIds, append
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROMPTS = ("the in the an on er in the", "in the an")
 TARGET = tiny.random_weights()
 

@@ -21,8 +21,6 @@ from edgespec.runtimes.devices import find_device
 from edgespec.setup.open_model import ModelFolder, open_drafter, read_subset, self_drafter
 from edgespec.text.tokenizer import open_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 TEXT = "the in the an the on er in the " * 3
 
 

@@ -10,7 +10,6 @@ from edgespec.decoding.sampling import GumbelSampler
 from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import DraftRequest
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 PROMPT = "in the in the in the an"
 

@@ -39,8 +39,6 @@ from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 slow = pytest.mark.slow
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
 

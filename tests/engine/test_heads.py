@@ -28,8 +28,6 @@ from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.setup.pair import write_pair
 from edgespec.types import Sampler, TokenIds, append
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROMPTS = ("the in the an on er in the", "in the an", "an er on the the")
 TARGET = tiny.random_weights()
 

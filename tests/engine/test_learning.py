@@ -22,8 +22,6 @@ from edgespec.setup import resolve
 from edgespec.setup.pair import write_pair
 from edgespec.system.cancel import Flag
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROMPTS = ("the in the an on er in the", "in the an", "an er on the the", "on on in", "er the an in the on")
 LENGTH = 40
 

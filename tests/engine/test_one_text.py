@@ -14,8 +14,6 @@ from edgespec.decoding.greedy import PlainChoices
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup import row_proof
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROMPTS = ("the in the an on er in the", "in the an", "an er on the the")
 
 

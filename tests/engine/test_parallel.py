@@ -20,8 +20,6 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.runtimes.passes import Passes
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 HOT = SamplingParams(temperature=0.9, seed=5)
 SHARED = "in the an on er " * 8  # with which several prompts begin
 PROMPTS = ["the in", SHARED + "re", "an other on", SHARED + "on the", "re", "the " * 40]

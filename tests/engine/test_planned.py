@@ -23,8 +23,6 @@ from edgespec.setup.profile import (
     write_learned_stats,
 )
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 CPU = find_device("cpu")
 SETTING = Placement(device=CPU, drafter_device=CPU, num_threads=1, deterministic=True)
 KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}

@@ -16,7 +16,6 @@ from edgespec.chat.saved_chats import delete_chat, keep_prefix, kept_path, list_
 from edgespec.chat.session import ChatSession
 from edgespec.export.convert import export_model
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
 TEXT = "the in the an the in the an " * 8
 
 

@@ -25,8 +25,6 @@ from edgespec.engine.engine import LoadedModel
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import SuggestedSampling
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1, frequency_penalty=0.2)
 SAMPLINGS = [SamplingParams(), SAMPLED]
 PROMPT = "in the an"

@@ -16,8 +16,6 @@ from edgespec.engine.target_caches import TargetCaches
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 HOT = SamplingParams(temperature=0.9, seed=5)
 TOPICS = ["the in the " * 20, "an other on " * 20, "one re the " * 20]
 TURNS = ["an in", "on the", "re"]

@@ -26,8 +26,6 @@ from edgespec.setup.profile import read_learned_stats
 from edgespec.system.system_info import peak_rss_bytes
 from edgespec.text.chat_template import Message
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:

@@ -22,8 +22,6 @@ from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document
 from edgespec.evaluation.table import table
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 HOSTILE = "<script>alert('x')</script>&\x1b[31m"
 PROMPTS = [BenchPrompt("a", ("the in the in the in", "second")), BenchPrompt("<b>", ("an on an on",))]
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -45,7 +45,7 @@ def model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, one_template_process: None) -> FakeGpu:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gc.collect()
     return install(monkeypatch, FakeGpu())
 

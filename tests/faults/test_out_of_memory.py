@@ -23,10 +23,7 @@ from edgespec.runtimes.session import translate_error
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.types import TokenIds
 
-pytestmark = [
-    pytest.mark.slow,  # a module of many models or processes
-    pytest.mark.usefixtures("one_template_process"),
-]
+pytestmark = pytest.mark.slow  # a module of many models or processes
 
 # What ONNX Runtime 1.31 says.
 SAYINGS = [

@@ -21,8 +21,6 @@ from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
 from edgespec.types import Sampler, TokenIds
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROMPT = "in the an"
 SAMPLED = SamplingParams(temperature=1.0, seed=5)
 CUT = SamplingParams(temperature=0.9, seed=3, top_k=20, top_p=0.9, frequency_penalty=0.3)

@@ -173,5 +173,5 @@ def test_levels_in_a_cache_of_another_form_are_refused(model: Path, tmp_path: Pa
     stated = json.loads((model / FILE_NAME).read_text())
     stated["kv_cache"]["form"] = "growing"
     (tmp_path / FILE_NAME).write_text(json.dumps(stated))
-    with pytest.raises(ManifestError, match="growing cache of uint16"):
+    with pytest.raises(ManifestError, match="growing cache is of uint16"):
         read_manifest(tmp_path)

@@ -25,7 +25,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.text.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
+pytestmark = pytest.mark.model
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Write a Python function that counts the words of a text, then explain each line of the function."

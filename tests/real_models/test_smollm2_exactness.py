@@ -9,7 +9,7 @@ from edgespec import Engine, SamplingParams, load
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
 
-pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
+pytestmark = pytest.mark.model
 
 PROMPTS = [
     "Write a Python function that counts the words of a text, then explain each line of the function.",

@@ -16,10 +16,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
-pytestmark = [
-    pytest.mark.slow,  # a module of many models or processes
-    pytest.mark.usefixtures("one_template_process"),
-]
+pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
 @pytest.fixture(scope="module", params=[(True, True), (True, False), (False, True), (False, False)], ids=str)

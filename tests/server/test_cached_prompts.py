@@ -14,7 +14,7 @@ LONG = "in the an re on " * 12
 
 
 @pytest.fixture
-def served(tiny_model: Path, tmp_path: Path, one_template_process: None) -> Iterator[Served]:
+def served(tiny_model: Path, tmp_path: Path) -> Iterator[Served]:
     names = ModelNames(home_with(tmp_path), own=str(tiny_model))
     engine = load(tiny_model, deterministic=True, max_parallel=3, offline=True)
     with serving(names, lambda name: engine, first=(str(names.own_name), engine)) as found:

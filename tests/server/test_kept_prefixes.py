@@ -22,7 +22,6 @@ from edgespec.export.convert import export_model
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.server.model_names import ModelNames
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
 TEXTS = ["in the an re on " * 12, "re re the on an " * 12, "an on on the in re " * 10]
 OpenEngine = Callable[[Path], Engine]
 

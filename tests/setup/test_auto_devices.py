@@ -21,8 +21,6 @@ from edgespec.setup.plan_option import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.wish import Wish
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 # Seconds of a pass; the drafter is the target in 4 bits.
 GPU_S, CPU_S = 0.024, 0.06
 PACE_S = {("fp32", "webgpu"): GPU_S, ("fp32", "cpu"): CPU_S, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}

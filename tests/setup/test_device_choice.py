@@ -17,8 +17,6 @@ from edgespec.setup import device_choice
 from edgespec.setup import open_model as opening
 from edgespec.setup.device_choice import DeviceChoice, require_together
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 CPU = find_device("cpu")
 GPU, NPU = Device("webgpu", "WebGpuExecutionProvider", "webgpu"), Device("qnn", "QNNExecutionProvider")
 NAMES = {"auto": CPU, "cpu": CPU, "webgpu": GPU, "gpu": GPU, "qnn": NPU}

@@ -27,10 +27,7 @@ from edgespec.manifest import Signature, SuggestedSampling
 from edgespec.runtimes import foreign
 from edgespec.setup.genai import read_genai
 
-pytestmark = [
-    pytest.mark.slow,  # a module of many models or processes
-    pytest.mark.usefixtures("one_template_process"),
-]
+pytestmark = pytest.mark.slow  # a module of many models or processes
 
 DATA = Path(__file__).parents[1] / "support" / "data"
 

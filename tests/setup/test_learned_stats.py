@@ -21,8 +21,6 @@ from edgespec.setup.profile import (
     write_learned_stats,
 )
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 PROFILE = Profile(
     passes_s={64: {1: 0.02, 4: 0.04}, 1000: {1: 0.025}},
     prefill_s=0.005,

@@ -17,8 +17,6 @@ from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.profile import FILE_NAME, MeasuringTime, read_learned_stats, write_learned_stats
 from edgespec.system.file_hashes import FileRecord
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 CPU = find_device("cpu")
 
 

@@ -25,10 +25,7 @@ from edgespec.setup.hub import LocalSource
 from edgespec.setup.pair import DRAFTER, FILE_NAME, TARGET, PairCheck, read_pair, write_pair
 from edgespec.text.tokenizer import Tokenizer, have_same_tokens
 
-pytestmark = [
-    pytest.mark.slow,  # a module of many models or processes
-    pytest.mark.usefixtures("one_template_process"),
-]
+pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
 @pytest.fixture(scope="module")

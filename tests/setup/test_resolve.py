@@ -25,8 +25,6 @@ from edgespec.setup.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.wish import Wish
 
-pytestmark = pytest.mark.usefixtures("one_template_process")
-
 CPU = find_device("cpu")
 GPU = Device("cuda:1", CPU.provider, kind="gpu", index=1, hardware="RTX")
 NPU = Device("qnn", CPU.provider, kind="npu")

@@ -43,7 +43,6 @@ TOOLS = [
 ASK = [{"role": "user", "content": "Do it."}]
 WITH_GRAMMAR = [each for each in FORMATS if not isinstance(each.body, (PairsBody, PythonBody))]
 Make = Callable[..., Engine]
-pytestmark = pytest.mark.usefixtures("one_template_process")
 
 
 @pytest.fixture
