@@ -138,7 +138,7 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
     return names
 
 
-def require_followed(asked: GenerationFields, engine: Engine) -> None:
+def require_followed(asked: SamplingFields, engine: Engine) -> None:
     """Raises ApiError: 400, a field says when an answer ends, and models here do not follow it."""
     others = {token for token in asked.stop_token_ids or () if token not in engine.manifest.eos_token_ids}
     stated = {

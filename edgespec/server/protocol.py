@@ -82,7 +82,8 @@ class Prediction:
 class SamplingFields(ModelRequest):
     """How tokens are chosen; None is what the model's own settings, or else greedy decoding, have.
 
-    repeat_penalty is the name of repetition_penalty in llama.cpp and Ollama.
+    repeat_penalty is the name of repetition_penalty in llama.cpp and Ollama. stop_token_ids, min_tokens and
+    ignore_eos of vLLM say when an answer ends, which models here do not follow.
     """
 
     temperature: float | None = None
@@ -94,6 +95,9 @@ class SamplingFields(ModelRequest):
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     seed: int | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     speculation: SpeculationField | None = None
     priority: int | None = None
@@ -105,14 +109,10 @@ class GenerationFields(SamplingFields):
     """The fields that chat completions and completions have in common.
 
     The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
-    stop_token_ids, min_tokens and ignore_eos of vLLM say when an answer ends, which models here do not follow.
     """
 
     n: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None

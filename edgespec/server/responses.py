@@ -25,6 +25,7 @@ from edgespec.server.answer_fields import (
     StatedFormat,
     drafting_of,
     priority_of,
+    require_followed,
     sampling_of,
     tool_notes,
     tool_options,
@@ -66,6 +67,7 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        require_followed(asked, engine)
         thinking = thinking_of(asked, engine)
         options = AnswerOptions(
             sampling=sampling_of(asked, engine, limits),

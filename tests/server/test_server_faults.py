@@ -159,6 +159,12 @@ def test_fields_that_cannot_be_are_refused_by_name(served: Served, field: str, v
     assert served.client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize(("field", "value"), [("stop_token_ids", [5]), ("min_tokens", 3), ("ignore_eos", True)])
+def test_responses_refuse_what_they_do_not_follow_too(served: Served, field: str, value: Any) -> None:
+    answer = served.client.post("/v1/responses", json={"model": "tiny", "input": SECRET, field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
 @pytest.mark.parametrize(
     "body",
     [
