@@ -15,7 +15,8 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats
-from edgespec.export.families import FAMILIES, DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.families import FAMILIES
 from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import RoleRows, places, unpaired
 from edgespec.export.safetensors import read_tensors, require_floats

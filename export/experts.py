@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, pack
-from edgespec.export.families import Routing
+from edgespec.export.decoder_config import Routing
 from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import BITS, BLOCK_SIZES, Form, Rule

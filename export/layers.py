@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.export.decoder_config import DecoderConfig, QueryGrowth, Routing
 from edgespec.export.experts import ExpertsWriter
-from edgespec.export.families import DecoderConfig, QueryGrowth, Routing
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, typed_value
 from edgespec.export.precision import Rule

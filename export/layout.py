@@ -5,7 +5,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.options import ExportOptions
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource

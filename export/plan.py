@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.export.adapters import merge_adapter, say_left_out_adapters
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
 from edgespec.export.heads.dialects import is_head
 from edgespec.export.layout import lay_out, num_weights, rule_of

@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from edgespec.export.blocks import Floats
-from edgespec.export.families import DecoderConfig, Routing
+from edgespec.export.decoder_config import DecoderConfig, Routing
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds

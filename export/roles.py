@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.errors import SourceError
-from edgespec.export.families import FAMILIES, DecoderConfig, Family
+from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.families import FAMILIES, Family
 from edgespec.export.tensors import StoredTensor
 
 # Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.

@@ -10,13 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
-from edgespec.export.families import (
-    DecoderConfig,
-    config_from_gguf,
-    config_from_huggingface,
-    decoder_part,
-    family_of_huggingface,
-)
+from edgespec.export.decoder_config import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
+from edgespec.export.families import family_of_huggingface
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized

@@ -35,7 +35,7 @@ from edgespec.export.activations import (
     row_levels,
 )
 from edgespec.export.blocks import Floats
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import TokenIds
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.training.network import (

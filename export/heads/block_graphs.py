@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.recurrent_graphs import build_fuse
 from edgespec.export.heads.step_graphs import StepWriter
 from edgespec.export.layers import LayerWriter

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, BlockShape
 from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import (

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested, read_head
 from edgespec.export.heads.head_tensors import (
     Reader,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig, Layer
+from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.rotary import rotaries_from_huggingface
 from edgespec.export.settings import SourceSettings

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadPlan
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import make_output, typed_value

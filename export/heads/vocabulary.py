@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.errors import SourceError, VocabularyMismatch
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import Reader, require_shapes
 from edgespec.export.settings import SourceSettings

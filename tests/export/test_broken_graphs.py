@@ -13,7 +13,7 @@ from real_shapes import Shape, write_model
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export import convert, graph, linear
 from edgespec.export.blocks import Blocks
-from edgespec.export.families import DecoderConfig
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.graph import build_graph
 from edgespec.export.nodes import Nodes
 from edgespec.export.tensors import StoredTensor

@@ -15,7 +15,7 @@ from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKEN
 from edgespec.errors import DeviceUnavailable, ExportMismatch
 from edgespec.export import convert, graph
 from edgespec.export.check import compare, compare_structure, judge
-from edgespec.export.families import DecoderConfig, Layer
+from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.graph import build_graph
 from edgespec.export.output import quality
 from edgespec.export.precision import Rule

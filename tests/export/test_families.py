@@ -22,7 +22,7 @@ from mixtures import gguf_architecture, stored_experts
 
 from edgespec.errors import DeviceUnavailable, SourceError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.export.families import DecoderConfig, config_from_gguf
+from edgespec.export.decoder_config import DecoderConfig, config_from_gguf
 from edgespec.export.folder_size import OTHER_BYTES
 from edgespec.export.gguf import read_gguf
 from edgespec.export.options import ExportOptions
@@ -309,7 +309,10 @@ def test_gguf_says_which_layers_see_a_window(
         ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
-        ("gemma", {}, "gemma"),
+        ("gemma", {}, "family 'gemma'; known are"),
+        ("lfm2", {}, "short convolutions.*1.32"),
+        ("qwen35", {}, "Gated DeltaNet"),
+        ("gpt-oss", {}, "sinks"),
     ],
 )
 def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: dict[str, Any], words: str) -> None:

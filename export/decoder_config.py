@@ -1,0 +1,395 @@
+"""From the settings of a source to one description of a decoder, which the graph builder understands."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgespec.errors import SourceError, UsageError
+from edgespec.export.blocks import Floats
+from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
+from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
+from edgespec.export.settings import SourceSettings
+from edgespec.export.tensors import StoredTensor
+
+_MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
+
+
+# Names of families in GGUF files, where they differ from model types of transformers.
+_GGUF_NAMES = {"qwen3moe": "qwen3_moe", "hunyuan-dense": "hunyuan_v1_dense", "mistral3": "ministral3"}
+# Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
+_READ = {
+    *(
+        f"attention.{key}"
+        for key in ("head_count", "head_count_kv", "key_length", "value_length", "scale", "causal")
+    ),
+    *(f"attention.{key}" for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon")),
+    *(f"attention.{key}" for key in ("sliding_window", "sliding_window_pattern")),
+    *(f"rope.{key}" for key in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")),
+    *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
+    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
+}
+_READ_OF_MINISTRAL = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
+_UNUSED: dict[str, float] = {
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "rope.scaling.yarn_attn_factor": 1,
+    "rope.scaling.yarn_ext_factor": 1,
+    "rope.scaling.yarn_log_multiplier": 0,
+}
+# Settings that change the arithmetic and have no place in the graph.
+_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers")
+_SEEING = ("gemma3", "mistral3")  # families of models that have a vision tower beside a text decoder
+# The number of values within an MLP, by the first of these that a config.json has.
+_INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
+# Windows by architecture and context length of GGUF files from before they stated them.
+_UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
+# The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
+_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """The differences between the attention of layers."""
+
+    rotary: Rotary | None  # None: positions are not encoded
+    sliding_window: int | None = None  # how many tokens back attention sees
+
+
+class QueryGrowth(NamedTuple):
+    """Queries grow with their position, by a step at each multiple of period (temperature scaling of Llama 4).
+
+    share: How much of the logarithm of the number of periods is added to 1.
+    """
+
+    share: float
+    period: int
+
+    def scales(self, num_tokens: int) -> Floats:
+        """The factor of a query at each position, [num_tokens]."""
+        periods = np.arange(num_tokens) // self.period
+        return (1 + self.share * np.log1p(periods)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How many experts a layer has, and how a token chooses among them (Shazeer et al., arXiv:1701.06538).
+
+    is_normalized: The weights of the chosen experts are made to sum to 1.
+    """
+
+    num_experts: int
+    num_used: int
+    is_normalized: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and gated MLPs.
+
+    The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1. A layer has
+    one MLP of intermediate_size, or with routing so many experts of that size.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_eps: float
+    layers: tuple[Layer, ...]
+    activation: str = "silu"  # or gelu_pytorch_tanh
+    attention_scale: float  # of query · key
+    attention_cap: float | None = None  # c · tanh(score / c), before the mask
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    routing: Routing | None = None
+    norms_rotated: bool = False  # norms of queries and keys come after their rotation
+    query_growth: QueryGrowth | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+def _require_read(stated: SourceSettings) -> None:
+    """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
+    for name, value in stated.values.items():
+        key = name.removeprefix(stated.prefix)
+        if key == "attention.causal" and value is False:
+            raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
+        is_known = key in _READ or _UNUSED.get(key) == value
+        is_known |= stated.prefix == "mistral3." and key in _READ_OF_MINISTRAL
+        if key == name or not key.startswith(("rope.", "attention.")) or is_known:
+            continue
+        raise SourceError(
+            f"{stated.path} states {name} = {value!r}, which is not supported; use another file of this model"
+        )
+
+
+def config_from_gguf(
+    path: object,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
+) -> DecoderConfig:
+    """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
+
+    Raises SourceError: An unknown architecture, a missing key, or a feature that the graph lacks.
+    """
+    stored_name = str(metadata.get("general.architecture"))
+    stated = SourceSettings(path, metadata, f"{stored_name}.")
+    architecture = _GGUF_NAMES.get(stored_name, stored_name)
+    if architecture == "llama" and stated.get("expert_count"):
+        architecture = "mixtral"
+    if architecture == "olmo2" and stated.get("attention.sliding_window"):
+        architecture = "olmo3"
+    _require_read(stated)
+    # A mistral file calls itself llama.
+    family = family_of(path, "mistral" if architecture == "llama" else architecture)
+    inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
+    heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
+    head_dim = stated.count("attention.key_length", hidden // heads)
+    num_layers, context_length = stated.count("block_count"), stated.count("context_length")
+    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length, wanted_length)
+    window = _window_from_gguf(stated, family, architecture, context_length)
+    is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    local_rotary = rotary
+    if family.is_local_plain:
+        base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
+        local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
+    by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=inner or stated.count("feed_forward_length"),
+        num_heads=heads,
+        num_kv_heads=stated.count("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
+        rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
+        layers=_layers(
+            Layer(rotary=rotary),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, is_local, window),
+        ),
+        activation=family.activation,
+        attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
+        attention_cap=stated.optional("attn_logit_softcapping", family.defaults.get("attn_logit_softcapping")),
+        embedding_scale=stated.number("embedding_scale", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_scale", 1.0),
+        logit_scale=1 / stated.number("logit_scale", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
+        routing=_routing(stated, family, "expert_count", "expert_used_count"),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
+        ),
+    )
+
+
+def config_from_huggingface(
+    path: object,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
+) -> DecoderConfig:
+    """The sizes and the structure of a decoder, from the settings of a Hugging Face folder's config.json.
+
+    Arguments and errors are those of config_from_gguf.
+    """
+    architecture, family = family_of_huggingface(path, settings)
+    stated = SourceSettings(path, settings)
+    _require_supported(path, stated, architecture, family.activation)
+    num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
+    heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
+    head_dim = stated.count("head_dim", hidden // heads)
+    num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
+    rotary, local_rotary = rotaries_from_huggingface(
+        stated, head_dim, context_length, wanted_length, is_local_plain=family.is_local_plain
+    )
+    is_local = _local_layers(
+        stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
+    )
+    window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=stated.count(next(filter(stated.get, _INNER_SIZES), _INNER_SIZES[-1])),
+        num_heads=heads,
+        num_kv_heads=stated.count("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
+        rms_eps=stated.number("rms_norm_eps"),
+        layers=_layers(
+            Layer(rotary=rotary),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, is_local, window),
+        ),
+        activation=family.activation,
+        attention_scale=stated.number(
+            "attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5
+        ),
+        attention_cap=stated.optional("attn_logit_softcapping"),
+        embedding_scale=stated.number("embedding_multiplier", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_multiplier", 1.0),
+        logit_scale=1 / stated.number("logits_scaling", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping"),
+        routing=_routing(stated, family, num_experts, "num_experts_per_tok"),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            SourceSettings(path, stated.get("rope_parameters", {})),
+            "llama_4_scaling_beta",
+            "original_max_position_embeddings",
+            context_length,
+        ),
+    )
+
+
+def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:
+    """Raises SourceError: The settings of a config.json ask for what no layer here computes."""
+    found = stated.get("hidden_activation", stated.get("hidden_act", activation))
+    if found != activation:
+        raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
+    for key in _UNSUPPORTED:
+        if stated.get(key):
+            raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
+    if stated.get("decoder_sparse_step", 1) != 1:
+        raise SourceError(f"{path} has experts in some layers only, which is not supported")
+
+
+def decoder_part(
+    settings: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Settings and tensors of the text decoder.
+
+    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 or mistral3
+    and the layers for multi-token prediction of a mimo, which are read as a drafting head.
+    """
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
+    inner = settings.get("text_config") if architecture in _SEEING else None
+    if inner:
+        seeing = ("vision_tower.", "multi_modal_projector.")
+        stored = {
+            name.replace("language_model.", "", 1): tensor
+            for name, tensor in stored.items()
+            if not name.removeprefix("model.").startswith(seeing)
+        }
+    if architecture == "mimo":
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("model.mtp_layers.")}
+    return {**defaults, **settings, **(inner or {})}, dict(stored)
+
+
+def _embedding_scale(family: Family, hidden_size: int) -> float:
+    return math.sqrt(hidden_size) if family.scales_embedding else 1.0
+
+
+def _routing(stated: SourceSettings, family: Family, num_experts: str, num_used: str) -> Routing | None:
+    """The routing by the keys of its numbers; None for a family without experts."""
+    if not family.is_mixture:
+        return None
+    routing = Routing(
+        stated.count(num_experts),
+        stated.count(num_used),
+        bool(stated.get("norm_topk_prob", family.normalizes_routing)),
+    )
+    if routing.num_used > routing.num_experts:
+        raise SourceError(
+            f"{stated.path} uses {routing.num_used} of {routing.num_experts} experts; the file is damaged"
+        )
+    return routing
+
+
+def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:
+    """The growth of queries by the keys of its numbers; None where the settings state none."""
+    if not stated.get(share):
+        return None
+    return QueryGrowth(stated.number(share), stated.count(period, context_length))
+
+
+def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if longest < _MIN_CONTEXT_LENGTH:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} token, wanted {_MIN_CONTEXT_LENGTH} or more; fetch its "
+            "settings again"
+        )
+    if wanted is not None and wanted > longest:
+        raise UsageError(
+            f"--context-length is {wanted}, and {path} is for texts of up to {longest} tokens; give {longest} or "
+            "less, or leave it out"
+        )
+    return min(wanted or longest, _MAX_CONTEXT_LENGTH)
+
+
+def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
+    if name not in tensors:
+        raise SourceError(f"{path} has no tensor {name}; it is incomplete or no language model")
+    return tensors[name].rows
+
+
+def _layers(
+    full: Layer, local: Layer, is_local: Sequence[bool], without_rotary: frozenset[int]
+) -> tuple[Layer, ...]:
+    layers = [local if sees_window else full for sees_window in is_local]
+    return tuple(replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers))
+
+
+def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+    """True for each layer that sees only a window; pattern lists the layers, or states a period."""
+    every = family.full_attention_every
+    if isinstance(pattern, str):  # such as LLLG, local and global, which is repeated
+        pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
+    if isinstance(pattern, list):
+        kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
+        found = [kinds.get(kind) for kind in pattern]
+        if len(found) != num_layers or None in found or (every is None and any(found)):
+            raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
+        return [kind is True for kind in found]
+    if every is None:
+        return [False] * num_layers
+    every = every if pattern is None else pattern
+    return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
+
+
+def _window_from_gguf(
+    stated: SourceSettings, family: Family, architecture: str, context_length: int
+) -> int | None:
+    key = "attention.sliding_window"
+    if family.full_attention_every is None:
+        if stated.get(key):
+            raise SourceError(
+                f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
+            )
+        return None
+    may_lack = not family.full_attention_every or family.rotates_local_alone
+    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), 0 if may_lack else None)
+    return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
+
+
+def _layers_without_rotary(
+    stated: SourceSettings, architecture: str, is_local: Sequence[bool], window: int | None
+) -> frozenset[int]:
+    """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
+    num_layers = len(is_local)
+    if stated.get("position_embedding_type", "rope") == "nope":
+        return frozenset(range(num_layers))
+    if FAMILIES[architecture].rotates_local_alone and window is not None:
+        return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
+    uses = stated.get("no_rope_layers")
+    if uses is None:
+        uses = [int(architecture != "smollm3" or i % 4 != 3) for i in range(num_layers)]
+    if len(uses) != num_layers or not set(uses) <= {0, 1}:
+        raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
+    return frozenset(i for i, rotates in enumerate(uses) if not rotates)
