@@ -32,10 +32,12 @@ from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
 from edgespec.system.split_files import utf8_name
-from edgespec.text.stored_template import find_tags, join_templates, set_end_token, turn_marks
+from edgespec.text.stored_template import find_tags, join_templates, set_end_token, set_tokens, turn_marks
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
+# Special tokens that only chat templates ask for; the manifest has the others.
+_OTHER_TOKENS = ("unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = "generation_config.json"
 ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
 _GPTQ = "quantize_config.json"  # of AutoGPTQ until 2023, beside a config.json that says nothing of it
@@ -235,8 +237,10 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
-    settings = read_json(folder / "tokenizer_config.json", needed=False)
-    template = _template(folder, settings)
+    settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
+    settings |= read_json(folder / "tokenizer_config.json", needed=False)
+    others = {name: _piece(settings.get(name)) for name in _OTHER_TOKENS}
+    template = set_tokens(_template(folder, settings), others)
     num_all = len(tokenizer.get_added_tokens_decoder())
     tokenizer = _mended(tokenizer, settings, template, largest + 1 if num_rows is None else num_rows)
     generation = read_json(folder / _GENERATION, needed=False)

@@ -59,7 +59,7 @@ _DEEPSEEK3 = (
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
-_NFC = ("qwen2", "deepseek-r1-qwen", "olmo")
+_NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo")
 _BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # unless the file says otherwise
 _WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone")

@@ -32,9 +32,16 @@ def join_templates(stated: Any) -> Any:
 
 def set_end_token(template: Any, ends: tuple[int, ...], eos: int | None, piece: str | None) -> Any:
     """The template, which sets eos_token itself where that is not the last of the model's end tokens."""
-    if not isinstance(template, str) or "eos_token" not in template or piece is None or ends[-1:] == (eos,):
+    return template if ends[-1:] == (eos,) else set_tokens(template, {"eos_token": piece})
+
+
+def set_tokens(template: Any, pieces: Mapping[str, str | None]) -> Any:
+    """The template, which sets those of these special tokens that it names."""
+    if not isinstance(template, str):
         return template
-    return f"{{% set eos_token = {json.dumps(piece, ensure_ascii=False)} +%}}{template}"
+    used = {name: piece for name, piece in pieces.items() if piece is not None and name in template}
+    written = (f"{{% set {name} = {json.dumps(piece, ensure_ascii=False)} +%}}" for name, piece in used.items())
+    return "".join([*written, template])
 
 
 def turn_marks(template: Any, tokens: Collection[str]) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The way in which a chat template takes tools, found by rendering it and not by the name of a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
 from os.path import commonprefix
@@ -24,7 +24,7 @@ _USER = {"role": "user", "content": "Qzvuser"}
 _SPOKEN = {"role": "assistant", "content": _SAID}
 _ID = "abcdefghi"  # nine characters, as Mistral's templates demand
 _SHORT_IDS = r"length\s*[!=]=\s*9\b"
-_READS_PARTS = r"""\[\s*['"]text['"]\s*\]|\.text\b|\(\s*['"]text['"]"""
+_READS_PARTS = r"\btext\b"
 _VARIABLES = ("tools", "xml_tools")
 
 
@@ -91,16 +91,29 @@ def probe_template(template: str | None, render: Render, special: Mapping[str, s
 
 
 def fit_contents(template: str | None, render: Render, special: Mapping[str, str]) -> Render:
-    """Renders with contents as this template takes them: as texts, or as lists of parts where it loses texts."""
+    """Renders with contents as this template takes them: texts, or parts for roles whose texts it loses."""
     if template is None or search(_READS_PARTS, template) is None:
         return render
+    in_parts: frozenset[str] = frozenset()
+    for turn in (_USER, {"role": "system", "content": _SAID}, _SPOKEN):
+        messages = {"user": [_USER], "system": [turn, _USER]}.get(turn["role"], [_USER, turn, _USER])
+        # What a template takes from no role, and results of tools, it takes as the user's contents.
+        more = in_parts | ({"user", "tool"} if turn is _USER else {turn["role"]})
+        shown = [
+            _Probe(template, _with_parts(render, roles), special).shows(turn["content"], messages)
+            for roles in (in_parts, more)
+        ]
+        if not shown[0] and (shown[1] or in_parts):
+            in_parts = more
+    return _with_parts(render, in_parts) if in_parts else render
 
+
+def _with_parts(render: Render, roles: Collection[str]) -> Render:
     def render_parts(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        return render(template, messages=[_in_parts(each) for each in messages], **names)
+        given = [_in_parts(each) if each["role"] in roles else each for each in messages]
+        return render(template, messages=given, **names)
 
-    said = str(_USER["content"])
-    loses_texts = not _Probe(template, render, special).shows(said, [_USER])
-    return render_parts if loses_texts and _Probe(template, render_parts, special).shows(said, [_USER]) else render
+    return render_parts
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ NUM_TEMPLATES, NUM_CONVERSATIONS = 200, 40
 _EACH = 12  # conversations of a template
 _SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 _WIDE = r"%s|\.format\(|ljust|wordwrap"
+# The roles whose contents are lists of parts, where a template takes such.
+_PART_ROLES = tuple(("user", "tool", *more) for more in (("system", "assistant"), ("assistant",), ("system",), ()))
 _SHOWN = 100  # characters before and behind the first that differs
 
 
@@ -51,7 +53,8 @@ def template_rows(_: Path) -> Iterator[Row]:
         mine = _Template(write_template(form))
         for each in random.sample(asked, _EACH):
             num_tried += 1
-            ours, theirs = mine.ours(each), mine.theirs(each)
+            ours = mine.ours(each)
+            theirs = mine.theirs(each, ours)
             if ours == theirs:
                 continue
             if reason := mine.explain(each, ours, theirs):
@@ -102,6 +105,16 @@ def _difference(where: str, asked: Asked, ours: str, theirs: str) -> Difference:
     return Difference(where, str(asked), repr(ours[around]), repr(theirs[around]))
 
 
+def _in_parts(messages: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> list[dict[str, Any]]:
+    """The messages, with contents as lists of parts for some roles."""
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"]}] if each["content"] else []}
+        if each["role"] in roles
+        else dict(each)
+        for each in messages
+    ]
+
+
 class _Template:
     def __init__(self, text: str) -> None:
         self.text = text
@@ -125,15 +138,13 @@ class _Template:
             return f"refused: {error}"
         return found[0]
 
-    def theirs(self, asked: Asked) -> str:
-        """The prompt of transformers, or that it fails."""
-        messages = [dict(message) for message in asked.messages]
+    def theirs(self, asked: Asked, ours: str) -> str:
+        """The prompt of transformers, or that it fails, with contents as the template takes them."""
+        forms = [asked]
         if self.render is not _render:
-            messages = [
-                {**each, "content": [{"type": "text", "text": each["content"]}] if each["content"] else []}
-                for each in messages
-            ]
-        return _theirs(self.text, Asked(messages, asked.tools, asked.switches))
+            forms = [Asked(_in_parts(asked.messages, roles), asked.tools, asked.switches) for roles in _PART_ROLES]
+        found = [_theirs(self.text, form) for form in forms]
+        return ours if ours in found else found[0]
 
     def explain(self, asked: Asked, ours: str, theirs: str) -> str:
         """The reason why both may differ, or none."""

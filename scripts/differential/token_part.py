@@ -29,7 +29,7 @@ _BEGINS = {"<|begin_of_text|>", "<s>"}
 # Why tokens may differ: by kinds of tokenizer, what a text has then, and the reason.
 _REASONS: tuple[tuple[tuple[str, ...], Callable[[str], object], str], ...] = (
     (
-        ("qwen2", "deepseek-r1-qwen", "olmo"),
+        ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo"),
         lambda text: not is_normalized("NFC", text),
         "with loose accents: the models' own tokenizers compose them, llama.cpp does not",
     ),

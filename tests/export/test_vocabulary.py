@@ -70,6 +70,21 @@ def test_eos_token_of_a_template_is_the_one_that_the_files_state(form: str, tmp_
     assert render(vocabulary.chat_template, {"bos_token": "b", "eos_token": "<|im_end|>"}) == "b\n<|endoftext|>"
 
 
+def test_special_tokens_of_a_template_are_those_that_the_files_state(tmp_path: Path) -> None:
+    """Also of older folders, which have them in a file of their own."""
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    stated = {"unk_token": "<u>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<none>"}
+    (tmp_path / "hf" / "special_tokens_map.json").write_text(json.dumps(stated))
+    settings = {
+        "pad_token": "<p>",
+        "chat_template": "{{ unk_token }}{{ pad_token }}{{ eos_token }}{{ sep_token }}",
+    }
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = read_vocabulary(tmp_path / "hf").chat_template
+    assert template is not None
+    assert render(template, {"eos_token": "<|im_end|>"}) == "<u><p><|endoftext|>"
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -85,9 +100,10 @@ def test_first_token_of_texts_is_added_where_llama_cpp_adds_it(keys: dict[str, A
     assert vocabulary_from_gguf("a.gguf", metadata | stated).add_bos == expected
 
 
-def test_olmo_takes_letters_and_accents_apart_or_together_alike() -> None:
+@pytest.mark.parametrize("name", ["olmo", "qwen2", "qwen35"])
+def test_letters_and_accents_apart_or_together_are_alike(name: str) -> None:
     tokenizer = Tokenizer.from_str(
-        vocabulary_from_gguf("a.gguf", tiny.GGUF_TOKENIZER | {"tokenizer.ggml.pre": "olmo"}).tokenizer_json
+        vocabulary_from_gguf("a.gguf", tiny.GGUF_TOKENIZER | {"tokenizer.ggml.pre": name}).tokenizer_json
     )
     assert tokenizer.encode("e\u0301").ids == tokenizer.encode("é").ids
 

@@ -215,17 +215,29 @@ def test_what_transformers_has_beside_jinja_is_known() -> None:
         assert render(template, {name: []}) == "[]True"
 
 
-def test_contents_are_lists_of_parts_where_a_template_takes_these_alone(tiny_model: Path) -> None:
-    template = (
-        "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}|"
-        "{% endif %}{% endfor %}{% endfor %}"
-    )
+PARTS = "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PARTS,
+        "{{ m.content | map(attribute='text') | join }}",
+        "{% if m.role == 'system' %}{{ m.content + '' }}{% else %}" + PARTS + "{% endif %}",
+        "{% if m.role == 'user' %}{{ m.content + '' }}{% else %}" + PARTS + "{% endif %}",
+        "{{ m.content.strip() }}{# text #}",
+    ],
+)
+def test_contents_are_lists_of_parts_for_roles_of_which_a_template_takes_these_alone(
+    content: str, tiny_model: Path
+) -> None:
+    template = "{% for m in messages %}" + content + "|{% endfor %}"
     tokenizer = Tokenizer(tiny_model / "tokenizer.json")
     messages = [Message("system", "be brief"), Message("user", "<|im_end|>"), Message("assistant", "")]
     with closing(PromptEncoder(read_manifest(tiny_model), tokenizer, template)) as encoder:
         ids = encoder.encode(messages)
         assert END not in ids
-        assert tokenizer.decode(ids) == "be brief|<|im_end|>|"
+        assert tokenizer.decode(ids) == "be brief|<|im_end|>||"
 
 
 @pytest.mark.parametrize(("width", "expected"), [("'> '", "> "), ("2", "  "), ("'x' * 16", "x" * 16)])
