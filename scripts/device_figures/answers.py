@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from compare_with_cpu import compare_texts
 
-from device_figures.models import Checked
+from device_figures.models import Checked, LeftOut
 from device_figures.page import Figure
 from device_figures.peak_memory import record_peak_memory
 from edgespec import SamplingParams, load
@@ -69,9 +69,7 @@ def answer_plainly(checked: Checked, precision: str) -> Iterator[Figure]:
         yield _find_new_widths(f"{precision}, plain", engine, opened, passes)
         passes.clear()
         speed = _speed(engine.generate(_PROMPT, max_tokens=checked.num_tokens))
-    steps = passes[-checked.num_tokens + 1 :]
-    pass_s = median(each.ended_s - each.started_s for each in steps)
-    gap_s = median(after.started_s - before.ended_s for before, after in pairwise(steps))
+    pass_s, gap_s = _pass_and_gap_s(passes[-checked.num_tokens + 1 :])
     yield Figure(
         f"{precision}: plain {speed:.1f} tokens/s, {1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
         {"form": precision, "tokens_per_second": speed, "pass_s": pass_s, "gap_s": gap_s},
@@ -88,6 +86,51 @@ def answer_plainly(checked: Checked, precision: str) -> Iterator[Figure]:
         {"form": precision, "device_bytes": own, "weights_bytes": foreseen, "host_bytes": host},
         f"{precision} took {own / 1e9:.2f} GB, more than foreseen: set --memory until memory/estimate.py knows it"
         if own is not None and own > _MEMORY * foreseen + _MEMORY_BYTES
+        else None,
+    )
+
+
+def _pass_and_gap_s(steps: list[RunPass]) -> tuple[float, float]:
+    """Seconds of a pass and between two, at the median."""
+    return (
+        median(each.ended_s - each.started_s for each in steps),
+        median(after.started_s - before.ended_s for before, after in pairwise(steps)),
+    )
+
+
+def answer_with_recordings(checked: Checked, precision: str) -> Iterator[Figure]:
+    """Plain decoding with each pass started anew, and with passes replayed, outside deterministic mode."""
+    target, device = checked.form(precision), checked.device
+    if not device.records_passes:
+        raise LeftOut("only CUDA records passes")
+    speeds, texts, is_recording = [], [], False
+    how: dict[str, Any] = {"drafter": "none", "deterministic": False}  # in deterministic mode nothing is recorded
+    for cuda_graph in (False, True):
+        with (
+            record_passes() as passes,
+            load(target.folder, device=device.name, cuda_graph=cuda_graph, **how) as engine,
+        ):
+            engine.generate(_PROMPT, max_tokens=16)
+            passes.clear()
+            answer = engine.generate(_PROMPT, max_tokens=checked.num_tokens)
+            opened: Any = engine.target
+            is_recording = getattr(opened, "_chain", opened)._passes.is_recording
+        pass_s, gap_s = _pass_and_gap_s(passes[-checked.num_tokens + 1 :])
+        speeds.append(_speed(answer))
+        texts.append(answer.token_ids)
+        yield Figure(
+            f"{precision}, {'replayed' if is_recording else 'not recorded'}: {speeds[-1]:.1f} tokens/s, "
+            f"{1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
+            {"form": precision, "is_recording": is_recording, "pass_s": pass_s, "gap_s": gap_s},
+        )
+    ratio, text = speeds[1] / max(speeds[0], 1e-9), "same" if texts[0] == texts[1] else "another"
+    yield Figure(
+        f"{precision}: CUDA graphs give {ratio:.2f} times the speed, and {text} text",
+        {"form": precision, "ratio": ratio, "text": text},
+        f"passes in {precision} are not replayed; what edgespec says as it opens the model is the reason"
+        if not is_recording
+        else f"CUDA graphs lose here ({precision}: {ratio:.2f}): --no-cuda-graph"
+        if ratio < _LOSES
         else None,
     )
 

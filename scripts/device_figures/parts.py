@@ -15,7 +15,12 @@ from threading import Event, Timer
 from time import perf_counter
 from typing import NamedTuple
 
-from device_figures.answers import answer_in_schedules, answer_plainly, answer_with_text_drafters
+from device_figures.answers import (
+    answer_in_schedules,
+    answer_plainly,
+    answer_with_recordings,
+    answer_with_text_drafters,
+)
 from device_figures.models import Checked, LeftOut
 from device_figures.page import Figure
 from device_figures.passes import (
@@ -64,6 +69,8 @@ PARTS = (
     *_parts_of_form("fp16"),
     Part("plain, source", 30, partial(answer_plainly, precision="source")),
     Part("plain, fp16", 30, partial(answer_plainly, precision="fp16")),
+    Part("CUDA graphs, source", 40, partial(answer_with_recordings, precision="source")),
+    Part("CUDA graphs, fp16", 40, partial(answer_with_recordings, precision="fp16")),
     Part("text drafters, source", 60, partial(answer_with_text_drafters, precision="source")),
     Part("prepare drafter", 60, partial(_prepare, precision="drafter")),
     Part("schedules, source", 60, partial(answer_in_schedules, precision="source")),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compare_with_cpu import compare_rows, compare_texts, compare_with_cpu
-from device_figures.answers import answer_plainly
+from device_figures.answers import answer_plainly, answer_with_recordings
 from device_figures.models import Checked
 from device_figures.page import Figure, format_machine, format_memory
 from device_figures.parts import PARTS, find_parts, run_apart, run_here
@@ -214,6 +214,18 @@ def test_an_answer_says_its_widths_and_what_lies_between_passes(gpu: FakeGpu, ch
     assert memory.values["weights_bytes"] > 0
 
 
+@pytest.mark.slow
+def test_passes_that_are_replayed_stand_beside_those_that_are_started_anew(gpu: FakeGpu, checked: Checked) -> None:
+    plain, replayed, both = answer_with_recordings(checked, "source")
+    assert (plain.values["is_recording"], replayed.values["is_recording"]) == (False, True)
+    assert gpu.num_replayed > 12
+    assert both.values["text"] == "same"
+    gpu.recordings = iter(["CUDA failure 901: operation failed due to a previous error during capture"] * 99)
+    (checked.folder / "source" / "device_checks.json").unlink()
+    *_, both = answer_with_recordings(checked, "source")
+    assert "passes in source are not replayed" in str(both.advice)
+
+
 def test_the_page_begins_with_the_device_its_driver_and_all_versions() -> None:
     document = {
         "date": "2026-11-22",
@@ -248,7 +260,8 @@ def test_the_check_runs_on_the_cpu_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert all(found["figures"] for found in document["parts"])
     assert not any(figure["is_wrong"] for figure in figures)
     assert {each["text"] for each in figures if "left out" in each["text"]} == {
-        "left out: only CUDA has these kernels"
+        "left out: only CUDA has these kernels",
+        "left out: only CUDA records passes",
     }
     schedules = [found["figures"] for found in document["parts"] if found["part"].startswith("schedules")]
     for figure in (each for found in schedules for each in found[:3]):
