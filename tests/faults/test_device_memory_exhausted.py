@@ -131,3 +131,34 @@ def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, mode
     engine = None
     gc.collect()
     assert gpu.used == gpu.kept == 0, "closing gives everything back"
+
+
+@pytest.mark.slow
+def test_a_gpu_that_another_program_takes_in_mid_answer_ends_with_exit_code_5_and_the_text_so_far(
+    gpu: FakeGpu, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "chat",
+        str(model),
+        "--device",
+        "cuda",
+        "--drafter",
+        "none",
+        "--prompt",
+        PROMPT,
+        "--max-tokens",
+        "40",
+    ]
+    assert main(command) == 0
+    wanted = capsys.readouterr().out.strip()
+    num_passes = len(gpu.widths)
+    assert main(command) == 0
+    num_passes = len(gpu.widths) - num_passes  # of an opening that finds its check saved, and an answer
+    capsys.readouterr()
+    gpu.passes = forever(SAYINGS[2], num_passes - 20)
+    assert main(command) == 5
+    found = capsys.readouterr()
+    assert 0 < len(found.out.strip()) < len(wanted)
+    assert wanted.startswith(found.out.strip())
+    assert "out of memory while running a pass" in found.err
+    assert "Traceback" not in found.err

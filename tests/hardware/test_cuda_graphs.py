@@ -118,14 +118,22 @@ def test_replays_that_differ_are_off_and_stay_off(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_before", [0, 1])
+@pytest.mark.parametrize(
+    ("num_before", "said"),
+    [
+        (0, "CUDA failure 901: operation failed due to a previous error during capture"),
+        (
+            1,
+            "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaGraphInstantiate(&graph_exec, graph_)",
+        ),
+    ],
+)
 def test_a_recording_that_fails_ends_recording_and_not_the_answer(
-    num_before: int, gpu: FakeGpu, model: Path, caplog: pytest.LogCaptureFixture
+    num_before: int, said: str, gpu: FakeGpu, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = answer(model, LONG, cuda_graph=False)
     if num_before:  # the check is saved then, and one fails while an answer is made
         answer(model)
-    said = "CUDA failure 901: operation failed due to a previous error during capture"
     gpu.recordings = iter([None] * num_before + [said] * 99)
     with caplog.at_level(logging.WARNING):
         assert answer(model, LONG) == wanted
