@@ -80,9 +80,17 @@ def find_graphs(session: Any, device: Device) -> CudaGraphs | None:
 class RecordedPass:
     """The recorded pass over one cache."""
 
-    def __init__(self, graphs: CudaGraphs, names: Signature, outputs: Mapping[str, tuple[int, Any]]) -> None:
-        """outputs: Those to give, with the width of a row and its type."""
+    def __init__(
+        self, graphs: CudaGraphs, names: Signature, outputs: Mapping[str, tuple[int, Any]], *, is_single: bool
+    ) -> None:
+        """Record nothing yet.
+
+        Args:
+            outputs: Those to give, with the width of a row and its type.
+            is_single: Give logits of the first token alone: those of all take eight times as long to copy.
+        """
         self._graphs, self._names, self._wanted = graphs, names, outputs
+        self._is_single = is_single
         self._id, self._age = _NONE, -1
         self._binding: Any = None
         self._arrays: dict[str, Any] = {}  # on the device, by the name that they are bound to
@@ -105,8 +113,8 @@ class RecordedPass:
     ) -> Outputs | None:
         """Run tokens, of which the last may mean nothing, after the first num_past slots of the cache.
 
-        A new recording is compared with a plain pass. Returns all rows of outputs, [width, …]; None where passes
-        are no longer recorded.
+        A new recording is compared with a plain pass. Returns rows of outputs, [width, …], or the first row of
+        logits alone; None where passes are no longer recorded.
 
         Args:
             fetched: The outputs that are copied to the host.
@@ -166,6 +174,7 @@ class RecordedPass:
 
     def _bind(self, buffers: Sequence[Any]) -> Any:
         width, names = self._graphs.width, self._names
+        num_rows = 1 if self._is_single else width
         binding = self._graphs.session.io_binding()
         for (past, present), buffer in zip(names.caches(len(buffers) // 2), buffers, strict=True):
             binding.bind_ortvalue_input(past, buffer)
@@ -175,10 +184,11 @@ class RecordedPass:
             self._arrays[name] = self._take(shape, np.int64)
             binding.bind_ortvalue_input(name, self._arrays[name])
         for name, (row_width, kind) in self._wanted.items():
-            self._arrays[name] = self._take((1, width, row_width), kind)
+            is_row = name in (names.logits, names.best)
+            self._arrays[name] = self._take((1, num_rows if is_row else width, row_width), kind)
             binding.bind_ortvalue_output(name, self._arrays[name])
         assert names.num_logits_to_keep
-        for name, number in ((names.num_logits_to_keep, width), (FIRST_ROW, 0), (END_ROW, width)):
+        for name, number in ((names.num_logits_to_keep, width), (FIRST_ROW, 0), (END_ROW, num_rows)):
             held = np.array([number], np.int64)
             self._held.append(held)
             binding.bind_input(name, "cpu", 0, np.int64, held.shape, held.ctypes.data)

@@ -93,13 +93,14 @@ class Passes:
         """Hold nothing, and nothing of another fork."""
         self._binding = self._session.io_binding()
         self.cache: BoundCache = make_cache(self._session, self._binding, self._manifest, self._device)
-        self._recorded: RecordedPass | None = None
+        self._recorded: tuple[RecordedPass, ...] = ()  # with all rows, and with the first one alone
         if self.graphs:
             outputs = {name: (width, self._types[name]) for name, width in self._outputs.items()}
             outputs |= {name: (width, np.float32) for name, width in self._token_widths.items()}
             assert isinstance(self.cache, SharedCache)
-            self._recorded = RecordedPass(self.graphs, self._names, outputs)
-            self.cache.before_change = self._recorded.drop
+            record = partial(RecordedPass, self.graphs, self._names, outputs)
+            self._recorded = record(is_single=False), record(is_single=True)
+            self.cache.before_change = partial(_drop, self._recorded)
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)
@@ -221,7 +222,6 @@ class Passes:
 
     def _run_recorded(self, asked: "_Run") -> PassRows | None:
         """None where the pass has to run plain: memory is to be given back first, or recording failed."""
-        assert self._recorded
         assert isinstance(self.cache, SharedCache)
         if self.cache.has_freed:
             return None
@@ -230,7 +230,8 @@ class Passes:
         all_logits = asked._replace(num_rows=num_tokens, output=self._names.logits)
         with translate_errors("running a pass"):
             padded, fetched = _pad(asked.tokens, asked.num_padded), (asked.output, *self._token_widths)
-            found = self._recorded.run(
+            is_single = num_tokens == 1 and asked.output == self._names.logits
+            found = self._recorded[is_single].run(
                 self.cache, padded, asked.num_past, fetched, lambda: self._run_plain(all_logits).logits
             )
         if found is None:
@@ -388,6 +389,11 @@ class _Run(NamedTuple):
     def width(self) -> int:
         """How many tokens it runs, those of the padding among them."""
         return len(self.tokens) + self.num_padded
+
+
+def _drop(recorded: Sequence[RecordedPass]) -> None:
+    for each in recorded:
+        each.drop()
 
 
 def _pad(rows: npt.NDArray[Any], num_padded: int) -> npt.NDArray[Any]:

@@ -192,6 +192,9 @@ def _check_recordings(found: Findings, gpu: StubGpu, folder: ModelFolder, device
         found.equal("recordings of two caches, of which one was made beside the other's", gpu.recordings, 3)
         decode(decoder, 505, 520)
         found.equal("recordings after a cache has grown", gpu.recordings, 4)
+        for num_tokens in range(510, 520):
+            decoder.logits(np.arange(num_tokens, dtype=np.int32) % decoder.vocab_size, 1)
+        found.equal("recordings once whole rows are wanted too, one at a time", gpu.recordings, 5)
         gpu.refuse(recordings=True)
         fork.forget()
         decode(fork, 20, 30)

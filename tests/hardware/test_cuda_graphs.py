@@ -60,6 +60,21 @@ def test_an_answer_of_replays_is_that_of_plain_passes_and_leaves_nothing(gpu: Fa
     assert gpu.used == gpu.kept == 0
 
 
+def test_sampling_without_a_draft_copies_one_row_of_a_replay(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 60).astype(np.int32)
+    for length in range(20, 40):  # now and then with a draft
+        decoder.logits(tokens[:length], 1 + (length % 5 == 0))
+    recorded, replayed, copied = gpu.num_recorded, gpu.num_replayed, gpu.copied_bytes
+    for length in range(40, 61):
+        assert np.abs(decoder.logits(tokens[:length], 1) - fresh.logits(tokens[:length], 1)).max() < CLOSE
+    assert (gpu.num_recorded - recorded, gpu.num_replayed - replayed) == (0, 21)
+    assert gpu.copied_bytes - copied == 21 * 4 * manifest.vocab_size
+
+
 @pytest.mark.slow
 def test_deterministic_mode_and_trees_record_nothing(gpu: FakeGpu, model: Path) -> None:
     for how in ({"deterministic": True}, {"drafter": "lookahead", "draft_length": "auto"}):

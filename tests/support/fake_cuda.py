@@ -49,6 +49,7 @@ class FakeGpu:
         self.arenas: list[Counter[int]] = []  # of each session, by size: how often what it has let go was taken
         self.used = 0
         self.num_shrunk = 0
+        self.copied_bytes = 0  # to the host, of arrays that stay on the device
         self.devices: list[int] = []  # of the sessions, by index
         self.options: list[dict[str, str]] = []
         self.widths: list[int] = []  # of passes
@@ -227,7 +228,9 @@ class _Value:
         return self.real.shape()
 
     def numpy(self) -> Any:
-        return self.real.numpy().copy()
+        found = self.real.numpy().copy()
+        self._session._gpu.copied_bytes += found.nbytes
+        return found
 
     def update_inplace(self, array: Any) -> None:
         self.real.update_inplace(array)
