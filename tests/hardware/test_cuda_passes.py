@@ -1,6 +1,7 @@
 """Passes on NVIDIA's provider in imitation: caches, trees and several GPUs. What is computed is the CPU's."""
 
 import gc
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,10 @@ def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Pa
     assert set(gpu.widths) <= opened
 
 
+# A 1.5B model in 4 bits on an H100 (docs/log/devices.md), where one row costs less than four; wider ones assumed.
+INT4_MS = {1: 2.50, 2: 2.84, 4: 2.80, 8: 3.82, 16: 6.07, 32: 6.16, 64: 6.6, 256: 10.0}
+
+
 @pytest.mark.parametrize(
     ("how", "deterministic"),
     [
@@ -159,17 +164,37 @@ def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Pa
 def test_an_answer_runs_no_width_that_did_not_run_before_it(
     gpu: FakeGpu, model: Path, tiny_drafter: Path, how: str, deterministic: bool
 ) -> None:
-    named = {"drafter": how} if how != "pipelined" else {"drafter": str(tiny_drafter), "schedule": how}
-    with load(
-        model, device="cuda", draft_length="auto" if how == "none" else 3, deterministic=deterministic, **named
-    ) as engine:
+    expect_no_new_width(gpu, model, tiny_drafter, how, deterministic, (16,) if deterministic else (8, 32, 64))
+
+
+@slow
+@pytest.mark.parametrize(("how", "deterministic"), [("auto", True), ("auto", False), ("hedged", False)])
+def test_nor_does_one_where_rows_cost_something(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, tiny_drafter: Path, how: str, deterministic: bool
+) -> None:
+    gpu = install(monkeypatch, FakeGpu(), passes_ms=INT4_MS)
+    # Without what was found to pay on the other card.
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
+    widths = (4,) if deterministic else (1, 4, 8, 32, 64)
+    expect_no_new_width(gpu, copy, tiny_drafter, how, deterministic, widths)
+
+
+def expect_no_new_width(
+    gpu: FakeGpu, model: Path, drafter: Path, how: str, deterministic: bool, widths: tuple[int, ...]
+) -> None:
+    is_model = how in ("pipelined", "hedged")
+    named = {"drafter": str(drafter), "schedule": how} if is_model else {"drafter": how}
+    length = "auto" if how in ("none", "auto") else 3
+    with load(model, device="cuda", draft_length=length, deterministic=deterministic, **named) as engine:
+        assert engine.target.can.widths == widths
         opened = set(gpu.widths)
         gpu.widths.clear()
         answers = [engine.generate(prompt, max_tokens=20) for prompt in ("the", "the in the an the in " * 9)]
         sampled = engine.generate("the", sampling=SamplingParams(temperature=0.7, seed=3), max_tokens=15)
         assert set(gpu.widths) <= opened
         plain = engine.plain()
-        assert plain.generate("the", max_tokens=20).token_ids == answers[0].token_ids
+        greedy = plain.generate("the", max_tokens=20)
         again = plain.generate("the", sampling=SamplingParams(temperature=0.7, seed=3), max_tokens=15)
-        assert again.token_ids == sampled.token_ids
+        if widths[0] > 3:  # else a pass with a draft has other kernels than one without
+            assert (greedy.token_ids, again.token_ids) == (answers[0].token_ids, sampled.token_ids)
         assert set(gpu.widths) <= opened
