@@ -14,7 +14,6 @@ from typing import NamedTuple
 from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.free_memory import ReadFreeMemory
-from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, find_device, machine_key, nvidia_bytes, usable_devices
 from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.hardware import may_have_accelerator
@@ -90,9 +89,10 @@ def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
         )
         return ModelFolder(folder, read_any_manifest(folder, models.report))
 
-    return ModelForms(
-        name=name, find=_remember(find), prepare=prepare, foresee=partial(foresee_model, models, name)
-    )
+    def foresee(device: Device) -> ModelSize:
+        return foresee_model(models, name, device.form, nvidia_bytes(device.name))
+
+    return ModelForms(name=name, find=_remember(find), prepare=prepare, foresee=foresee)
 
 
 def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device], ModelFolder | None]:
@@ -107,8 +107,8 @@ def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device]
     return look
 
 
-def _never(form: Kind) -> ModelSize:
-    raise AssertionError(f"a folder that is there needs not be foreseen in the {form} form")
+def _never(device: Device) -> ModelSize:
+    raise AssertionError(f"a folder that is there needs not be foreseen on {device.name}")
 
 
 AUTO, CPU = "auto", "cpu"

@@ -14,9 +14,10 @@ from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH, estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import Device
+from edgespec.runtimes.devices import Device, nvidia_bytes
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, Shape
+from edgespec.setup.half_floats import are_read_at_once, prefers_half_floats
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
@@ -86,13 +87,13 @@ class ModelForms:
     """A model by the device that is to run it.
 
     find: A prepared folder, None where there is none. prepare: Exports one; None where the folders are all that
-    there is. foresee: The size of the model in a form, by its source.
+    there is. foresee: The size of the model on a device, by its source.
     """
 
     name: str
     find: Callable[[Device], ModelFolder | None]
     prepare: Callable[[Device], ModelFolder] | None
-    foresee: Callable[[Kind], ModelSize]
+    foresee: Callable[[Device], ModelSize]
 
     def can_have(self, device: Device) -> bool:
         """True if the model is prepared for a device, or may be."""
@@ -111,18 +112,30 @@ class ModelForms:
         for each in (device, *others):
             if found := self.find(each):
                 size = ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found))
-                return size if each == device else in_form(size, device.form)
-        return self.foresee(device.form)
+                is_named = split_precision(self.name)[1] is not None
+                gpu_bytes = None if is_named or each == device else nvidia_bytes(device.name)
+                return size if each == device else in_form(size, device.form, gpu_bytes)
+        return self.foresee(device)
 
 
-def in_form(size: ModelSize, form: Kind) -> ModelSize:
-    """The size of another form of a model, roughly."""
+def in_form(size: ModelSize, form: Kind, gpu_bytes: int | None = None) -> ModelSize:
+    """The size of another form of a model, roughly.
+
+    Args:
+        gpu_bytes: The memory of the NVIDIA GPU that it is for, where nobody has named a precision.
+    """
     manifest = size.manifest
     if form == manifest.form:
         return size
     file_bytes = size.file_bytes
     if form == "npu":
         file_bytes = int(_NPU_BYTES * file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS))
+    is_float = manifest.precision in ("fp16", "fp32")
+    is_float |= manifest.precision == "source" and manifest.source.format != "gguf"
+    if form == "gpu" and gpu_bytes and not is_float:
+        half_bytes = int(2 * file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS))
+        if are_read_at_once(half_bytes, gpu_bytes):
+            manifest, file_bytes = replace(manifest, precision="fp16"), half_bytes
     return ModelSize(_manifest_in_form(manifest, form), file_bytes)
 
 
@@ -167,17 +180,29 @@ def needed_bytes(manifest: Manifest, file_bytes: int) -> int:
     return needed + RESERVE_BYTES
 
 
-def foresee_model(home: ModelHome, model: str, form: str) -> ModelSize:
+def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None = None) -> ModelSize:
     """A made-up manifest, which only states shapes, and the bytes of the weights file.
 
     A model that the catalogue does not list is read from its source, which is fetched if need be.
+
+    Args:
+        gpu_bytes: The memory of the NVIDIA GPU that it is for.
 
     Raises ModelError: The source is missing, damaged or unsupported.
     """
     name, asked = split_precision(model)
     entry = CATALOG.get(name)
     precision = asked or ("fp16" if form == "npu" else entry.precision if entry else "source")
-    return _from_catalog(name, entry, precision, form) if entry else _from_source(home, name, precision, form)
+    gpu_bytes = gpu_bytes if form == "gpu" and asked is None else None
+    if entry:
+        if gpu_bytes and are_read_at_once(bytes_of_shape(entry.shape, "fp16"), gpu_bytes):
+            precision = "fp16"
+        return _from_catalog(name, entry, precision, form)
+    path = Path(name).expanduser()
+    source = path if path.exists() else home.locate(name).path
+    if gpu_bytes and prefers_half_floats(source, precision, source.parent, gpu_bytes, lambda line: None):
+        precision = "fp16"
+    return _from_source(source, path.name, precision, form)
 
 
 def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> ModelSize:
@@ -187,17 +212,15 @@ def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> 
     return _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
 
 
-def _from_source(home: ModelHome, name: str, precision: str, form: str) -> ModelSize:
+def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSize:
     from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
     from edgespec.export.plan import plan_model
 
-    path = Path(name).expanduser()
-    source = path if path.exists() else home.locate(name).path
     planned = plan_model(source, ExportOptions(precision=precision, form=form))
     config, cost = planned.loaded.config, planned.cost
     kv_cache = KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     sizes = config.vocab_size, config.context_length, cost.write_bytes
-    return _make_up(path.name, cost.precision, kv_cache, *sizes, form)
+    return _make_up(name, cost.precision, kv_cache, *sizes, form)
 
 
 def _make_up(

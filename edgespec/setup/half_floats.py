@@ -14,8 +14,8 @@ _PARTS = 24  # of a GPU's memory, of which fp16 weights take one at most
 _DISK_RESERVE_BYTES = 2 << 30
 
 
-def prefers_half_floats(source: Path, folder: Path, gpu_bytes: int, report: Report) -> bool:
-    """True if a source of blocks is prepared in fp16 for a GPU; says what decides.
+def prefers_half_floats(source: Path, usual: str, folder: Path, gpu_bytes: int, report: Report) -> bool:
+    """True if a source is prepared in fp16 for a GPU, and not in its usual precision; says what decides.
 
     Args:
         folder: Where models are prepared.
@@ -23,34 +23,36 @@ def prefers_half_floats(source: Path, folder: Path, gpu_bytes: int, report: Repo
 
     Raises as plan_model does.
     """
-    if not source.is_file():  # safetensors, which are floating point
+    if usual == "source" and not source.is_file():  # safetensors, which are floating point
         return False
     from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
     from edgespec.export.plan import plan_model
 
     planned = plan_model(source, ExportOptions(precision="fp16", form="gpu"))
-    if not any(tensor.is_blocks for tensor in planned.loaded.tensors.values()):
+    if usual == "source" and not any(tensor.is_blocks for tensor in planned.loaded.tensors.values()):
         return False
+    instead = f"preparing in {'the precision of the source' if usual == 'source' else usual}"
     weights = planned.cost.write_bytes
     found = f"its weights in fp16 take {_gigabytes(weights)} of the GPU's {_gigabytes(gpu_bytes)}"
-    if weights * _PARTS > gpu_bytes:
-        report(f"preparing in the precision of the source: {found}, more than a {_PARTS}th")
+    if not are_read_at_once(weights, gpu_bytes):
+        report(f"{instead}: {found}, more than a {_PARTS}th")
         return False
     free = shutil.disk_usage(folder).free
     if weights + _DISK_RESERVE_BYTES > free:
-        report(
-            f"preparing in the precision of the source: fp16 takes more than the {_gigabytes(free)} free on disk"
-        )
+        report(f"{instead}: fp16 takes more than the {_gigabytes(free)} free on disk")
         return False
-    report(
-        f"preparing in fp16, in which drafts cost least: {found}; name the model with :source for its own blocks"
-    )
+    report(f"preparing in fp16, in which drafts cost least: {found}; name the model with :{usual} for that")
     return True
 
 
 def fits_in_half_floats(prepared: Path, gpu_bytes: int) -> bool:
     """True if a GPU reads the files of a folder that is prepared in fp16 in no time of its own."""
-    return sum(each.stat().st_size for each in prepared.iterdir() if each.is_file()) * _PARTS <= gpu_bytes
+    return are_read_at_once(sum(each.stat().st_size for each in prepared.iterdir() if each.is_file()), gpu_bytes)
+
+
+def are_read_at_once(weights_bytes: int, gpu_bytes: int) -> bool:
+    """True if a GPU reads weights in no time of its own."""
+    return weights_bytes * _PARTS <= gpu_bytes
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -308,7 +308,7 @@ class ModelHome:
             )
         source = fetch_source()
         self._require_writable()
-        if gpu_bytes and prefers_half_floats(source.path, self.models, gpu_bytes, self.report):
+        if gpu_bytes and prefers_half_floats(source.path, usual, self.models, gpu_bytes, self.report):
             precision, folder = "fp16", fast
         self._export(source, folder, precision, form)
         return folder

@@ -35,7 +35,7 @@ GIB = 1 << 30
 
 def unprepared(name: str, num_bytes: int) -> ModelForms:
     size = ModelSize(manifest=manifest(name), file_bytes=num_bytes)
-    return ModelForms(name=name, find=lambda device: None, prepare=pytest.fail, foresee=lambda form: size)
+    return ModelForms(name=name, find=lambda device: None, prepare=pytest.fail, foresee=lambda device: size)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_drafter_on_the_targets_device_takes_turns_with_it(options: Callable[...
 
 def test_hedging_is_left_to_devices_that_run_trees(options: Callable[..., DeviceOptions]) -> None:
     size = ModelSize(manifest=replace(manifest("drafter"), tree_graph="model_tree.onnx"), file_bytes=4 * 10**8)
-    drafter = replace(unprepared("drafter", 1), foresee=lambda form: size)
+    drafter = replace(unprepared("drafter", 1), foresee=lambda device: size)
     found = options(unprepared("target", 4 * 10**9), drafter)
     hedged = {
         other: [option for _, option in found.foresee(Where("cuda", other)) if option.schedule == "hedged"]

@@ -31,6 +31,16 @@ def test_shapes_are_those_of_the_export(tiny_gguf: Path, tmp_path: Path, form: s
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize(("name", "gpu_bytes"), [("smollm2-135m", 12 << 30), ("qwen2.5-coder-1.5b", 80 << 30)])
+def test_models_of_the_catalogue_are_foreseen_in_half_floats_for_a_large_gpu(
+    name: str, gpu_bytes: int, tmp_path: Path
+) -> None:
+    home = ModelHome(tmp_path, offline=True)
+    halves, blocks = (foresee_model(home, name, "gpu", size) for size in (gpu_bytes, 4 << 30))
+    assert (halves.manifest.precision, blocks.manifest.precision) == ("fp16", CATALOG[name].precision)
+    assert halves.file_bytes > 2 * blocks.file_bytes
+
+
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_models_of_the_catalogue_are_foreseen_without_a_download(name: str, tmp_path: Path) -> None:
     home = ModelHome(tmp_path, offline=True)

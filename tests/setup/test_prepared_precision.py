@@ -1,6 +1,7 @@
 """The precision in which the gpu form is prepared for an NVIDIA GPU, by the memory of that GPU."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from random_model import SHAPES, write_model
 
 from edgespec import load
 from edgespec.manifest import read_manifest
+from edgespec.setup.foresee import ModelSize, foresee_model, in_form
 from edgespec.setup.home import ModelHome
 
 
@@ -57,6 +59,20 @@ def test_a_gpu_without_room_a_named_precision_and_other_devices_keep_the_blocks(
     named = f"{blocks}:source"
     assert home.resolve(named, "gpu", nvidia_bytes=lambda: pytest.fail("asked")) == folder
     home.resolve(str(blocks), "cpu", nvidia_bytes=lambda: pytest.fail("asked"))
+
+
+def test_a_plan_foresees_what_a_gpu_gets(blocks: Path, home: ModelHome, tiny_gguf: Path, said: list[str]) -> None:
+    def precision(source: Path, named: str = "", form: str = "gpu", num_bytes: int = 24 << 30) -> str:
+        return foresee_model(home, f"{source}{named}", form, num_bytes).manifest.precision
+
+    assert precision(blocks) == "fp16"
+    assert precision(blocks, num_bytes=1 << 20) == precision(blocks, ":source") == "source"
+    assert precision(blocks, form="cpu") == precision(tiny_gguf) == "source"
+    manifest, file_bytes = foresee_model(home, str(blocks), "cpu")
+    size = ModelSize(replace(manifest, source=replace(manifest.source, format="gguf")), file_bytes)
+    assert in_form(size, "gpu", 24 << 30).manifest.precision == "fp16"
+    assert in_form(size, "gpu", 24 << 30).file_bytes > 2 * size.file_bytes
+    assert in_form(size, "gpu", 1 << 20).file_bytes == in_form(size, "gpu").file_bytes == size.file_bytes
 
 
 def test_a_full_disk_keeps_the_blocks(
