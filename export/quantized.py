@@ -19,6 +19,7 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats
 from edgespec.export.quantized_tensors import Checkpoint, of_floats, of_groups, unpack
 from edgespec.export.safetensors import StoredIntegers
+from edgespec.export.settings import UNUSUAL
 from edgespec.export.tensors import StoredTensor
 
 _Array = npt.NDArray[Any]
@@ -43,7 +44,13 @@ def read_quantized(
     if method not in _METHODS:
         raise _unread(path, f"quantised by {method}")
     found = Checkpoint(path, stated, floats, integers)
-    made = dict(_METHODS[method](found))
+    try:
+        made = dict(_METHODS[method](found))
+    except UNUSUAL as error:
+        name = next(reversed(found.taken), "none")
+        raise SourceError(
+            f"{path}: tensor {name} or one beside it is damaged ({error}); fetch it again"
+        ) from error
     done = {name for name in (*floats, *integers) if name in found.taken or name.endswith(_UNUSED)}
     if left := integers.keys() - done:
         name = min(left)

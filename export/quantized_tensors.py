@@ -29,7 +29,7 @@ class Checkpoint:
     stated: Mapping[str, Any]
     floats: Mapping[str, StoredTensor]
     integers: Mapping[str, StoredIntegers]
-    taken: set[str] = field(default_factory=set)
+    taken: dict[str, None] = field(default_factory=dict)  # in order
 
     def modules(self, ending: str) -> Iterator[str]:
         """The names of modules that have a tensor with this ending."""
@@ -80,7 +80,7 @@ class Checkpoint:
                 f"{self.path} has no tensor {name}, or one of another type than its quantisation "
                 f"({self.stated.get('quant_method')}) has; it is incomplete, fetch it again"
             )
-        self.taken.add(name)
+        self.taken[name] = None
         return found
 
     def refuse(self, module: str, found: str) -> SourceError:
@@ -142,7 +142,11 @@ def of_groups(
     a model are hundreds of MB.
     groups: The group of each column; None where each group is of as many columns in their order.
     """
-    points = read_groups()[1]
+    scales, points = read_groups()
+    if scales.shape != points.shape:
+        raise found.refuse(
+            module, f"scales of {scales.shape} and zero points of {points.shape}, by groups and rows"
+        )
     name, path, num_groups, columns = f"{module}.weight", found.file(module), len(points), shape[1]
     if groups is None and columns % num_groups:
         raise found.refuse(module, f"{num_groups} groups of {columns} columns")
@@ -151,7 +155,7 @@ def of_groups(
         raise found.refuse(module, "groups of columns that do not fit its scales")
     stored_bits = 4 if bits <= 4 and points.max(initial=0) < 16 else 8
     is_symmetric = bool((points == 1 << (stored_bits - 1)).all())
-    del points
+    del scales, points
     of_columns = in_order if groups is None else groups
 
     def values(start: int, stop: int) -> Floats:

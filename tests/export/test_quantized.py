@@ -353,6 +353,8 @@ def test_groups_that_nobody_chose_are_in_the_order_of_columns(tmp_path: Path) ->
     [
         ("qweight", lambda value: value.astype(np.int64), "qweight of type I64"),
         ("qzeros", lambda value: value[:, :6], "GPTQ in 3 bits"),
+        ("qzeros", lambda value: value.astype(np.float32), "qzeros"),
+        ("scales", lambda value: value[:, :0], "scales"),
         ("g_idx", lambda value: value + 99, "groups of columns"),
         ("g_idx", lambda value: value[:-1], "groups of columns"),
     ],
@@ -365,6 +367,29 @@ def test_tensors_that_do_not_fit_each_other_are_refused(
     with pytest.raises(SourceError, match=words) as raised:
         read_source(tmp_path / "hf")
     assert "model.layers.1.self_attn.k_proj" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "ending", "change", "words"),
+    [
+        ("packed asymmetric", "weight_scale", lambda value: value[:, :-1], "scales of"),
+        ("packed", "weight_shape", lambda value: 0 * value, "weight_shape or one beside it is damaged"),
+        (
+            "nf4",
+            "weight.quant_state.bitsandbytes__nf4",
+            lambda value: value[:-1],
+            "bitsandbytes__nf4 or one beside",
+        ),
+    ],
+)
+def test_tensors_that_make_no_sense_are_named(
+    tmp_path: Path, method: str, ending: str, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
+    name = f"model.layers.1.mlp.down_proj.{ending}"
+    write(tmp_path / "hf", method, lambda tensors: tensors.update({name: change(tensors[name])}))
+    with pytest.raises(SourceError, match=words) as raised:
+        read_source(tmp_path / "hf")
+    assert "model.layers.1.mlp.down_proj" in str(raised.value)
 
 
 @pytest.mark.parametrize("place", ["compression_config", "quantize_config.json"])
