@@ -91,15 +91,19 @@ def cut_short(path: Path, size: int, needed: int) -> SourceError:
     )
 
 
-def missing(path: Path, why: str, advice: str) -> SourceError:
-    """The error of a file that is not there, which names the part of it that a download left."""
+def describe_unfinished(path: Path) -> str | None:
+    """The part of a file that a download left, in words; None where there is none."""
     beside = [path.with_name(path.name + ending) for ending in _UNFINISHED]
     beside += sorted(path.parent.glob(f".cache/huggingface/download/{glob.escape(path.name)}*.incomplete"))
     for part in beside:
         if part.is_file():
-            advice = f"{part} ({part.stat().st_size} bytes) is a download that did not end; resume or repeat it"
-            break
-    return SourceError(f"{path} {why}; {advice}")
+            return f"{part} ({part.stat().st_size} bytes) is a download that did not end; resume or repeat it"
+    return None
+
+
+def missing(path: Path, why: str, advice: str) -> SourceError:
+    """The error of a file that is not there, which names the part of it that a download left."""
+    return SourceError(f"{path} {why}; {describe_unfinished(path) or advice}")
 
 
 def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:

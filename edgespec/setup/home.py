@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import DeviceUnavailable, ModelError, UsageError
+from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import FILE_NAME, Origin, read_manifest
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
@@ -149,6 +150,8 @@ class ModelHome:
             )
         if path.is_dir():
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+        if path.suffix == ".gguf" and (part := describe_unfinished(path)):
+            return f"{path} does not exist; {part}"
         prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]
         near = difflib.get_close_matches(model, [*CATALOG, *prepared], n=3, cutoff=0.4)
         meant = f"did you mean {' or '.join(near)}? " if near else ""

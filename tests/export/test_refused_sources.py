@@ -16,13 +16,14 @@ import pytest
 import tiny
 from refusals import assert_refused
 
-from edgespec.errors import SourceError
+from edgespec.errors import ModelError, SourceError
 from edgespec.export.convert import export_model
 from edgespec.export.gguf import read_gguf
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.export.safetensors import read_tensors
 from edgespec.export.sources import read_source
+from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import open_decoder
 
 
@@ -197,7 +198,11 @@ def test_a_download_that_did_not_end_is_named(tmp_path: Path, ending: str) -> No
     for path in (tmp_path / "a.gguf", shard):
         path.unlink(missing_ok=True)
         path.with_name(path.name + ending).write_bytes(bytes(77))
-    assert_refused(tmp_path / "a.gguf", tmp_path, "a.gguf does not exist", f"a.gguf{ending} (77 bytes)", "resume")
+    words = ("a.gguf does not exist", f"a.gguf{ending} (77 bytes)", "resume")
+    assert_refused(tmp_path / "a.gguf", tmp_path, *words)
+    with pytest.raises(ModelError) as raised:  # as chat does
+        ModelHome(tmp_path / "home").resolve(str(tmp_path / "a.gguf"))
+    assert all(word in str(raised.value) for word in words)
     assert_refused(tmp_path / "hf", tmp_path, f"{shard} is missing, one of 2", f"{ending} (77 bytes)", "resume")
     kept = tmp_path / "hf" / ".cache" / "huggingface" / "download" / f"{shard.name}.ab12.incomplete"
     kept.parent.mkdir(parents=True)
