@@ -60,6 +60,7 @@ def test_an_answer_of_replays_is_that_of_plain_passes_and_leaves_nothing(gpu: Fa
     assert gpu.used == gpu.kept == 0
 
 
+@pytest.mark.slow
 def test_sampling_without_a_draft_copies_one_row_of_a_replay(
     gpu: FakeGpu, model: Path, manifest: Manifest
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_session_that_was_asked_not_to_is_opened_as_before(
     assert not any(GRAPHS in options for options in gpu.options)
 
 
+@pytest.mark.slow
 def test_plain_passes_of_an_answer_run_ahead_in_one_thread_and_end_with_it(
     gpu: FakeGpu, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
