@@ -30,7 +30,7 @@ def main() -> int:
     if unknown := set(asked) - set(PARTS):
         parser.error(f"the part {min(unknown)!r} is unknown; known are {', '.join(PARTS)}")
     found: list[Difference] = []
-    print(f"{'':<58} {'tried':>5} {'wrong':>5}  explained")
+    print(f"{'':<72} {'tried':>5} {'wrong':>5}  explained")
     with TemporaryDirectory() as folder:
         for part in asked:
             for i, rows in enumerate(PARTS[part]):

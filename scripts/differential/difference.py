@@ -30,9 +30,9 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         if self.skipped:
-            return f"{self.where:<58} skipped: {self.skipped}"
+            return f"{self.where:<72} skipped: {self.skipped}"
         reasons = "; ".join(f"{count} {reason}" for reason, count in self.explained.items())
-        return f"{self.where:<58} {self.num_inputs:>5} {len(self.differences):>5}  {reasons}".rstrip()
+        return f"{self.where:<72} {self.num_inputs:>5} {len(self.differences):>5}  {reasons}".rstrip()
 
 
 def shrink(text: str, differs: Callable[[str], bool]) -> str:
