@@ -13,6 +13,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, texts_bytes
 from edgespec.memory.free_memory import HOST
+from edgespec.runtimes.devices import nvidia_bytes
 from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
 from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking, rank
 from edgespec.setup.drafting_target import (
@@ -177,7 +178,8 @@ def smaller_of_family(names: frozenset[str]) -> set[str]:
 def describe_listed(target: DraftingTarget, home: ModelHome, name: str) -> PossibleDrafter:
     """A model of the catalogue that is not prepared."""
     entry = CATALOG[name]
-    manifest, num_bytes = foresee_model(home, name, target.placement.drafter_device.form)
+    where = target.placement.drafter_device
+    manifest, num_bytes = foresee_model(home, name, where.form, nvidia_bytes(where.name))
     memory_bytes, obstacle = target.memory_of(manifest, num_bytes)
     on = {"device": device} if (device := target.devices.get("drafter-device")) else {}
     return PossibleDrafter(
