@@ -44,7 +44,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
     if (size := found.st_size) > most_bytes:
-        raise ValueError(f"it has {size} bytes ({size >> 20} MiB), which is more than {most_bytes}")
+        raise ValueError(f"it has {size} bytes ({size >> 20} MiB), more than {most_bytes >> 20} MiB")
     data = path.read_bytes()
     if data.startswith(_POINTER):
         raise ValueError(f"it {POINTER}")

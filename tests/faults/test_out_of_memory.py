@@ -132,7 +132,7 @@ def test_a_cache_that_grew_in_part_serves_again(
     decoder, fresh = decoder_of(tiny_model), decoder_of(tiny_model)
     tokens = np.random.default_rng(1).integers(0, 200, 690).astype(np.int32)
     decoder.logits(tokens[:400], 1)
-    real, calls = np.zeros, iter(range(100))
+    real, calls = np.empty, iter(range(100))
 
     def scarce(shape: Any, *arguments: Any, **named: Any) -> Any:
         if is_cache(shape) and next(calls) >= num_given:
@@ -140,7 +140,7 @@ def test_a_cache_that_grew_in_part_serves_again(
         return real(shape, *arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kv_caches.np, "zeros", scarce)
+        patch.setattr(kv_caches.np, "empty", scarce)
         with pytest.raises(MemoryExhausted, match="no memory for a context of"):
             decoder.logits(tokens[:600], 1)
     for length in (410, 500, 520, 690, 300):
@@ -153,14 +153,14 @@ def test_where_a_cache_cannot_double_it_grows_by_what_is_needed(
     decoder, fresh = decoder_of(tiny_model), decoder_of(tiny_model)
     tokens = np.random.default_rng(1).integers(0, 200, 690).astype(np.int32)
     decoder.logits(tokens[:400], 1)
-    real = np.zeros
+    real = np.empty
 
     def scarce(shape: Any, *arguments: Any, **named: Any) -> Any:
         if is_cache(shape) and shape[2] > 660:
             raise MemoryError
         return real(shape, *arguments, **named)
 
-    monkeypatch.setattr(kv_caches.np, "zeros", scarce)
+    monkeypatch.setattr(kv_caches.np, "empty", scarce)
     for length in (513, 530, 590):
         assert np.array_equal(decoder.logits(tokens[:length], 3), fresh.logits(tokens[:length], 3)), length
 
