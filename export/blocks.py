@@ -49,7 +49,7 @@ class Blocks:
         return weights.reshape(rows, columns)
 
     def cut(self, block_size: int) -> "Blocks":
-        """The same weights in shorter blocks; those of such blocks as they are."""
+        """These weights in blocks of block_size, which divides their own; each shorter block repeats its scale."""
         if (count := self.block_size // block_size) == 1:
             return self
         assert self.offsets is None

@@ -59,7 +59,7 @@ class LlamaCpp:
         return tokens
 
     def log_probs(self, tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float32]:
-        """Of each token as the next one, [vocab_size]."""
+        """The log-probability of each token behind a text, [vocab_size]; NaN where the server states none."""
         # A letter is drawn, as the server says nothing of a token that ends the answer or cuts a character.
         asked = {"n_predict": 1, "n_probs": vocab_size, "logit_bias": [["a", 1000]], "cache_prompt": False}
         answer = self._ask("/completion", prompt=list(tokens), **asked)

@@ -30,7 +30,7 @@ Rows = npt.NDArray[np.floating[Any]]
 
 
 def _lengths(family: str) -> tuple[int, ...]:
-    """Of prompts that fit, whose last rows are compared.
+    """How many tokens the compared prompts have; each fits the context of the family's model.
 
     A model with longrope is exported for one length; the others change their positions behind a length.
     """
@@ -80,7 +80,7 @@ def _ours(source: Path, output: Path, family: str) -> list[Rows]:
 
 
 def _transformers(source: Path, family: str) -> list[Rows]:
-    """Of the folder, as transformers loads it."""
+    """Log-probabilities behind each prompt, by transformers. Raises NoPeer: It is not installed."""
     if find_spec("transformers") is None or find_spec("torch") is None:
         raise NoPeer("transformers or torch is not installed")
     import torch

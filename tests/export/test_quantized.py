@@ -431,7 +431,7 @@ def test_biases_of_zeros_that_no_layer_has_change_nothing(tmp_path: Path) -> Non
 
 
 def test_a_family_that_is_not_known_is_named_before_its_weights(tmp_path: Path) -> None:
-    """As gpt-oss, whose experts have more dimensions than a stack of matrices."""
+    """The experts of gpt-oss have more dimensions than are read, and its family is what the user has to know."""
     blocks = {"model.layers.0.mlp.experts.gate_up_proj_blocks": np.zeros((2, 4, 2, 16), np.uint8)}
     write(tmp_path / "hf", "gptq", lambda tensors: tensors.update(blocks))
     restate(tmp_path / "hf", model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})

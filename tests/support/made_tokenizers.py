@@ -62,7 +62,7 @@ def gguf_keys(kind: str, merges: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def tokenizer_json(kind: str) -> str:
-    """The same tokenizer as a tokenizer.json."""
+    """The text of a tokenizer.json that cuts and merges as the GGUF keys of this kind say."""
     return vocabulary_from_gguf("made", gguf_keys(kind)).tokenizer_json
 
 

@@ -347,7 +347,7 @@ def test_a_whole_word_is_its_token_only_where_the_pre_tokenizer_says_so(name: st
 
 
 def test_the_unknown_token_is_special(tmp_path: Path) -> None:
-    """As in the tokenizer.json of the same models."""
+    """A tokenizer.json of a SentencePiece model declares it so, and then it is never shown."""
     tokenizer = written(tmp_path, sentencepiece_metadata(["<unk>"], [2]))
     assert tokenizer.encode("<unk>hello", special=True).tolist() == [0, *tokenizer.encode("hello")]
     assert tokenizer.decode([0]) == ""
