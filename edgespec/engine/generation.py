@@ -4,28 +4,35 @@ Passes run in a thread of their own, with what must be known before the next pas
 the count. Their text, and all that is made of it, is made where it is read.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.acceptance import Acceptance
-from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.greedy import BestRows, PlainChoices, Reruns, is_best_enough
-from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.greedy import PlainChoices, Reruns
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.pass_ahead import PassAhead
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.decoding.scheduler import Block, speculative_decode
+from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.answer_cache import AnswerCache
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.timeline import Interval, overlap, schedule_of
+from edgespec.engine.answer_passes import (
+    Announcing,
+    AnswerClock,
+    AnswerPass,
+    TokenStop,
+    answer_logprobs,
+    with_enough_rows,
+)
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Stats, Tally, was_alone
 from edgespec.engine.idle_learner import IdleLearner
@@ -40,30 +47,6 @@ from edgespec.types import TokenIds, append
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
 _NONE_RERUN = Reruns()
-
-
-@dataclass(slots=True)
-class TokenStop:
-    """Cuts a stream of blocks at an end token, which is not part of the answer, or after max_tokens."""
-
-    eos_token_ids: Collection[int]
-    max_tokens: int
-    num_tokens: int = 0
-
-    def cut(self, tokens: TokenIds) -> tuple[TokenIds, str | None]:
-        """The tokens that belong to the answer, and the finish reason if it ends here."""
-        room = self.max_tokens - self.num_tokens
-        kept = tokens[:room]
-        for i, token in enumerate(kept.tolist()):
-            if token in self.eos_token_ids:
-                self.num_tokens += i
-                return tokens[:i], "stop"
-        self.num_tokens += len(kept)
-        return kept, "length" if self.num_tokens >= self.max_tokens else None
-
-    def is_end(self, tokens: TokenIds, num_before: int) -> bool:
-        """True if an answer that has tokens behind num_before of them ends with these."""
-        return int(tokens[-1]) in self.eos_token_ids or len(tokens) - num_before >= self.max_tokens
 
 
 class TextStop:
@@ -108,52 +91,6 @@ class TextStop:
             if any(string.startswith(self._held[-size:]) for string in self._strings):
                 return size
         return 0
-
-
-class AnswerPass(NamedTuple):
-    """A pass of an answer, the part of it that belongs to the answer, and the target's counts at that time."""
-
-    block: Block  # without logits: many passes may wait, and a row has half a megabyte
-    kept: TokenIds  # the block up to an end token or the count
-    finish_reason: str | None  # if the answer ends with it
-    num_fed: int  # tokens that the target has run for the answer
-    made_s: float  # seconds since the first pass began
-    reruns: Reruns  # of the answer so far
-    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
-    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
-
-
-class _Announcing(ForwardingDecoder):
-    """A decoder that tells when a pass begins, as the queue does for one that waits there.
-
-    Who is told works then. Before, it would take the interpreter from texts whose next passes run as one with it.
-    """
-
-    def __init__(self, decoder: Decoder, caller: Caller) -> None:
-        super().__init__(decoder)
-        self._caller = caller
-
-    def run(self, given: Pass) -> Rows:
-        if not self._caller.is_queued:
-            self._caller.on_begin()
-        return self._decoder.run(given)
-
-
-class _AnswerClock:
-    """The time less that in which an answer's passes waited for others, which is no cost of drafting."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller, self._waited_s = caller, caller.waited_s  # before the block that is made
-
-    def __call__(self) -> float:
-        return perf_counter() - self._caller.waited_s
-
-    def in_ordinary_time(self, block: Block) -> Block:
-        before_s, self._waited_s = self._waited_s, self._caller.waited_s
-        if not self._waited_s:
-            return block
-        waited_s = self._waited_s - before_s
-        return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + waited_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +154,7 @@ class Generation:
             on_begin: Is called as each pass begins.
         """
         started, fed, caller = perf_counter(), target.num_fed, ticket.caller
-        caller.may_join = self.near_tie is None  # which counts on passes that run alone
-        caller.on_begin = on_begin
-        token_stop, clock = TokenStop(self.end_tokens, request.max_tokens), _AnswerClock(caller)
+        token_stop, clock = TokenStop(self.end_tokens, request.max_tokens), AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
@@ -232,23 +167,23 @@ class Generation:
             caller=caller,
             clock=clock,
         )
-        plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
-        num_logprobs = request.options.logprobs
-        needs_rows = num_logprobs is not None or request.mask is not None or request.constraint is not None
-        has_best = not needs_rows and is_best_enough(request.sampling, target)
 
         def goes_on(text: TokenIds) -> bool:
             is_last = token_stop.is_end(text, len(request.tokens))
             return policy.is_plain and not caller.is_queued and not is_last
 
-        ahead = PassAhead(target, goes_on)
-        # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
-        best = BestRows(ahead if target.can.widths else target) if has_best else target
-        decoder = plain or best
-        with self._accepting() as accept:
+        with (
+            self._reporting(policy, drafting, acceptance),
+            self._calling(caller, on_begin),
+            self._accepting() as accept,
+            closing(PassAhead(target, goes_on)) as ahead,
+        ):
+            plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
+            # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
+            decoder = plain or with_enough_rows(ahead if target.can.widths else target, request)
             blocks = speculative_decode(
                 request.tokens,
-                _Announcing(decoder, caller),
+                Announcing(decoder, caller),
                 sampler,
                 policy,
                 accept,
@@ -257,7 +192,7 @@ class Generation:
                 relieve=self.pool.relieve,
                 cancel=ticket.cancelled,
             )
-            try:
+            with closing(blocks):
                 for block in map(clock.in_ordinary_time, blocks):
                     kept, reason = token_stop.cut(block.tokens)
                     yield AnswerPass(
@@ -268,17 +203,33 @@ class Generation:
                         perf_counter() - started,
                         plain.reruns if plain else _NONE_RERUN,
                         policy.learn,
-                        () if num_logprobs is None else logprobs_of(block, len(kept), num_logprobs),
+                        answer_logprobs(block, len(kept), request),
                     )
                     if reason:
                         break
-            finally:
-                blocks.close()
-                ahead.close()
-                caller.on_begin = lambda: None  # which refers to this answer
-                acceptance.update(policy.acceptance_changes())
-                if policy.has_models:
-                    drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
+
+    @contextmanager
+    def _calling(self, caller: Caller, on_begin: Callable[[], None]) -> Iterator[None]:
+        """The caller as an answer's passes need it; it does not refer to the answer afterwards."""
+        caller.may_join = self.near_tie is None  # which counts on passes that run alone
+        caller.on_begin = on_begin
+        try:
+            yield
+        finally:
+            caller.on_begin = lambda: None
+
+    @contextmanager
+    def _reporting(
+        self, policy: PoolPolicy, drafting: list[Interval], acceptance: dict[str, AcceptanceChange]
+    ) -> Iterator[None]:
+        """At the end drafting takes the work of drafter models, acceptance what was accepted of each source."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            acceptance.update(policy.acceptance_changes())
+            if policy.has_models:
+                drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
     @contextmanager
     def _accepting(self) -> Iterator[Acceptance]:

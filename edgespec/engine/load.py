@@ -22,7 +22,7 @@ from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.engine.draft_models import make_sets, make_watch
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
-from edgespec.engine.idle_learner import make_learner
+from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
@@ -171,31 +171,60 @@ def open_engine(setup: Setup) -> Engine:
 
 def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCaches, OpenDrafters]:
     """Open the target and its drafters, and measure what is not known of them; undone closes what is open."""
-    wish, target, placement = setup.wish, setup.memory.target, setup.placement
+    wish, target = setup.wish, setup.memory.target
     renderer = TemplateProcess()  # renders the chat template; starts while the model is still being opened
     undone.callback(renderer.close)
     if target.manifest.chat_template:
         renderer.start()
-    decoder = open_model(
-        target,
+    decoder = _open_target(setup)
+    learner = _learner(setup)
+    if learner is not None:
+        undone.callback(learner.close)
+    settle_rows(target, decoder, setup.placement, wish.deterministic, setup.proof, wish.report)
+    for each in (target, *setup.models):
+        setup.home.mark_used(each.folder)
+    answers = _stored_answers(setup)
+    caches, pool = _open_drafters(setup, decoder, learner, answers)
+    undone.callback(pool.close)
+    pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
+    speculation = pool.with_relief(lambda: learned_speculation(setup, pool, decoder))
+    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+        _LOG.debug("drafts come from: %s", speculation.name)
+    model = _loaded(setup, decoder, _encoder(setup, renderer))
+    if decoder.cache:  # checks and measurements left what nobody asked for; its memory is kept
+        decoder.cache.pretend(np.zeros(0, np.int32))
+    speculation = replace(
+        speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
+    )
+    return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
+
+
+def _open_target(setup: Setup) -> Decoder:
+    placement = setup.placement
+    return open_model(
+        setup.memory.target,
         setup.memory.limit(placement.device),
         placement.num_threads,
         placement.deterministic,
         bool(setup.drafters),
         has_trees=setup.has_trees,
         hidden_layers=setup.hidden_layers,
-        progress=wish.progress,
+        progress=setup.wish.progress,
     )
-    learner = None
-    if wish.learn:
-        firsts = [chain.models[0] for chain in setup.drafters]
-        learner = make_learner(wish.learn, firsts, setup.unused, wish.report)
-    if learner is not None:
-        undone.callback(learner.close)
-    settle_rows(target, decoder, placement, wish.deterministic, setup.proof, wish.report)
-    for each in (target, *setup.models):
-        setup.home.mark_used(each.folder)
-    answers = _stored_answers(setup)
+
+
+def _learner(setup: Setup) -> IdleLearner | None:
+    """What learns from answers for the first drafters of the chains, if the user wants it."""
+    if not setup.wish.learn:
+        return None
+    firsts = [chain.models[0] for chain in setup.drafters]
+    return make_learner(setup.wish.learn, firsts, setup.unused, setup.wish.report)
+
+
+def _open_drafters(
+    setup: Setup, decoder: Decoder, learner: IdleLearner | None, answers: AnswerCache | None
+) -> tuple[TargetCaches, DrafterPool]:
+    """The caches of the target and the pool of its drafters, which give memory up for one another."""
     cached = [AnswerDrafter(answers)] if answers else []
     sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
     watch = make_watch(setup, sets)
@@ -203,36 +232,29 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange)
     pool = DrafterPool(
         sets,
-        target.manifest.vocab_size,
+        setup.memory.target.manifest.vocab_size,
         partial(make_text_drafters, window=setup.window, cached=cached),
         watch,
-        ChangeLog(wish.report),
+        ChangeLog(setup.wish.report),
         free_caches=caches.give_up,
         free_session=caches.take_turns,
         grow_cache=caches.grow,
     )
-    undone.callback(pool.close)
-    pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
-    speculation = pool.with_relief(lambda: learned_speculation(setup, pool, decoder))
-    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
-        _LOG.debug("drafts come from: %s", speculation.name)
-    encoder = _encoder(setup, renderer)
-    near_tie = find_near_tie(setup, decoder, encoder) if placement.decides_near_ties else None
-    if decoder.cache:  # checks and measurements left what nobody asked for; its memory is kept
-        decoder.cache.pretend(np.zeros(0, np.int32))
-    speculation = replace(
-        speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
-    )
-    pooling = setup.target.manifest.pooling
-    model = LoadedModel(
-        manifest=setup.target.manifest,
+    return caches, pool
+
+
+def _loaded(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> LoadedModel:
+    """The opened target as the engine states it; measures what near-ties need where they are decided."""
+    placement, manifest = setup.placement, setup.target.manifest
+    pooling = manifest.pooling
+    return LoadedModel(
+        manifest=manifest,
         encoder=encoder,
         device_names=(placement.device.name, placement.drafter_device.name),
         is_deterministic=placement.deterministic,
-        near_tie=near_tie,
+        near_tie=find_near_tie(setup, decoder, encoder) if placement.decides_near_ties else None,
         embedder=Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length) if pooling else None,
     )
-    return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
 
 
 def _stored_answers(setup: Setup) -> AnswerCache | None:
@@ -282,14 +304,18 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
             stats = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
             _write_learned(target, machine, profile, learned, stats, report)
 
-    # That a folder cannot be written is told once.
-    save_later = partial(save, report=report if is_stored else lambda line: None)
-    stats = {name: _model_stats(setup, profile, lane) for name, lane in lanes.items()}
-    speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save_later)
-    speculation.widths = profile.widths
-    speculation.spreads = known.spreads.get(machine) or profile.spreads()
-    # Passes that have few widths ran once in each as the model was opened.
-    speculation.warm = None if placement.device.name == "cpu" or profile.widths else set()
+    speculation = Speculation(
+        drafters,
+        ratios=ratios,
+        context_costs=profile.context_costs(),
+        models={name: _model_stats(setup, profile, lane) for name, lane in lanes.items()},
+        rates=known.chances,
+        save=partial(save, report=report if is_stored else lambda line: None),  # a failure is told once
+        # Passes that have few widths ran once in each as the model was opened.
+        warm=None if placement.device.name == "cpu" or profile.widths else set(),
+        spreads=known.spreads.get(machine) or profile.spreads(),
+        widths=profile.widths,
+    )
     if not is_stored:
         save(speculation, report)
     return speculation

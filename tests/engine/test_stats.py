@@ -16,8 +16,8 @@ from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.engine.answer_passes import TokenStop
 from edgespec.engine.answers import Stats, Tally, verdicts, was_alone
-from edgespec.engine.generation import TokenStop
 from edgespec.types import TokenIds
 
 

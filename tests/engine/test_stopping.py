@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.generation import TextStop, TokenStop
+from edgespec.engine.answer_passes import TokenStop
+from edgespec.engine.generation import TextStop
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -1,0 +1,97 @@
+"""A pass of an answer: what of it belongs to the answer, how it is run, and how long it took."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.greedy import BestRows, Reruns, is_best_enough
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.scheduler import Block
+from edgespec.engine.request import Request
+from edgespec.types import TokenIds
+
+
+@dataclass(slots=True)
+class TokenStop:
+    """Cuts a stream of blocks at an end token, which is not part of the answer, or after max_tokens."""
+
+    eos_token_ids: Collection[int]
+    max_tokens: int
+    num_tokens: int = 0
+
+    def cut(self, tokens: TokenIds) -> tuple[TokenIds, str | None]:
+        """The tokens that belong to the answer, and the finish reason if it ends here."""
+        room = self.max_tokens - self.num_tokens
+        kept = tokens[:room]
+        for i, token in enumerate(kept.tolist()):
+            if token in self.eos_token_ids:
+                self.num_tokens += i
+                return tokens[:i], "stop"
+        self.num_tokens += len(kept)
+        return kept, "length" if self.num_tokens >= self.max_tokens else None
+
+    def is_end(self, tokens: TokenIds, num_before: int) -> bool:
+        """True if an answer that has tokens behind num_before of them ends with these."""
+        return int(tokens[-1]) in self.eos_token_ids or len(tokens) - num_before >= self.max_tokens
+
+
+class AnswerPass(NamedTuple):
+    """A pass of an answer, the part of it that belongs to the answer, and the target's counts at that time."""
+
+    block: Block  # without logits: many passes may wait, and a row has half a megabyte
+    kept: TokenIds  # the block up to an end token or the count
+    finish_reason: str | None  # if the answer ends with it
+    num_fed: int  # tokens that the target has run for the answer
+    made_s: float  # seconds since the first pass began
+    reruns: Reruns  # of the answer so far
+    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
+
+
+class Announcing(ForwardingDecoder):
+    """A decoder that tells when a pass begins, as the queue does for one that waits there.
+
+    Who is told works then. Before, it would take the interpreter from texts whose next passes run as one with it.
+    """
+
+    def __init__(self, decoder: Decoder, caller: Caller) -> None:
+        super().__init__(decoder)
+        self._caller = caller
+
+    def run(self, given: Pass) -> Rows:
+        if not self._caller.is_queued:
+            self._caller.on_begin()
+        return self._decoder.run(given)
+
+
+def with_enough_rows(target: Decoder, request: Request) -> Decoder:
+    """The target, or one that finds the likeliest tokens alone where these are enough for an answer."""
+    options = request.options
+    needs_rows = options.logprobs is not None or request.mask is not None or request.constraint is not None
+    return target if needs_rows or not is_best_enough(request.sampling, target) else BestRows(target)
+
+
+def answer_logprobs(block: Block, num_tokens: int, request: Request) -> tuple[TokenLogprob, ...]:
+    """Of the first tokens of a block, if they were asked for."""
+    num_logprobs = request.options.logprobs
+    return () if num_logprobs is None else logprobs_of(block, num_tokens, num_logprobs)
+
+
+class AnswerClock:
+    """The time less that in which an answer's passes waited for others, which is no cost of drafting."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller, self._waited_s = caller, caller.waited_s  # before the block that is made
+
+    def __call__(self) -> float:
+        return perf_counter() - self._caller.waited_s
+
+    def in_ordinary_time(self, block: Block) -> Block:
+        before_s, self._waited_s = self._waited_s, self._caller.waited_s
+        if not self._waited_s:
+            return block
+        waited_s = self._waited_s - before_s
+        return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + waited_s)
