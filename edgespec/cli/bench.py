@@ -21,7 +21,7 @@ from edgespec.cli.arguments import (
 )
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
     from edgespec import Engine
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.evaluation.peer import Peer
     from edgespec.evaluation.prompts import BenchPrompt
 
+_LARGEST_BYTES = 1 << 28  # of a text to score
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
 
@@ -225,12 +226,8 @@ def add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _score(options: argparse.Namespace) -> None:
-    try:
-        text = decode_text(options.file.read_bytes()).replace("\r\n", "\n")
-    except OSError as error:
-        raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read {options.file}: it is not text in UTF-8; save it as UTF-8") from None
+    with explain_unreadable(options.file, "a text file"):
+        text = read_text(options.file, _LARGEST_BYTES)
     with load_engine(options, drafter="none") as engine:
         tokens, nll = score(engine, text)
     print_result(options, {"tokens": tokens, "nll": nll}, f"{nll:.4f} nats/token over {tokens} tokens")

@@ -27,7 +27,7 @@ from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
-from edgespec.system.text_files import decode_text, read_stdin
+from edgespec.system.text_files import explain_unreadable, read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec import Conversation, Engine, SamplingParams, Transcript
@@ -239,18 +239,10 @@ def _read_schema(path: Path) -> dict[str, Any]:
 
     from edgespec import read_format
 
-    try:
-        with path.open("rb") as file:  # which may be a pipe, or a device without an end
-            text = file.read(_LARGEST_SCHEMA + 1)
-        if len(text) > _LARGEST_SCHEMA:
-            raise UsageError(f"{path} has more than {_LARGEST_SCHEMA >> 20} MiB; give a file with a JSON schema")
-        schema = json.loads(decode_text(text))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON ({error}); give a file with a JSON schema") from None
-    if not isinstance(schema, (dict, bool)):
-        raise UsageError(f'{path} holds no JSON schema, which is an object, such as {{"type": "object"}}')
+    with explain_unreadable(path, "a JSON schema"):
+        schema = json.loads(read_text(path, _LARGEST_SCHEMA))
+        if not isinstance(schema, (dict, bool)):
+            raise ValueError('one is an object, such as {"type": "object"}')
     stated = {"type": "json_schema", "schema": schema}
     try:
         read_format(stated)  # what is wrong in itself is said before a model is loaded

@@ -10,7 +10,6 @@ stand between a message and its answer, as in OpenAI's API: with tool_calls, and
 """
 
 import json
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import decode_text, explain_unreadable, read_plain
+from edgespec.system.typed_json import read_lines_as
 from edgespec.text.chat_template import ROLES, CallMessage, Message, ResultMessage, Turn, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
@@ -41,42 +41,29 @@ class Transcript:
     @classmethod
     def read(cls, path: Path) -> "Transcript":
         """Raises UsageError: The file cannot be read, is damaged, or is no conversation."""
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{path} is not a file; wanted a conversation that /save wrote")
-            if status.st_size > _MAX_BYTES:
-                raise UsageError(f"{path} has {status.st_size >> 20} MiB; wanted a conversation that /save wrote")
-            text = decode_text(path.read_bytes()).replace("\r\n", "\n")
-        except UnicodeDecodeError:
-            raise UsageError(f"{path} is not text; wanted a conversation that /save wrote") from None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {path}: {_reason(error)}") from None
-        lines = enumerate(text.split("\n"), 1)
-        header, *rest = [_parse_line(path, number, line) for number, line in lines if line.strip()] or [{}]
-        if header.get("format") != FORMAT:
-            raise UsageError(f"{path} is not a conversation of edgespec; nothing was loaded")
-        if header.get("version") != VERSION:
-            raise UsageError(
-                f"{path} is of version {header.get('version')!r} and this edgespec reads {VERSION}; use "
-                "a newer one"
+        with explain_unreadable(path, "a conversation that /save wrote"):
+            text = decode_text(read_plain(path, _MAX_BYTES))
+            header, *rest = list(read_lines_as(dict[str, Any], text)) or [{}]
+            if header.get("format") != FORMAT:
+                raise ValueError("it does not begin as one; nothing was loaded")
+            if header.get("version") != VERSION:
+                raise ValueError(
+                    f"it is of version {header.get('version')!r}, and this edgespec reads {VERSION}; use a newer "
+                    "one"
+                )
+            messages = tuple(_parse_message(number, each) for number, each in enumerate(rest, 2))
+            num_dropped, model, name = header.get("num_dropped", 0), header.get("model"), header.get("name")
+            if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
+                raise ValueError(f"it says that {num_dropped!r} of {len(messages)} messages were dropped")
+            reasons = [each.get("finish_reason") for each in rest]
+            return cls(
+                messages=messages,
+                model=model if isinstance(model, str) else None,
+                name=name if isinstance(name, str) else None,
+                sampling=_parse_sampling(header.get("sampling")),
+                num_dropped=num_dropped,
+                cut_short=tuple((i, str(reason)) for i, reason in enumerate(reasons) if reason is not None),
             )
-        messages = tuple(_parse_message(path, number, each) for number, each in enumerate(rest, 2))
-        num_dropped, model, name = header.get("num_dropped", 0), header.get("model"), header.get("name")
-        if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
-            raise UsageError(
-                f"{path} says that {num_dropped!r} of {len(messages)} messages were dropped; it is damaged"
-            )
-        return cls(
-            messages=messages,
-            model=model if isinstance(model, str) else None,
-            name=name if isinstance(name, str) else None,
-            sampling=_parse_sampling(path, header.get("sampling")),
-            num_dropped=num_dropped,
-            cut_short=tuple(
-                (i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each
-            ),
-        )
 
     def write(self, path: Path) -> None:
         """Write a file that only its owner may read. Raises OSError: it cannot be written and stays as it was."""
@@ -87,7 +74,7 @@ class Transcript:
         try:
             self.write(path)
         except (OSError, ValueError) as error:
-            raise EdgeSpecError(f"cannot write {path}: {_reason(error)}") from None
+            raise EdgeSpecError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
     def documents(self) -> list[dict[str, Any]]:
         """The messages as OpenAI's API has them."""
@@ -120,43 +107,29 @@ def _document(turn: Turn) -> dict[str, Any]:
     return stated
 
 
-def _reason(error: Exception) -> object:
-    return (isinstance(error, OSError) and error.strerror) or error
-
-
-def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        raise UsageError(f"line {number} of {path} is damaged (not JSON); wanted a message") from None
-    if not isinstance(document, dict):
-        raise UsageError(f"line {number} of {path} is a {type(document).__name__}; wanted an object")
-    return document
-
-
-def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Turn:
+def _parse_message(number: int, document: dict[str, Any]) -> Turn:
+    """The message of a line. Raises ValueError: It is none."""
     role, content = document.get("role"), document.get("content")
     if role not in (*ROLES, "tool") or not isinstance(content, str):
-        raise UsageError(
-            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content"
-        )
+        raise ValueError(f"line {number} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content")
     if role == "tool":
         return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
     if role == "assistant" and "tool_calls" in document:
         try:
             return CallMessage(content, parse_calls(document["tool_calls"]))
         except UsageError as error:
-            raise UsageError(f"line {number} of {path} is damaged: {error}") from None
+            raise ValueError(f"line {number}: {error}") from None
     return Message(role, content)
 
 
-def _parse_sampling(path: Path, found: object) -> SamplingParams | None:
+def _parse_sampling(found: Any) -> SamplingParams | None:
+    """Raises ValueError: It is none."""
     if found is None:
         return None
     try:
-        return SamplingParams(**{name: value for name, value in found.items() if name in _SAMPLING})  # type: ignore[attr-defined]
+        return SamplingParams(**{name: value for name, value in found.items() if name in _SAMPLING})
     except (UsageError, AttributeError) as error:
-        raise UsageError(f"{path} has a sampling that makes no sense: {error}; it is damaged") from None
+        raise ValueError(f"its sampling makes no sense: {error}") from None
 
 
 class Round(NamedTuple):

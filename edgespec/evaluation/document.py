@@ -9,8 +9,7 @@ from typing import Annotated, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
-from edgespec import UsageError
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import explain_unreadable, read_text
 from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 26
@@ -287,15 +286,5 @@ def read_document(path: Path) -> BenchDocument:
 
     Raises UsageError: The file cannot be read, or is not what `edgespec bench --json` prints.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
-        if len(content) > _LARGEST_BYTES:
-            raise ValueError(f"it holds more than {_LARGEST_BYTES >> 20} MiB")
-        return read_as(BenchDocument, json.loads(decode_text(content)))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is no document of edgespec bench --json: it is not text in UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no document of edgespec bench --json: {error}") from None
+    with explain_unreadable(path, "a document of edgespec bench --json"):
+        return read_as(BenchDocument, json.loads(read_text(path, _LARGEST_BYTES)))

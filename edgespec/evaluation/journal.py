@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from edgespec import UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
-from edgespec.system.text_files import read_plain
+from edgespec.system.text_files import explain_unreadable, read_plain
 from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 28
@@ -95,11 +95,8 @@ class Journal:
 
 def read_journal(path: Path) -> Journal | None:
     """The journal in a file; None where it is none. Raises UsageError: It is damaged, or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            begins = file.read(100)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    with explain_unreadable(path, "what edgespec bench wrote"), path.open("rb") as file:
+        begins = file.read(100)
     return Journal(path, {}) if _KIND.encode() in begins else None
 
 
@@ -111,15 +108,11 @@ def gather(units: Sequence[Unit]) -> tuple[list[TurnRecord], list[PeerInfo]]:
 
 def _read_lines(path: Path) -> list[_JournalLine]:
     """The lines of a journal, the first with what was asked; lines that were cut off are left out."""
-    try:
-        lines = []
+    lines = []
+    with explain_unreadable(path, "a file of --resume"):
         for text in read_plain(path, _LARGEST_BYTES).decode().splitlines():
             with suppress(json.JSONDecodeError):
                 lines.append(read_as(_JournalLine, json.loads(text)))
         if not lines or lines[0].get("kind") != _KIND or "asked" not in lines[0]:
-            raise ValueError("it does not begin as one")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no file of --resume: {error}; name another") from None
+            raise ValueError("it does not begin as one; name another")
     return lines

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from edgespec import UsageError
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import explain_unreadable, read_text
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 26
@@ -52,18 +52,8 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
 
     Raises UsageError: The file cannot be read, or a line is no prompt.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
-        if len(content) > _LARGEST_BYTES:
-            raise UsageError(f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; give a shorter prompts file")
-        found = _read_lines(decode_text(content), per_category)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is no prompts file: it is not text in UTF-8") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is no prompts file: {error}; wanted JSON Lines with turns or prompt") from None
+    with explain_unreadable(path, "a prompts file (JSON Lines with turns or prompt)"):
+        found = _read_lines(read_text(path, _LARGEST_BYTES), per_category)
     if not found:
         raise UsageError(f"{path} holds no prompts")
     return found

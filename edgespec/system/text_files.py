@@ -2,6 +2,8 @@
 
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import UsageError
@@ -49,6 +51,36 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     if data.startswith(_POINTER):
         raise ValueError(f"it {POINTER}")
     return data
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The text of a file, or of a pipe, with the line ends of Unix.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is larger than most_bytes, or no text.
+    """
+    with path.open("rb") as file:  # which may be a device without an end
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes >> 20} MiB")
+    return decode_text(data).replace("\r\n", "\n")
+
+
+@contextmanager
+def explain_unreadable(path: Path, wanted: str) -> Iterator[None]:
+    """Have errors that are met in reading a user's file say what was wanted, such as "a prompts file".
+
+    Raises UsageError: It cannot be read, or a ValueError says that it holds something else.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; wanted {wanted}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not {wanted}: it is not text in UTF-8; save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not {wanted}: {error}") from None
 
 
 def read_stdin() -> str:

@@ -4,8 +4,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from edgespec import UsageError
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import explain_unreadable, read_text
 from edgespec.system.typed_json import read_lines_as
 
 _LARGEST_BYTES = 1 << 28
@@ -25,38 +24,21 @@ def read_corpus(path: Path) -> list[str]:
 
     Raises UsageError: The file cannot be read, is binary, is too large, or holds no prompt or no text.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the corpus {path}: {error.strerror}") from None
-    if len(content) > _LARGEST_BYTES:
-        raise UsageError(f"the corpus {path} has more than {_LARGEST_BYTES >> 20} MiB; give a part of it")
-    try:
-        text = decode_text(content)
-    except UnicodeDecodeError:
-        raise UsageError(
-            f"the corpus {path} is not text in UTF-8; give a line or a JSON object per prompt"
-        ) from None
-    if "\0" in text:
-        raise UsageError(f"the corpus {path} is binary; give a text file with a line or a JSON object per prompt")
-    try:
-        found = (
-            _from_records(text) if text.lstrip().startswith("{") else [line.strip() for line in text.split("\n")]
-        )
-    except ValueError as error:
-        raise UsageError(
-            f"the corpus {path} is damaged: {error}; wanted JSON Lines with prompt, text or turns"
-        ) from None
-    prompts = [*dict.fromkeys(prompt for prompt in found if prompt)]
-    if broken := [prompt for prompt in prompts if not _is_text(prompt)]:
-        raise UsageError(
-            f"the corpus {path} has a prompt with half of a character ({broken[0][:40]!a}), which no tokenizer "
-            "reads; remove it"
-        )
-    if not prompts:
-        raise UsageError(f"the corpus {path} holds no prompts; give a line or a JSON object per prompt")
-    return prompts
+    with explain_unreadable(path, "a corpus (a line, or a JSON object with prompt, text or turns, per prompt)"):
+        text = read_text(path, _LARGEST_BYTES)
+        if "\0" in text:
+            raise ValueError("it is binary")
+        is_json = text.lstrip().startswith("{")
+        found = _from_records(text) if is_json else [line.strip() for line in text.split("\n")]
+        prompts = [*dict.fromkeys(prompt for prompt in found if prompt)]
+        if broken := [prompt for prompt in prompts if not _is_text(prompt)]:
+            raise ValueError(
+                f"it has a prompt with half of a character ({broken[0][:40]!a}), which no tokenizer reads; remove "
+                "it"
+            )
+        if not prompts:
+            raise ValueError("it holds no prompts")
+        return prompts
 
 
 def _is_text(prompt: str) -> bool:

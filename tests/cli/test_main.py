@@ -469,8 +469,8 @@ def test_an_answer_matches_the_schema_of_a_file(
     ("text", "reason"),
     [
         (None, "cannot read"),
-        ("{", "no JSON"),
-        ("[]", "holds no JSON schema"),
+        ("{", "is not a JSON schema: "),
+        ("[]", "is not a JSON schema: one is an object"),
         ('{"$ref": "https://a.b/c"}', "within the schema"),
         ('{"properties": {"x": {"type": "strin"}}}', "#/properties/x"),
     ],
@@ -492,7 +492,7 @@ def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.Cap
         pytest.skip("needs /dev/zero, a device without an end, which Windows lacks")
     code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--schema", "/dev/zero")
     assert (code, out) == (2, "")
-    assert "/dev/zero has more than 4 MiB" in err
+    assert "/dev/zero is not a JSON schema: it has more than 4 MiB" in err
 
 
 @pytest.mark.parametrize(
@@ -905,7 +905,7 @@ def test_invalid_prompts_are_reported_with_their_line(
     path.write_bytes(text.encode("latin-1"))
     code, _, err = run(capsys, "bench", "no-such-model", "--prompts", path)
     assert code == 2
-    assert f"{path} is no prompts file: {words}" in err
+    assert f"{path} is not a prompts file (JSON Lines with turns or prompt): {words}" in err
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "{", "\xff", '{"model": NaN}'])
@@ -914,5 +914,5 @@ def test_report_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str], 
     path.write_bytes(text.encode("latin-1"))
     code, _, err = run(capsys, "bench", "--report", path, "--json")
     assert code == 2
-    assert f"{path} is no document of edgespec bench --json: " in err
+    assert f"{path} is not a document of edgespec bench --json: " in err
     assert "Error" not in err

@@ -44,16 +44,16 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is not a conversation of edgespec"),
-        (b"hello\n", "line 1 of .* is damaged"),
-        (b"[1]\n", "line 1 of .* is a list"),
-        (b'{"a": 1}\n', "is not a conversation of edgespec"),
-        (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2 and this edgespec reads 1"),
-        (b"\xff\xfe\x00", "is not text"),
-        (b"[" * 100_000, "damaged"),
-        ((HEADER + '{"role": "user"}').encode(), "line 2 of .* is no message"),
-        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 of .* is no message"),
-        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 of .* is damaged"),
+        (b"", "is not a conversation that /save wrote"),
+        (b"hello\n", "line 1 is no JSON"),
+        (b"[1]\n", "line 1: expected `object`, got `array`"),
+        (b'{"a": 1}\n', "it does not begin as one"),
+        (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2, and this edgespec reads 1"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"[" * 100_000, "line 1 is nested too deep"),
+        ((HEADER + '{"role": "user"}').encode(), "line 2 is no message"),
+        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 is no message"),
+        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 is no JSON"),
         (HEADER.replace("1}", '1, "num_dropped": -1}').encode(), "says that -1 of 0 messages"),
     ],
 )
@@ -67,9 +67,9 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, words in [
         (tmp_path / "missing", "No such file"),
-        (tmp_path, "is not a file"),
-        (tmp_path / "pipe", "is not a file"),
-        (Path("a\0b"), "cannot read"),
+        (tmp_path, "it is no regular file"),
+        (tmp_path / "pipe", "it is no regular file"),
+        (Path("a\0b"), "null"),
     ]:
         with pytest.raises(UsageError, match=words):
             Transcript.read(path)

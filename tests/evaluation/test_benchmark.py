@@ -201,7 +201,7 @@ def test_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
 def test_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"run\.jsonl is no file of --resume"):
+    with pytest.raises(UsageError, match=r"run\.jsonl is not a file of --resume"):
         Journal(path, {})
 
 
