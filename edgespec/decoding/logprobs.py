@@ -1,5 +1,6 @@
 """How likely tokens are to a model: those of a text, and those of an answer under the target's own logits."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from edgespec.decoding.scheduler import Block
 from edgespec.decoding.truncation import top_k
 from edgespec.types import Logits, Row, TokenIds
 
-_CHUNK_TOKENS = 256
+_CHUNK_TOKENS, _CHUNK_BYTES = 256, 64 << 20  # of a pass over a text, and of its logits
 
 
 def log_softmax(row: Row) -> npt.NDArray[np.float64]:
@@ -29,24 +30,28 @@ def negative_log_likelihood(logits: Logits, following: TokenIds) -> npt.NDArray[
 
 def mean_nll(decoder: Decoder, tokens: TokenIds) -> float:
     """The mean negative log-likelihood of all tokens but the first, in nats."""
-    total = 0.0
-    for start in range(0, len(tokens) - 1, _CHUNK_TOKENS):
-        stop = min(start + _CHUNK_TOKENS, len(tokens) - 1)
-        logits = decoder.logits(tokens[:stop], stop - start)
-        total += float(negative_log_likelihood(logits, tokens[start + 1 : stop + 1]).sum())
-    return total / (len(tokens) - 1)
+    return -sum(each.logprob for part in text_logprobs(decoder, tokens) for each in part) / (len(tokens) - 1)
 
 
 class TokenLogprob(NamedTuple):
     """How likely a token was to the model, before penalties, biases, temperature and all cuts.
 
-    logprob: The natural logarithm of its probability.
+    logprob: The natural logarithm of its probability; nan for the first token of a prompt, which follows none.
     top: The likeliest tokens in its place with their log-probabilities, the likeliest first.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+def text_logprobs(decoder: Decoder, tokens: TokenIds, num_top: int = 0) -> Iterator[tuple[TokenLogprob, ...]]:
+    """The log-probabilities of all tokens of a text but the first, those of some tokens from each pass."""
+    size = max(1, min(_CHUNK_TOKENS, _CHUNK_BYTES // (4 * decoder.vocab_size)))
+    for start in range(0, len(tokens) - 1, size):
+        stop = min(start + size, len(tokens) - 1)
+        rows, following = decoder.logits(tokens[:stop], stop - start), tokens[start + 1 : stop + 1].tolist()
+        yield tuple(_logprob(row, token, num_top) for row, token in zip(rows, following, strict=True))
 
 
 def logprobs_of(block: Block, num_tokens: int, num_top: int) -> tuple[TokenLogprob, ...]:

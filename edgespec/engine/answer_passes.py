@@ -1,13 +1,15 @@
 """A pass of an answer: what of it belongs to the answer, how it is run, and how long it took."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from math import nan
 from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.greedy import BestRows, Reruns, is_best_enough
-from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of, text_logprobs
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Block
 from edgespec.engine.request import Request
@@ -41,14 +43,14 @@ class TokenStop:
 class AnswerPass(NamedTuple):
     """A pass of an answer, the part of it that belongs to the answer, and the target's counts at that time."""
 
-    block: Block  # without logits: many passes may wait, and a row has half a megabyte
+    block: Block | None  # without logits, of which many may wait; None for a pass over the prompt alone
     kept: TokenIds  # the block up to an end token or the count
     finish_reason: str | None  # if the answer ends with it
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
     learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
-    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, or of the prompt, if they were asked for
 
 
 class Announcing(ForwardingDecoder):
@@ -78,6 +80,22 @@ def answer_logprobs(block: Block, num_tokens: int, request: Request) -> tuple[To
     """Of the first tokens of a block, if they were asked for."""
     num_logprobs = request.options.logprobs
     return () if num_logprobs is None else logprobs_of(block, num_tokens, num_logprobs)
+
+
+def prompt_passes(target: Decoder, request: Request) -> Iterator[AnswerPass]:
+    """Passes over a prompt alone: for the log-probabilities of its tokens, and where no answer follows."""
+    started, fed, tokens = perf_counter(), target.num_fed, request.tokens
+
+    def done(found: tuple[TokenLogprob, ...] = (), reason: str | None = None) -> AnswerPass:
+        num_fed, made_s = target.num_fed - fed, perf_counter() - started
+        return AnswerPass(None, tokens[:0], reason, num_fed, made_s, Reruns(), lambda: None, found)
+
+    if request.options.prompt_logprobs:
+        first = (TokenLogprob(int(tokens[0]), nan),)
+        yield from map(done, chain([first], text_logprobs(target, tokens, request.options.logprobs or 0)))
+    if not request.max_tokens:
+        target.logits(tokens, 1)
+        yield done(reason="length")
 
 
 class AnswerClock:

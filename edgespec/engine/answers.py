@@ -71,6 +71,7 @@ class Chunk:
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
+    prompt_logprobs: Of tokens of the prompt, which come before the answer, if they were asked for.
     tool_calls: What it adds to the calls of tools: CallStart, CallArguments and CallEnd.
     call_places: For each of tool_calls, how many characters of text stand before it.
     finish_reason: stop (an end token or a stop string), tool_calls (the same, with calls of tools), length
@@ -82,6 +83,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     origins: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[CallEvent, ...] = ()
     call_places: tuple[int, ...] = ()
     finish_reason: str | None = None
@@ -104,6 +106,7 @@ class Completion:
     stats: Stats
     timeline: tuple[Interval, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
@@ -143,6 +146,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         stats=last.stats,
         timeline=last.timeline,
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
         tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
     )
 

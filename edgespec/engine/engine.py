@@ -270,7 +270,7 @@ class Engine:
                 content; or token ids, which the model reads as they are.
             system: A system message to put first.
             sampling: How tokens are chosen; greedy by default. The model's own suggestion is model_sampling.
-            max_tokens: The most tokens of an answer; by default as many as fit the context.
+            max_tokens: The most tokens of an answer; by default as many as fit. 0 only reads the prompt.
             stop: One or several strings that end the answer and are not part of it.
             raw: The prompt is a text that the model continues, without the chat template. Special tokens that it
                 spells are special tokens.
@@ -279,6 +279,7 @@ class Engine:
             drafting: Which of the open drafters may draft, and how much; by default as the engine was loaded.
             logprobs: Give the log-probability of each token, and of this many of the likeliest in its place; 0 for
                 that of the token alone.
+            prompt_logprobs: Give those of the prompt's tokens too, before the answer; the first has nan.
             banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
                 case differ.
             response_format: What the answer has to match, prefill included, as the OpenAI API states it: a JSON

@@ -31,6 +31,7 @@ from edgespec.engine.answer_passes import (
     AnswerPass,
     TokenStop,
     answer_logprobs,
+    prompt_passes,
     with_enough_rows,
 )
 from edgespec.engine.answer_stream import AnswerStream
@@ -122,7 +123,7 @@ class Generation:
         """
         writer = AnswerWriter(self, request, ticket)
         passes = RunAhead(
-            self._passes(target, request, ticket, writer.drafting, writer.acceptance, lambda: passes.hand_over()),
+            self._all_passes(target, request, ticket, writer, lambda: passes.hand_over()),
             queue,
             ticket,
             is_prompt=any(each.can.run_ahead for each in self.speculation.drafters()),  # may be waited for
@@ -137,6 +138,24 @@ class Generation:
             ends_loops=request.options.ends_loops,
         )
 
+    def _all_passes(
+        self,
+        target: Decoder,
+        request: Request,
+        ticket: Ticket,
+        writer: "AnswerWriter",
+        on_begin: Callable[[], None],
+    ) -> Generator[AnswerPass, None, None]:
+        """The passes over a prompt alone, where they are wanted, and those that make the answer.
+
+        Args:
+            on_begin: Is called as each pass begins.
+        """
+        with self._calling(ticket.caller, on_begin):
+            yield from prompt_passes(Announcing(target, ticket.caller), request)
+            if request.max_tokens:
+                yield from self._passes(target, request, ticket, writer.drafting, writer.acceptance)
+
     def _passes(
         self,
         target: Decoder,
@@ -144,14 +163,12 @@ class Generation:
         ticket: Ticket,
         drafting: list[Interval],
         acceptance: dict[str, AcceptanceChange],
-        on_begin: Callable[[], None] = lambda: None,
     ) -> Generator[AnswerPass, None, None]:
         """The passes of an answer up to its end token or the count.
 
         Args:
             drafting: Takes at the end when drafter models have worked for the answer.
             acceptance: Takes at the end how much of what each source guessed was accepted.
-            on_begin: Is called as each pass begins.
         """
         started, fed, caller = perf_counter(), target.num_fed, ticket.caller
         token_stop, clock = TokenStop(self.end_tokens, request.max_tokens), AnswerClock(caller)
@@ -174,7 +191,6 @@ class Generation:
 
         with (
             self._reporting(policy, drafting, acceptance),
-            self._calling(caller, on_begin),
             self._accepting() as accept,
             closing(PassAhead(target, goes_on)) as ahead,
         ):
@@ -278,8 +294,12 @@ class AnswerWriter:
 
     def add(self, new: AnswerPass) -> Chunk:
         block, tally = new.block, self._tally
+        if block is None:
+            tally.num_read, tally.first_s = new.num_fed, new.made_s
+            return Chunk(text="", token_ids=(), prompt_logprobs=new.logprobs, finish_reason=new.finish_reason)
         if not tally.passes:
-            tally.num_read, tally.first_s = max(0, new.num_fed - block.num_draft), new.made_s
+            tally.num_read += max(0, new.num_fed - block.num_draft)
+            tally.first_s = new.made_s + (tally.first_s or 0.0)
         self._tokens = append(self._tokens, new.kept)
         parts, num_shown = self._parts_of(new.kept)
         self._logprobs += new.logprobs[:num_shown]

@@ -109,6 +109,7 @@ class ReplyOptions(TypedDict, total=False):
 
     drafting: Drafting | None
     logprobs: int | None
+    prompt_logprobs: bool
     banned: str | Sequence[str] | None
     timeout_s: float | None
     priority: int
@@ -140,6 +141,7 @@ class AnswerSettings:
     prefill: str | Sequence[int] | TokenIds | None = None
     drafting: Drafting | None = None
     logprobs: int | None = None
+    prompt_logprobs: bool = False
     banned: str | Sequence[str] | None = None
     response_format: Mapping[str, Any] | None = None
     timeout_s: float | None = None
@@ -154,9 +156,9 @@ class AnswerSettings:
     ends_loops: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("raw", "parallel_tool_calls", "whole_tool_calls", "ends_loops"):
+        for name in ("raw", "prompt_logprobs", "parallel_tool_calls", "whole_tool_calls", "ends_loops"):
             check_flag(name, getattr(self, name))
-        for name, least in (("max_tokens", 1), ("logprobs", 0), ("thinking_budget", 0)):
+        for name, least in (("max_tokens", 0), ("logprobs", 0), ("thinking_budget", 0)):
             check_count(name, getattr(self, name), least)
         for name in ("stop", "banned"):
             check_texts(name, getattr(self, name))
@@ -212,7 +214,7 @@ class Request(NamedTuple):
     @property
     def max_tokens(self) -> int:
         """The most tokens of the answer; more than any context has where none were said."""
-        return self.options.max_tokens or sys.maxsize
+        return sys.maxsize if self.options.max_tokens is None else self.options.max_tokens
 
     @property
     def stop(self) -> Sequence[str]:

@@ -3,6 +3,7 @@
 import secrets
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from time import time
 from typing import Any, NamedTuple
 
@@ -55,21 +56,36 @@ def _as_bytes(found: bytes) -> str:
 
 
 class TextPlaces:
-    """Where the tokens of an answer begin in its text, in characters; one within a character has its place."""
+    """Where tokens begin in a text, in characters; one within a character has its place.
 
-    def __init__(self, words: TokenWords) -> None:
-        self._words = words
+    echoed: The prompt that stands before an answer. Its special tokens count where it spells them, and so does the
+        space before its first word, which some tokenizers add.
+    """
+
+    def __init__(self, words: TokenWords, echoed: str = "") -> None:
+        self._words, self._echoed = words, echoed
         self._num_characters = 0  # of those that are complete
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> int:
         """The place of the next token."""
         added = self._words.in_text(token)
+        if self._echoed and (name := self._words.text(token)):
+            if not added and self._echoed.startswith(name, self._num_characters):
+                added = name.encode()
+            if not self._num_characters and added[:1] == b" " and self._echoed[0] != " ":
+                added = added[1:]
         if added and added[0] & 0xC0 != 0x80:  # it goes on with no character that lacks bytes
             self._num_characters += len(self._decoder.decode(b"", final=True))
         place = self._num_characters
         self._num_characters += len(self._decoder.decode(added))
         return place
+
+    def begin_answer(self) -> None:
+        """Go on behind the prompt."""
+        if self._echoed:
+            self._num_characters, self._echoed = len(self._echoed), ""
+            self._decoder.reset()
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], words: TokenWords) -> dict[str, Any]:
@@ -116,8 +132,8 @@ def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, places
     """
     return {
         "tokens": [words.name(each.token_id) for each in found],
-        "token_logprobs": [_finite(each.logprob) for each in found],
-        "top_logprobs": [_by_name(each.top, words) for each in found],
+        "token_logprobs": [None if isnan(each.logprob) else _finite(each.logprob) for each in found],
+        "top_logprobs": [None if isnan(each.logprob) else _by_name(each.top, words) for each in found],
         "text_offset": [places.push(each.token_id) for each in found],
     }
 

@@ -350,23 +350,23 @@ def within(param: str, value: int | None, low: int, high: int | None = None) -> 
 def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit, as -1 says to other servers.
 
-    Raises ApiError: 400, fewer than one is asked for.
+    Raises ApiError: 400, fewer than none are asked for.
     """
     asked = None if asked == -1 else asked
-    bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
+    bounds = [bound for bound in (within(param, asked, 0), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
 
 
 Text = str | list[int]
 
 
-def texts_of(field: str, stated: str | list[Any]) -> list[Text]:
-    """The texts of a field. Raises ApiError: 400, one is none or empty."""
+def texts_of(field: str, stated: str | list[Any], *, may_be_empty: bool = False) -> list[Text]:
+    """The texts of a field. Raises ApiError: 400, one is none, or empty where it may not be."""
     several = [stated] if isinstance(stated, str) or all(type(each) is int for each in stated) else stated
     for each in several:
         is_ids = isinstance(each, list) and all(type(token) is int for token in each)
-        if not each or not (isinstance(each, str) or is_ids):
+        if not (each or may_be_empty) or not (isinstance(each, str) or is_ids):
             raise ApiError(
                 400, f"{field} is empty or mixed; wanted a text, token ids, or a list of either", param=field
             )
-    return several
+    return [each or "" for each in several]

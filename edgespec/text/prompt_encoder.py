@@ -100,7 +100,7 @@ class PromptEncoder:
 
         Args:
             raw: The prompt is a text that the model reads as it is, without the chat template. Special tokens that
-                it spells are special tokens.
+                it spells are special tokens. An empty one is the token that begins texts, where the model has one.
             tools: What the model may call.
             thinking: Whether the model is to reason first; None leaves that to its chat template.
             template_options: Further names that the chat template reads.
@@ -130,7 +130,9 @@ class PromptEncoder:
         if isinstance(parsed, np.ndarray):
             return parsed
         if isinstance(parsed, str):
-            return self.tokenizer.encode(parsed, special=True)
+            tokens = self.tokenizer.encode(parsed, special=True)
+            bos = self._manifest.bos_token_id
+            return tokens if len(tokens) or bos is None else np.array([bos], np.int32)
         return encode_chat(
             self._template,
             self._render,

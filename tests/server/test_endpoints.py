@@ -5,13 +5,16 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import ge
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from served import Served, home_with, serving, table_engine
 
-from edgespec import Drafting, Engine, SamplingParams
+from edgespec import Drafting, Engine, SamplingParams, mean_nll
+from edgespec.server.answer_parts import TextPlaces, TokenWords
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
@@ -200,6 +203,74 @@ def test_fields_of_other_servers_mean_what_they_mean_there(served: Served) -> No
     assert served.chat("re re re", **other)["choices"] == served.chat("re re re", **said)["choices"]
     assert served.post(CHAT, asked(**said, repeat_penalty=1.2)).status_code == 400
     assert served.chat(max_tokens=-1)["choices"] == served.chat(max_tokens=None)["choices"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_no_token_is_an_answer_too(served: Served, path: str) -> None:
+    name, prompt = {CHAT: ("max_completion_tokens", "messages"), COMPLETIONS: ("max_tokens", "prompt")}.get(
+        path, ("max_output_tokens", "input")
+    )
+    fields = {"model": "tiny", prompt: HI if path == CHAT else "in the", name: 0}
+    found = served.post(path, fields).json()
+    usage = found["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == 0
+    assert usage["total_tokens"] == usage.get("prompt_tokens", usage.get("input_tokens")) > 0
+    if path == RESPONSES:
+        assert (found["status"], found["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
+        return
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert not found["choices"][0].get("text", found["choices"][0].get("message", {}).get("content"))
+    last = served.events(path, {**fields, "stream": True})[-2]["choices"][0]
+    assert last["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_prompt_is_scored(served: Served, engine: Engine, max_tokens: int, as_ids: bool) -> None:
+    text = "in the re, so 日 the"
+    tokens = engine.encode(text, raw=True)
+    prompt: Any = tokens.tolist() if as_ids else text
+    fields = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "echo": True, "logprobs": 2}
+    whole = served.post(COMPLETIONS, {**fields, "temperature": 0}).json()
+    choice, num = whole["choices"][0], len(tokens)
+    found = choice["logprobs"]
+    assert choice["text"].startswith(text)
+    assert {len(each) for each in found.values()} == {num + max_tokens}
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    assert np.mean(found["token_logprobs"][1:num]) == pytest.approx(-mean_nll(engine.target, tokens))
+    likeliest = [max(each.values()) for each in found["top_logprobs"][1:]]
+    assert all(map(ge, likeliest, found["token_logprobs"][1:]))
+    ends = [*found["text_offset"][1:], len(choice["text"])]
+    spelled = [choice["text"][at:end] for at, end in zip(found["text_offset"], ends, strict=True)]
+    assert all(name in (text, f"bytes:{name[6:]}") for name, text in zip(found["tokens"], spelled, strict=True))
+    assert whole["usage"]["prompt_tokens"] == num
+    if max_tokens:  # what it says is what it says unscored
+        plain = served.post(COMPLETIONS, {**fields, "temperature": 0, "echo": False}).json()["choices"][0]
+        assert choice["text"] == text + plain["text"]
+        assert found["token_logprobs"][num:] == plain["logprobs"]["token_logprobs"]
+    events = served.events(COMPLETIONS, {**fields, "temperature": 0, "stream": True})
+    choices = [each["choices"][0] for each in events[:-1]]
+    assert "".join(each["text"] for each in choices) == choice["text"]
+    for name, values in found.items():
+        assert [one for each in choices if each["logprobs"] for one in each["logprobs"][name]] == values
+
+
+def test_places_in_a_prompt_are_those_of_its_own_text() -> None:
+    words = TokenWords({1: b" the", 2: b" cat"}, {0: "<s>", 3: "<e>"}.get)
+    places = TextPlaces(words, echoed="the cat<e> cat")
+    assert [places.push(token) for token in (0, 1, 2, 3, 2)] == [0, 0, 3, 7, 10]
+    places.begin_answer()
+    assert [places.push(token) for token in (2, 3, 1)] == [14, 18, 18]
+
+
+def test_an_empty_prompt_begins_a_text(served: Served, engine: Engine) -> None:
+    begin = engine.manifest.bos_token_id
+    assert begin is not None
+    wanted = engine.generate([begin], max_tokens=8).text
+    for prompt in ("", [], [""]):
+        found = served.post(COMPLETIONS, {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0})
+        assert (found.json()["choices"][0]["text"], found.json()["usage"]["prompt_tokens"]) == (wanted, 1)
+    assert served.post("/v1/embeddings", {"model": "tiny", "input": ""}).status_code == 400
 
 
 def test_tokens_of_a_stop_string_have_no_logprobs(served: Served) -> None:

@@ -132,7 +132,7 @@ def test_a_key_is_asked_for_everywhere_but_at_health(names: ModelNames, tiny_mod
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 0), ("n", -1), ("n", 1000), ("n", "two"), ("n", True), ("max_tokens", 0), ("max_tokens", -5),
+        ("n", 0), ("n", -1), ("n", 1000), ("n", "two"), ("n", True), ("max_tokens", -5),
         ("max_tokens", 1.5), ("max_completion_tokens", -2), ("temperature", -0.1), ("temperature", "hot"),
         ("top_p", 1.5), ("top_p", -1), ("top_k", -7), ("presence_penalty", 1e9), ("seed", "s"), ("seed", 1.5),
         ("stop_token_ids", [5]), ("min_tokens", 3), ("ignore_eos", True), ("functions", [{}]),
