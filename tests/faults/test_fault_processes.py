@@ -76,7 +76,8 @@ BUSY = {
 class Slow:
     def find_spec(self, name, *arguments):
         if name == "edgespec.cli.chat":
-            print("busy", flush=True); time.sleep(60)
+            print("busy", flush=True)
+            for _ in range(6000): time.sleep(0.01)  # a signal between print and one long sleep ends no sleep
 sys.meta_path.insert(0, Slow())
 """,
     "load": """
@@ -89,7 +90,9 @@ session.load_graph = hang
 """,
     "template": """
 import edgespec.text.template_process as template
-def hang(*arguments): print("busy", flush=True); time.sleep(60)
+def hang(*arguments):
+    print("busy", flush=True)
+    for _ in range(6000): time.sleep(0.01)
 template._ask = hang
 """,
     "answer": """

@@ -1,5 +1,6 @@
 """A base of decoders for tests, and calls that are short in tests."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from edgespec.decoding.decoder import Decoder, Pass, Rows, rows_by_branch
@@ -8,7 +9,7 @@ from edgespec.types import Logits, TokenIds
 
 
 class Double(Decoder):
-    """A decoder that is written as the rows after the last tokens of a chain, and as those of trees if it can."""
+    """A decoder that is written as the rows after the last tokens of a chain; those of a tree come by branch."""
 
     num_fed = 0
 
@@ -17,13 +18,13 @@ class Double(Decoder):
             return Rows(self.tree_logits(given.text, given.tree.tokens, given.tree.above, given.num_last))
         return Rows(self.logits(given.tokens, given.num_rows))
 
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        raise NotImplementedError
+    @abstractmethod
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits: ...
 
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        raise NotImplementedError
+        return rows_by_branch(self.logits, tree_pass(tokens, nodes, parents, num_last))
 
 
 def tree_pass(tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None) -> Pass:
