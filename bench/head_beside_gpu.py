@@ -316,7 +316,7 @@ def open_pair(options: Namespace) -> Pair:
             )
         )
     answers, store = read_target(target, layers_read([model.manifest]), options.answers)
-    open_one = partial(open_drafter, model, find_device("cpu"), options.threads, hidden_states=store)
+    open_one = partial(open_drafter, model, find_device("cpu"), store, num_threads=options.threads)
     drafter, respelled, with_trees = open_one(), None, None
     if translate:
         drafter = TranslatedDecoder(drafter, translate)
@@ -336,7 +336,7 @@ def read_target(
 
     Raises UsageError: The file holds answers of another model.
     """
-    decoder = open_model(target, find_device("cpu"), None, False, False, hidden_layers=layers)
+    decoder = open_model(target, find_device("cpu"), hidden_layers=layers)
     kept, answers, num_own, num_tokens = decoder.hidden_states, [], 0, 0
     for prompt in replay.read_answers(path, None):
         text = append(prompt.prompt, prompt.tokens)

@@ -84,7 +84,7 @@ class OpenPlacement:
     def __init__(
         self, target: ModelFolder, drafter: ModelFolder, placement: Placement, schedules: Sequence[Schedule]
     ) -> None:
-        self.decoder = open_model(target, placement.device, placement.num_threads, False, True)
+        self.decoder = open_model(target, placement.device, num_threads=placement.num_threads, shares_cores=True)
         chains = [
             Chain(
                 target=target,

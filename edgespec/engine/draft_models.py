@@ -71,10 +71,10 @@ def open_chain(
         decoder = open_drafter(
             model,
             device,
-            placement.drafter_place.num_threads,
-            chain.is_reproducible,
+            hidden_states,
+            num_threads=placement.drafter_place.num_threads,
+            deterministic=chain.is_reproducible,
             has_trees=is_hedged or (grows_trees and translate is None),
-            hidden_states=hidden_states,
             cancel=cancel,
         )
         if learner is not None and learner.folder == model.folder and decoder.correctable:

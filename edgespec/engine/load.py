@@ -204,9 +204,9 @@ def _open_target(setup: Setup) -> Decoder:
     return open_model(
         setup.memory.target,
         setup.memory.limit(placement.device),
-        placement.num_threads,
-        placement.deterministic,
-        bool(setup.drafters),
+        num_threads=placement.num_threads,
+        deterministic=placement.deterministic,
+        shares_cores=bool(setup.drafters),
         has_trees=setup.has_trees,
         hidden_layers=setup.hidden_layers,
         progress=setup.wish.progress,

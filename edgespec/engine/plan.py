@@ -21,7 +21,7 @@ from edgespec.setup.drafting_target import find_target
 from edgespec.setup.head_target import require_whole_model
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import Planned, weigh_models
-from edgespec.setup.open_model import ModelFolder, read_any_manifest
+from edgespec.setup.open_model import ModelFolder, read_folder
 from edgespec.setup.pair import FILE_NAME
 from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of
@@ -137,7 +137,7 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
     """
     choice, placement = find_known_devices(home, model, device, drafter_device)
     path = home.find(model, placement.device.form)
-    folder = None if path is None else ModelFolder(path, read_any_manifest(path, home.report))
+    folder = None if path is None else read_folder(path, home.report)
     if folder is not None:
         require_whole_model(folder.manifest, model)
         require_writer(folder.manifest)

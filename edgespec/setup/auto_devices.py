@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.runtimes.devices import Device, find_device, machine_key, nvidia_bytes, usable_devices
-from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
+from edgespec.runtimes.driver_check import check_driver
 from edgespec.runtimes.hardware import may_have_accelerator
 from edgespec.runtimes.probe import DeviceProbe, probe_device, read_probes, write_probe
-from edgespec.setup.device_choice import Placement, require_together
+from edgespec.setup.device_choice import Placement, device_facts, require_together
 from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import (
     Decision,
@@ -31,7 +31,7 @@ from edgespec.setup.device_search import (
 )
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
-from edgespec.setup.open_model import ModelFolder, read_any_manifest, self_drafter
+from edgespec.setup.open_model import ModelFolder, read_folder, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, read_pair
 from edgespec.setup.plan_option import Plan
 
@@ -50,7 +50,7 @@ def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:
         folder = fixed if pair is None else pair.part(part, device.form)
         if folder is None:
             return None
-        found = ModelFolder(folder, read_any_manifest(folder, lambda line: None))
+        found = read_folder(folder)
         return found if device.kind == "cpu" or found.manifest.form == device.form else None
 
     # Somebody else has made the folders: there are no other forms.
@@ -68,26 +68,15 @@ def forms_of_self(target: ModelForms) -> ModelForms:
 
 
 def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
-    lacks = cache(lacks_half_floats)
+    about = cache(device_facts)
 
     def find(device: Device) -> ModelFolder | None:
-        folder = models.find(
-            name,
-            device.form,
-            lacks_half_floats=lambda: lacks(device),
-            nvidia_bytes=partial(nvidia_bytes, device.name),
-        )
-        return ModelFolder(folder, read_any_manifest(folder, models.report)) if folder else None
+        folder = models.find(name, device.form, **about(device))
+        return read_folder(folder, models.report) if folder else None
 
     def prepare(device: Device) -> ModelFolder:
         models.report(f"preparing {name} for {device.name}")
-        folder = models.resolve(
-            name,
-            device.form,
-            lacks_half_floats=lambda: lacks(device),
-            nvidia_bytes=partial(nvidia_bytes, device.name),
-        )
-        return ModelFolder(folder, read_any_manifest(folder, models.report))
+        return read_folder(models.resolve(name, device.form, **about(device)), models.report)
 
     def foresee(device: Device) -> ModelSize:
         return foresee_model(models, name, device.form, nvidia_bytes(device.name))

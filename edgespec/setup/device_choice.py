@@ -5,6 +5,7 @@ The devices are those that a user named, what auto means, and the CPU instead.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from edgespec.errors import DeviceUnavailable
@@ -16,8 +17,11 @@ from edgespec.runtimes.devices import (
     find_accelerator,
     find_device,
     machine_key,
+    nvidia_bytes,
     physical_cores,
 )
+from edgespec.runtimes.driver_check import lacks_half_floats
+from edgespec.setup.home import DeviceFacts
 from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of
 from edgespec.setup.profile import Place, drafter_key
@@ -82,6 +86,14 @@ class Placement:
 
 
 _AUTO = "auto"
+
+
+def device_facts(device: Device) -> DeviceFacts:
+    """The facts that decide in which precision a model is prepared for a device, each found out once."""
+    return {
+        "lacks_half_floats": cache(partial(lacks_half_floats, device)),
+        "nvidia_bytes": cache(partial(nvidia_bytes, device.name)),
+    }
 
 
 def require_together(device: Device, drafter_device: Device, *, has_drafter_model: bool = True) -> None:

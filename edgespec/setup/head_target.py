@@ -29,8 +29,8 @@ from edgespec.setup.open_model import (
     ModelFolder,
     find_subset,
     open_with_states,
-    read_any_manifest,
     read_chat_template,
+    read_folder,
     read_tokenizer,
 )
 from edgespec.setup.pair import TARGET, read_pair
@@ -47,9 +47,9 @@ def read_whole_model(folder: Path, name: str) -> ModelFolder:
     """
     pair = read_pair(folder)
     found = folder if pair is None else pair.part(TARGET) or folder
-    manifest = read_any_manifest(found, lambda line: None)
-    require_whole_model(manifest, name)
-    return ModelFolder(found, manifest)
+    model = read_folder(found)
+    require_whole_model(model.manifest, name)
+    return model
 
 
 def require_whole_model(manifest: Manifest, name: str) -> None:

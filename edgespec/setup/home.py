@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 _PRECISIONS = ("source", "fp32", "fp16", "int8", "int4", "w8a16")  # that may follow the name of a model
 
 
+class DeviceFacts(TypedDict, total=False):
+    """The facts of a device that decide the precision of a gpu form, asked where nobody has named one.
+
+    lacks_half_floats: Whether it has none; a form that is not prepared yet is then in fp32.
+    nvidia_bytes: Its memory if it is an NVIDIA GPU. Blocks are in fp16 where that is a small part of it.
+    """
+
+    lacks_half_floats: Callable[[], bool]
+    nvidia_bytes: Callable[[], int | None]
+
+
 @dataclass(frozen=True)
 class ModelHome:
     """Prepared models and fetched files below one folder."""
@@ -46,14 +57,7 @@ class ModelHome:
     is_quick: bool = False
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
 
-    def resolve(
-        self,
-        model: str,
-        form: str = "cpu",
-        *,
-        lacks_half_floats: Callable[[], bool] = lambda: False,
-        nvidia_bytes: Callable[[], int | None] = lambda: None,
-    ) -> Path:
+    def resolve(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
         A folder of this home may be given by its name, as edgespec models list has it. All but a model folder may
@@ -63,28 +67,16 @@ class ModelHome:
 
         Args:
             form: The kind of device to prepare the model for: cpu, gpu or npu.
-            lacks_half_floats: Whether that device has none; asked where nobody has named a precision and the gpu
-                form is not prepared yet, which then is in fp32.
-            nvidia_bytes: The memory of that device if it is an NVIDIA GPU; asked where nobody has named a
-                precision. The gpu form of blocks is in fp16 where that is a small part of it.
+            about: That device.
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
-        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats, nvidia_bytes))
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], **about))
 
-    def find(
-        self,
-        model: str,
-        form: str = "cpu",
-        *,
-        lacks_half_floats: Callable[[], bool] = lambda: False,
-        nvidia_bytes: Callable[[], int | None] = lambda: None,
-    ) -> Path | None:
+    def find(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
         """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
         try:
-            asked = split_precision(model)[1]
-            wanted = _Wanted(form, asked, lacks_half_floats, nvidia_bytes, is_prepared=True)
-            return self._resolve(model, wanted)
+            return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
         except _NotPrepared:
             return None
 
@@ -345,8 +337,8 @@ class _Wanted:
 
     form: str
     precision: str | None
-    lacks_half_floats: Callable[[], bool]
-    nvidia_bytes: Callable[[], int | None]
+    lacks_half_floats: Callable[[], bool] = lambda: False
+    nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported
 
 

@@ -97,13 +97,12 @@ class MeasuredPlacements:
     ) -> tuple[Profile, MeasuringTime]:
         name = f"{self.target.manifest.name} on {placement.target_place}"
         started = perf_counter()
-        has_drafters = bool(self.drafters)
         decoder = open_model(
             self.target,
             placement.device,
-            placement.num_threads,
-            placement.deterministic,
-            has_drafters,
+            num_threads=placement.num_threads,
+            deterministic=placement.deterministic,
+            shares_cores=bool(self.drafters),
             hidden_layers=layers_read(drafter.manifest for drafter in lacking),
             is_verified=is_verified,
         )
@@ -111,12 +110,8 @@ class MeasuredPlacements:
         profile = complete_profile(profile, decoder, {}, self.report, name, self.longest)
         for drafter in lacking:
             begun = perf_counter()
-            opened = open_drafter(
-                drafter,
-                placement.drafter_device,
-                placement.drafter_threads,
-                hidden_states=decoder.hidden_states,
-            )
+            where, num_threads = placement.drafter_device, placement.drafter_threads
+            opened = open_drafter(drafter, where, decoder.hidden_states, num_threads=num_threads)
             opening_s += perf_counter() - begun
             named = {placement.drafter_key(drafter.manifest.name): opened}
             profile = complete_profile(profile, decoder, named, self.report)

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.parallel import ParallelDecoder
+from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.static import StaticDecoder, observe_ranges
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import genai
@@ -113,12 +114,12 @@ class ModelFolder(NamedTuple):
     manifest: Manifest
 
 
-def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+def read_folder(folder: Path, report: Report = lambda line: None) -> ModelFolder:
     """Read the manifest of a folder that edgespec or ONNX Runtime GenAI has built."""
     if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
-        return read_manifest(folder)
+        return ModelFolder(folder, read_manifest(folder))
     report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
-    return foreign.inspect(folder, genai.read_genai(folder))
+    return ModelFolder(folder, foreign.inspect(folder, genai.read_genai(folder)))
 
 
 def weights_bytes(model: ModelFolder) -> int:
@@ -161,41 +162,26 @@ def read_chat_template(model: ModelFolder) -> str | None:
 def open_model(
     model: ModelFolder,
     device: Device,
-    num_threads: int | None,
-    deterministic: bool,
-    shares_cores: bool,
     *,
     has_trees: bool = False,
-    hidden_layers: tuple[int, ...] = (),
     is_verified: bool = False,
-    cancel: Cancel | None = None,
     progress: ReportProgress = lambda progress: None,
+    **options: Unpack[SessionOptions],
 ) -> Decoder:
     """Load the graph while another thread hashes its files; a wrong hash is raised before any other error.
 
     Ctrl-C ends both at once.
 
     Args:
-        hidden_layers: Layers whose hidden states the decoder keeps.
         is_verified: Its files were hashed a moment ago, and are not hashed again.
         progress: Takes how much of its files is hashed, from another thread.
 
     Raises Cancelled: The loading was cancelled.
     """
-    folder, manifest = model
-    cancel = cancel or Cancel()
-    open_graph: Callable[[], Decoder] = partial(
-        _decoder_class(manifest, deterministic, has_trees=has_trees),
-        folder,
-        manifest,
-        device,
-        num_threads=num_threads,
-        deterministic=deterministic,
-        shares_cores=shares_cores,
-        hidden_layers=hidden_layers,
-        cancel=cancel,
-    )
-    decoder = _open_verified(model, open_graph, cancel, progress, is_verified=is_verified)
+    manifest = model.manifest
+    kind = _decoder_class(manifest, options.get("deterministic", False), has_trees=has_trees)
+    open_graph = partial(kind, *model, device)
+    decoder = _open_verified(model, open_graph, options, progress, is_verified=is_verified)
     if not manifest.files:  # no hash vouches for the graph
         foreign.probe(decoder)
     elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
@@ -205,19 +191,19 @@ def open_model(
 
 def _open_verified(
     model: ModelFolder,
-    open_graph: Callable[[], Opened],
-    cancel: Cancel,
+    open_graph: Callable[..., Opened],
+    options: SessionOptions,
     progress: ReportProgress = lambda progress: None,
     *,
     is_verified: bool = False,
 ) -> Opened:
     """Open by open_graph while another thread hashes the files of a folder."""
     folder, manifest = model
-    hashed = {} if is_verified else manifest.files
+    hashed, cancel = {} if is_verified else manifest.files, options.get("cancel") or Cancel()
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
         try:
             verifying = pool.submit(verify_files, folder, hashed, manifest.name, cancel, progress)
-            opening = pool.submit(open_graph)
+            opening = pool.submit(partial(open_graph, **{**options, "cancel": cancel}))
             # Python handles a signal that comes just as a wait begins only when that wait ends.
             while not (verifying.done() and opening.done()):
                 wait([opening], _SIGNAL_S)
@@ -251,12 +237,10 @@ def self_drafter(manifest: Manifest) -> Manifest:
 def open_drafter(
     model: ModelFolder,
     device: Device,
-    num_threads: int | None,
-    deterministic: bool = False,
+    hidden_states: HiddenStates | None = None,
     *,
     has_trees: bool = False,
-    hidden_states: HiddenStates | None = None,
-    cancel: Cancel | None = None,
+    **options: Unpack[SessionOptions],
 ) -> Decoder:
     """Open a drafter over its own vocabulary.
 
@@ -269,24 +253,12 @@ def open_drafter(
         UsageError: Trees are wanted of a drafter that runs none.
     """
     folder, manifest = model
+    options["shares_cores"] = True
+    tokens = find_subset(folder, manifest)
     if manifest.head is not None:
         assert hidden_states is not None
-        cancel = cancel or Cancel()
-        open_graph = partial(
-            open_head,
-            folder,
-            manifest,
-            device,
-            hidden_states,
-            find_subset(folder, manifest),
-            has_trees=has_trees,
-            num_threads=num_threads,
-            deterministic=deterministic,
-            shares_cores=True,
-            cancel=cancel,
-        )
-        return _open_verified(model, open_graph, cancel)
-    tokens = find_subset(folder, manifest)
+        open_graph = partial(open_head, *model, device, hidden_states, tokens, has_trees=has_trees)
+        return _open_verified(model, open_graph, options)
     if tokens is not None:
         if has_trees:
             raise UsageError(
@@ -294,7 +266,7 @@ def open_drafter(
                 "or --schedule pipelined"
             )
         model = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
-    decoder = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+    decoder = open_model(model, device, has_trees=has_trees, **options)
     if tokens is not None:
         decoder = SubsetDecoder(decoder, tokens, manifest.vocab_size)
     return decoder if manifest.parallel is None else ParallelDecoder(decoder, manifest.parallel)

@@ -12,13 +12,13 @@ from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import Device, device_key, find_device, nvidia_bytes
-from edgespec.runtimes.driver_check import lacks_half_floats
+from edgespec.runtimes.devices import Device, device_key, find_device
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
 from edgespec.setup.device_choice import (
     DeviceChoice,
     Placement,
+    device_facts,
     explain_form,
     require_part,
     require_together,
@@ -27,9 +27,9 @@ from edgespec.setup.device_choice import (
 from edgespec.setup.device_search import describe
 from edgespec.setup.head_target import require_own_target, require_whole_model
 from edgespec.setup.home import ModelHome
-from edgespec.setup.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
+from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
-from edgespec.setup.row_proof import expects_rows, known_proof
+from edgespec.setup.row_proof import known_proof, settle_mode
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
 from edgespec.types import Report
@@ -96,10 +96,9 @@ class Resolved:
             if (explained := explain_form(error, model, device)) is not error:
                 error = explained
                 break
-        placement = self.devices.fall_back(error, self.placement)
-        proof = known_proof(self.target, placement)
-        has_rows = expects_rows(wish.deterministic, self.target, placement.device, proof)
-        return replace(self, placement=replace(placement, deterministic=has_rows), proof=proof)
+        fallen = self.devices.fall_back(error, self.placement)
+        placement, proof = settle_mode(self.target, fallen, wish.deterministic)
+        return replace(self, placement=placement, proof=proof)
 
 
 def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType({})) -> Resolved:
@@ -142,9 +141,7 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
                 f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
             )
         known_names.add(drafter.name)
-    proof = known_proof(target, placement)
-    has_rows = expects_rows(wish.deterministic, target, placement.device, proof)
-    placement = replace(placement, deterministic=has_rows, exact=wish.exact)
+    placement, proof = settle_mode(target, replace(placement, exact=wish.exact), wish.deterministic)
     return Resolved(
         home=models,
         target=target,
@@ -282,17 +279,12 @@ def _find_folder(
 
     Raises DeviceUnavailable: A pair has that part in other forms alone.
     """
-    folder = models.resolve(
-        model,
-        form or "cpu",
-        lacks_half_floats=partial(lacks_half_floats, device),
-        nvidia_bytes=partial(nvidia_bytes, device.name),
-    )
+    folder = models.resolve(model, form or "cpu", **device_facts(device))
     pair = read_pair(folder)
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
-    return ModelFolder(folder, read_any_manifest(folder, models.report)), pair
+    return read_folder(folder, models.report), pair
 
 
 def _name_drafters(

@@ -24,7 +24,7 @@ class RowsDiffer(Exception):
     """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
 
 
-def expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof: RowProof | None) -> bool:
+def _expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof: RowProof | None) -> bool:
     """True if a target is opened in deterministic mode: as asked, or unless it is known not to hold on its device.
 
     A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
@@ -40,8 +40,16 @@ def expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof:
 
 def settle_placement(target: ModelFolder, placement: Placement) -> Placement:
     """The placement with the mode in which load() opens a target there unless it is asked for another one."""
-    has_rows = expects_rows(None, target, placement.device, known_proof(target, placement))
-    return replace(placement, deterministic=has_rows)
+    return settle_mode(target, placement, None)[0]
+
+
+def settle_mode(
+    target: ModelFolder, placement: Placement, asked: bool | None
+) -> tuple[Placement, RowProof | None]:
+    """The placement with the mode in which a target is opened there, and what is known of deterministic mode."""
+    proof = known_proof(target, placement)
+    has_rows = _expects_rows(asked, target, placement.device, proof)
+    return replace(placement, deterministic=has_rows), proof
 
 
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:

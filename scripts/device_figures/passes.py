@@ -40,7 +40,7 @@ _CPU_GROWTH, _RESERVE_BYTES = {"fp16": 2.0}, 2 << 30  # the CPU widens half floa
 
 def open_target(target: ModelFolder, device: Device) -> Any:
     """A decoder whose passes are started anew each time, not replayed."""
-    return open_model(target, replace(device, records_passes=False), None, False, False)
+    return open_model(target, replace(device, records_passes=False))
 
 
 def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:

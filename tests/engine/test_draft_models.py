@@ -60,7 +60,7 @@ def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Pa
     export_model(tiny_gguf, tmp_path / "whole", precision="int8", trimming=Trimming(keep=frozenset([0])))
     tokens = np.arange(7, dtype=np.int32)
     whole, trimmed = (
-        open_drafter(ModelFolder(folder, self_drafter(read_manifest(folder))), find_device("cpu"), None).logits(
+        open_drafter(ModelFolder(folder, self_drafter(read_manifest(folder))), find_device("cpu")).logits(
             tokens, 3
         )
         for folder in (tmp_path / "whole", target)

@@ -141,6 +141,4 @@ def test_a_signature_that_no_export_has_is_tried_and_one_at_the_wrong_places_ref
     crossed = replace(names, past_key=names.past_value, past_value=names.past_key)
     assert not crossed.is_plain
     with pytest.raises(ManifestError, match=r"what the signature in edgespec\.json says; export"):
-        open_model(
-            ModelFolder(tiny_model, replace(manifest, signature=crossed)), find_device("cpu"), None, False, False
-        )
+        open_model(ModelFolder(tiny_model, replace(manifest, signature=crossed)), find_device("cpu"))

@@ -50,7 +50,9 @@ def reference_rows(tokens: TokenIds) -> np.ndarray:
 
 
 def opened(model: ModelFolder, *, deterministic: bool = False, has_trees: bool = False) -> ParallelDecoder:
-    decoder = open_drafter(model, find_device("cpu"), 1, deterministic, has_trees=has_trees)
+    decoder = open_drafter(
+        model, find_device("cpu"), num_threads=1, deterministic=deterministic, has_trees=has_trees
+    )
     assert isinstance(decoder, ParallelDecoder)
     return decoder
 

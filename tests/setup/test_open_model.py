@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.runtimes.devices import find_device
-from edgespec.setup.open_model import ModelFolder, open_model, read_any_manifest
+from edgespec.setup.open_model import open_model, read_folder
 from edgespec.system.cancel import Cancel
 
 
@@ -20,7 +20,7 @@ def test_ctrl_c_as_the_loading_begins_ends_it(tiny_model: Path, nth: int, monkey
         return jobs[-1]
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
-    model = ModelFolder(tiny_model, read_any_manifest(tiny_model, print))
+    model = read_folder(tiny_model)
     with pytest.raises(KeyboardInterrupt):
-        open_model(model, find_device("cpu"), 1, False, False, cancel=cancel)
+        open_model(model, find_device("cpu"), num_threads=1, cancel=cancel)
     assert cancel.is_set

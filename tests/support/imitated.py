@@ -73,8 +73,7 @@ class Machine:
         patch.setattr(auto_devices, "check_driver", self._check)
         for module in (auto_devices, device_choice):
             patch.setattr(module, "find_device", self._find)
-        for each in ("auto_devices", "resolve"):
-            patch.setattr(f"edgespec.setup.{each}.lacks_half_floats", lambda device: False)
+        patch.setattr(device_choice, "lacks_half_floats", lambda device: False)
         really = open_model.open_model
 
         def open_paced(model: Any, device: Device, *rest: Any, **how: Any) -> Any:
