@@ -1,4 +1,4 @@
-"""From the fields of a request to what an engine is asked: sampling, drafting, formats, priority, tools."""
+"""From fields of a request to what an engine is asked: sampling, drafting, formats, priority, reasoning, tools."""
 
 import json
 import secrets
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from edgespec import AnswerOptions, Drafting, Engine, SamplingParams, ToolError, ToolUse, Turn, UsageError
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, wrong
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import (
     ChatRequest,
@@ -21,11 +21,17 @@ from edgespec.server.protocol import (
     within,
 )
 
+_SWITCH = "enable_thinking"
+# Of Qwen's API, vLLM and llama.cpp.
+_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 _SEEDS = 1 << 64
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 # What Open WebUI asks for behind each answer, by the template that its questions have unless somebody edits them.
 _TASK, _HISTORY = "### Task:", "<chat_history>"
 _OUTPUTS = ('"title"', '"tags"', '"follow_ups"')
+
+
+TalkRequest = ChatRequest | ResponsesRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +69,7 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
     stated = {name: getattr(asked, name, None) for name in _SAMPLING - {"seed", "logit_bias"}}
     if (again := asked.repeat_penalty) is not None:
         if stated["repetition_penalty"] not in (None, again):
-            raise ApiError(
-                400, "repetition_penalty and repeat_penalty differ; give one of them", param="repeat_penalty"
-            )
+            raise wrong("repeat_penalty", "and repetition_penalty differ; give one of them")
         stated["repetition_penalty"] = again
     if stated.get("top_k") == -1:  # as other servers say "all"
         stated["top_k"] = 0
@@ -81,15 +85,11 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
 
 def _bias(stated: dict[str, float], limits: Limits) -> dict[int, float]:
     if len(stated) > limits.num_biases:
-        raise ApiError(
-            400, f"logit_bias has {len(stated)} tokens; wanted at most {limits.num_biases}", param="logit_bias"
-        )
+        raise wrong("logit_bias", f"has {len(stated)} tokens; wanted at most {limits.num_biases}")
     for token, value in stated.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= value <= 100:
-            raise ApiError(
-                400,
-                f"logit_bias has {token[:20]!r}: {value}; wanted token ids with numbers from -100 to 100",
-                param="logit_bias",
+            raise wrong(
+                "logit_bias", f"has {token[:20]!r}: {value}; wanted token ids with numbers from -100 to 100"
             )
     return {int(token): value for token, value in stated.items()}
 
@@ -105,18 +105,14 @@ def drafting_of(
         UsageError: The length is out of range.
     """
     if prediction is not None and prediction.type != "content":
-        raise ApiError(
-            400,
-            f"prediction is of the type '{prediction.type[:40]}'; wanted content, which is a text",
-            param="prediction",
-        )
+        raise wrong("prediction", f"is of the type '{prediction.type[:40]}'; wanted content, which is a text")
     predicted = text_of(prediction.content, "prediction") if prediction else ""
     asked = asked or SpeculationField()
     if asked.off:
         return Drafting(drafters=())
     length = None if asked.length in (None, "auto") else asked.length
     if isinstance(length, str):
-        raise ApiError(400, f"speculation.length is {length[:40]!r}; wanted auto or a number", param="speculation")
+        raise wrong("speculation", f"is {length[:40]!r}; wanted auto or a number", "speculation.length")
     if not predicted and length is None and asked.drafter in (None, "auto"):
         return None
     return Drafting(drafters=_names(asked.drafter, open_drafters), draft_length=length, prediction=predicted)
@@ -129,11 +125,11 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
     names = [] if asked == "none" else asked.split("+")
     if unknown := [name for name in names if name not in open_drafters]:
         there = ", ".join(["auto", "none", *open_drafters])
-        raise ApiError(
-            400,
-            f"speculation.drafter names '{unknown[0][:40]}', which is not open; there are: {there}. Others are "
-            "opened by edgespec serve --drafter",
-            param="speculation",
+        raise wrong(
+            "speculation",
+            f"names '{unknown[0][:40]}', which is not open; there are: {there}. Others are opened by edgespec "
+            "serve --drafter",
+            "speculation.drafter",
         )
     return names
 
@@ -149,7 +145,7 @@ def require_followed(asked: SamplingFields, engine: Engine) -> None:
     }
     for name, (is_given, why) in stated.items():
         if is_given:
-            raise ApiError(400, f"{name} is given, {why}", param=name)
+            raise wrong(name, f"is given, {why}")
 
 
 class StatedFormat(NamedTuple):
@@ -165,9 +161,7 @@ def format_of(asked: GenerationFields) -> StatedFormat | None:
     Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON, or no choices.
     """
     if asked.guided_choice is not None and not asked.guided_choice:
-        raise ApiError(
-            400, "guided_choice has no texts; give at least one, or leave it out", param="guided_choice"
-        )
+        raise wrong("guided_choice", "has no texts; give at least one, or leave it out")
     choices = " | ".join(map(json.dumps, asked.guided_choice or ()))
     stated = {
         "response_format": asked.response_format,
@@ -182,7 +176,7 @@ def format_of(asked: GenerationFields) -> StatedFormat | None:
     found = [StatedFormat(field, value) for field, value in stated.items() if value is not None]
     if len(found) > 1:
         names = " and ".join(each.field for each in found)
-        raise ApiError(400, f"{names} each state the format of the answer; give one of them", param=found[1].field)
+        raise wrong(found[1].field, "each state the format of the answer; give one of them", names)
     return found[0] if found else None
 
 
@@ -196,7 +190,7 @@ def _schema_of(stated: dict[str, Any] | str | None) -> Any:
     try:
         return json.loads(stated)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"guided_json is no JSON ({error}); give a schema", param="guided_json") from None
+        raise wrong("guided_json", f"is no JSON ({error}); give a schema") from None
 
 
 LEAST = -10
@@ -220,7 +214,48 @@ def _is_background(asked: ChatRequest) -> bool:
     return text.startswith(_TASK) and _HISTORY in text and any(name in text for name in _OUTPUTS)
 
 
-def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
+def thinking_of(asked: TalkRequest, engine: Engine) -> bool | None:
+    """True if the model is to reason first; None where the request leaves it to a template, or that has no switch.
+
+    Raises ApiError: 400, the switch is neither true nor false.
+    """
+    stated = (asked.chat_template_kwargs or {}).get(_SWITCH)
+    if stated is not None and not isinstance(stated, bool):
+        raise wrong(f"chat_template_kwargs.{_SWITCH}", f"is {stated!r:.40}; wanted true or false", _SWITCH)
+    effort = (
+        asked.reasoning_effort if isinstance(asked, ChatRequest) else asked.reasoning and asked.reasoning.effort
+    )
+    if stated is None and effort == "none":
+        stated = False
+    return stated if engine.can_switch_thinking else None
+
+
+def template_options_of(asked: TalkRequest) -> dict[str, Any] | None:
+    """The variables that a request gives to the chat template, beside the switch of reasoning."""
+    return {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH} or None
+
+
+def budget_of(asked: TalkRequest, engine: Engine) -> int | None:
+    """The most tokens that the model may reason; None for no bound.
+
+    Raises ApiError: 400, it is below -1, has two values, or the model does not reason.
+    """
+    stated = {name: value for name in _BUDGETS if (value := getattr(asked, name)) is not None}
+    for name, value in stated.items():
+        if value < -1:
+            raise wrong(name, f"is {value}; wanted a number of tokens from 0, or -1 for no bound")
+    if len(set(stated.values())) > 1:
+        raise wrong(max(stated), "are names of one thing; give one of them", " and ".join(stated))
+    name, budget = next(iter(stated.items()), ("", -1))
+    if budget == -1:
+        return None
+    if not engine.can_think:
+        model = asked.model or engine.manifest.name
+        raise wrong(name, f"is given, but {model} does not reason before it answers; leave it out")
+    return budget
+
+
+def tool_use_of(asked: TalkRequest) -> ToolUse | None:
     """The tools that an answer may call. Raises ApiError: 400, they are wrong."""
     try:
         return ToolUse.parse(asked.tools, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
@@ -231,11 +266,46 @@ def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
         raise ApiError(400, str(error), param=param) from None
 
 
-def tool_options(use: ToolUse | None) -> AnswerOptions:
-    """The options of Engine.stream for the tools that an answer may call."""
-    if use is None:
-        return AnswerOptions()
-    return AnswerOptions(tools=use.tools, tool_choice=use.choice, parallel_tool_calls=use.is_parallel)
+class StatedTalk(NamedTuple):
+    """A conversation that a request has, the beginning of its answer, and what may be in the answer."""
+
+    messages: Sequence[Turn]
+    prefill: str
+    use: ToolUse | None
+    format: StatedFormat | None
+
+    def requests(
+        self, asked: TalkRequest, engine: Engine, samplings: Sequence[SamplingParams], options: AnswerOptions
+    ) -> list[AnswerRequest]:
+        """An answer for each sampling; options has what chat completions and responses state in different ways.
+
+        Raises ApiError: 400, the reasoning is stated in a wrong way.
+        """
+        thinking, template_options = thinking_of(asked, engine), template_options_of(asked)
+        options = {
+            **options,
+            "thinking": thinking,
+            "template_options": template_options,
+            "prefill": self.prefill,
+            "response_format": self.format and self.format.value,
+            "thinking_budget": budget_of(asked, engine),
+            "whole_tool_calls": not asked.stream,
+        }
+        if use := self.use:
+            options |= {"tools": use.tools, "tool_choice": use.choice, "parallel_tool_calls": use.is_parallel}
+        opens_reasoning = engine.opens_reasoning(
+            self.messages, thinking=thinking, template_options=template_options, prefill=self.prefill
+        )
+        return [
+            AnswerRequest(
+                prompt=self.messages,
+                options={**options, "sampling": sampling},
+                use=self.use,
+                format_field=self.format and self.format.field,
+                opens_reasoning=opens_reasoning,
+            )
+            for sampling in samplings
+        ]
 
 
 def tool_notes(use: ToolUse | None, engine: Engine) -> dict[str, str]:

@@ -24,7 +24,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord, record_of
-from edgespec.server.sse import EventStream
+from edgespec.server.sse import DONE, EventStream, event
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.system.threads import in_thread
 
@@ -184,6 +184,32 @@ async def _write(services: Services, request: Request, plan: AnswerPlan, write: 
                     return await write(answers)
             except Preempted:
                 record_of(request.scope).notes.append("gave way")
+
+
+async def choice_events(
+    answers: Answers,
+    head: dict[str, Any],
+    firsts: Sequence[dict[str, Any]],
+    choices_of: Callable[[int, Chunk], Sequence[dict[str, Any]]],
+    *,
+    has_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The events of answers that are choices, each event with one.
+
+    Args:
+        firsts: Those that come before any chunk.
+        choices_of: Makes those of a chunk, of the answer of an index.
+    """
+    nothing = {"usage": None} if has_usage else {}
+    for choice in firsts:
+        yield event({**head, "choices": [choice], **nothing})
+    async with aclosing(answers.chunks()) as chunks:
+        async for i, chunk in chunks:
+            for choice in choices_of(i, chunk):
+                yield event({**head, "choices": [choice], **nothing})
+    if has_usage:
+        yield event({**head, "choices": [], "usage": answers.usage()})
+    yield DONE
 
 
 @asynccontextmanager

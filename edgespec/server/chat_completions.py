@@ -1,7 +1,6 @@
 """POST /v1/chat/completions"""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -11,29 +10,25 @@ from starlette.responses import Response
 from edgespec import AnswerOptions, CallArguments, CallStart, Chunk, Completion, Engine, ReasoningStream
 from edgespec.server.answer_fields import (
     AnswerRequest,
+    StatedTalk,
     drafting_of,
     format_of,
     priority_of,
     require_followed,
     sampling_of,
     tool_notes,
-    tool_options,
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
-from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.errors import ApiError
+from edgespec.server.answers import AnswerPlan, Answers, Services, choice_events, respond
+from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
 from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
-from edgespec.server.sse import DONE, event
 from edgespec.server.thinking import (
-    budget_of,
     content_deltas,
     content_of,
     reasoning_of,
-    template_options_of,
-    thinking_of,
 )
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
@@ -51,9 +46,9 @@ def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     num_answers = within("n", asked.n, 1, limits.num_choices) or 1
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     if top is not None and not asked.logprobs:
-        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+        raise wrong("top_logprobs", "is given without logprobs; set logprobs to true")
     use = tool_use_of(asked)
-    messages, prefill = conversation_of(asked.messages)
+    talk = StatedTalk(*conversation_of(asked.messages), use, format_of(asked))
     name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = answer_length(name, getattr(asked, name), limits)
     stop = stop_strings(asked.stop, limits)
@@ -61,37 +56,15 @@ def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         require_followed(asked, engine)
-        drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
-        thinking = thinking_of(asked, engine)
-        opens_reasoning = engine.opens_reasoning(
-            messages, thinking=thinking, template_options=template_options_of(asked), prefill=prefill
-        )
-        samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
-        stated = format_of(asked)
         options = AnswerOptions(
             max_tokens=max_tokens,
             stop=stop,
-            prefill=prefill,
             logprobs=(top or 0) if asked.logprobs else None,
-            drafting=drafting,
-            response_format=stated and stated.value,
+            drafting=drafting_of(asked.speculation, asked.prediction, engine.open_drafters),
             priority=priority,
-            thinking=thinking,
-            template_options=template_options_of(asked),
-            thinking_budget=budget_of(asked, engine),
-            whole_tool_calls=not asked.stream,
-            **tool_options(use),
         )
-        return [
-            AnswerRequest(
-                prompt=messages,
-                options={**options, "sampling": sampling},
-                use=use,
-                format_field=stated and stated.field,
-                opens_reasoning=opens_reasoning,
-            )
-            for sampling in samplings
-        ]
+        samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
+        return talk.requests(asked, engine, samplings, options)
 
     return AnswerPlan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)
 
@@ -121,22 +94,17 @@ def _choice(index: int, answer: Completion, request: AnswerRequest, words: Token
     }
 
 
-async def _events(asked: ChatRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
+def _events(asked: ChatRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
     notes = tool_notes(answers.requests[0].use, answers.model.engine)
     head = {**answers.head(identity, "chat.completion.chunk"), **notes}
     words = answers.model.words if asked.logprobs else None
-    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    nothing = {"usage": None} if has_usage else {}
     reasoning = [reasoning_of(request) for request in answers.requests]
-    for i in range(len(answers.requests)):
-        yield event({**head, "choices": [_delta(i, {"role": "assistant", "content": ""})], **nothing})
-    async with aclosing(answers.chunks()) as chunks:
-        async for i, chunk in chunks:
-            for choice in _deltas(i, chunk, words, reasoning[i]):
-                yield event({**head, "choices": [choice], **nothing})
-    if has_usage:
-        yield event({**head, "choices": [], "usage": answers.usage()})
-    yield DONE
+    firsts = [_delta(i, {"role": "assistant", "content": ""}) for i in range(len(answers.requests))]
+
+    def choices(index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        return _deltas(index, chunk, words, reasoning[index])
+
+    return choice_events(answers, head, firsts, choices, has_usage=asked.has_usage)
 
 
 def _deltas(

@@ -1,7 +1,6 @@
 """POST /v1/completions: texts or token ids that the model continues as they are."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -18,11 +17,10 @@ from edgespec.server.answer_fields import (
     sampling_of,
 )
 from edgespec.server.answer_parts import Identity, TextPlaces, TokenWords, completion_logprobs, new_identity
-from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.errors import ApiError
+from edgespec.server.answers import AnswerPlan, Answers, Services, choice_events, respond
+from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, texts_of, within
-from edgespec.server.sse import DONE, event
 from edgespec.system.threads import in_thread
 
 _MAX_TOKENS = 16  # where a request does not say, as the API has it
@@ -41,14 +39,12 @@ def _plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
     num_each = within("n", asked.n, 1, limits.num_choices) or 1
     num_answers = num_each * len(prompts)
     if num_answers > limits.num_choices:
-        raise ApiError(
-            400, f"prompt and n ask for {num_answers} answers; wanted at most {limits.num_choices}", param="prompt"
-        )
+        raise wrong("prompt", f"and n ask for {num_answers} answers; wanted at most {limits.num_choices}")
     top = within("logprobs", asked.logprobs, 0, limits.num_top_logprobs)
     if asked.suffix:
-        raise ApiError(400, "suffix is given, and models here only write at the end; leave it out", param="suffix")
+        raise wrong("suffix", "is given, and models here only write at the end; leave it out")
     if asked.best_of is not None and asked.best_of > num_each:
-        raise ApiError(400, f"best_of is {asked.best_of}; wanted at most n, {num_each}", param="best_of")
+        raise wrong("best_of", f"is {asked.best_of}; wanted at most n, {num_each}")
     stated = _MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     max_tokens = answer_length("max_tokens", stated, limits)
     stop = stop_strings(asked.stop, limits)
@@ -97,30 +93,20 @@ async def _document(asked: CompletionRequest, identity: Identity, answers: Answe
     return {**answers.head(identity, "text_completion"), "choices": choices, "usage": answers.usage()}
 
 
-async def _events(asked: CompletionRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
-    head = answers.head(identity, "text_completion")
+def _events(asked: CompletionRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
     words = answers.model.words if asked.logprobs is not None else None
-    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    nothing = {"usage": None} if has_usage else {}
-    num_answers = len(answers.requests)
-    texts = [_echoed(answers, i, asked) for i in range(num_answers)]
-    places = [TextPlaces(words, echoed) if words else None for echoed in texts]
-    for i, echoed in enumerate(texts):
-        if echoed:
-            yield event({**head, "choices": [_choice(i, echoed)], **nothing})
-    async with aclosing(answers.chunks()) as chunks:
-        async for i, chunk in chunks:
-            if chunk.text or chunk.finish_reason or (words and _has_logprobs(chunk)):
-                yield event({**head, "choices": [_part(i, chunk, words, places[i])], **nothing})
-    if has_usage:
-        yield event({**head, "choices": [], "usage": answers.usage()})
-    yield DONE
+    texts = [_echoed(answers, i, asked) for i in range(len(answers.requests))]
+    firsts = [_choice(i, echoed) for i, echoed in enumerate(texts) if echoed]
+    places = [TextPlaces(words, echoed) for echoed in texts] if words else []
 
+    def choices(index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        logprobs = _logprobs(chunk, words, places[index]) if words and _has_logprobs(chunk) else None
+        if not (chunk.text or chunk.finish_reason or logprobs):
+            return []
+        return [_choice(index, chunk.text, logprobs, chunk.finish_reason)]
 
-def _part(index: int, chunk: Chunk, words: TokenWords | None, places: TextPlaces | None) -> dict[str, Any]:
-    """The addition of a chunk to a choice."""
-    logprobs = _logprobs(chunk, words, places) if words and places and _has_logprobs(chunk) else None
-    return _choice(index, chunk.text, logprobs, chunk.finish_reason)
+    head = answers.head(identity, "text_completion")
+    return choice_events(answers, head, firsts, choices, has_usage=asked.has_usage)
 
 
 def _has_logprobs(chunk: Chunk) -> bool:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from edgespec import ContextOverflow, Engine, TokenIds, UsageError, parse_ids, require_embedding_model
 from edgespec.server.answers import Services
 from edgespec.server.client import run_for_client, run_until_closing
-from edgespec.server.errors import ApiError, explain
+from edgespec.server.errors import ApiError, explain, wrong
 from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
 from edgespec.server.request_log import RequestRecord, record_of
@@ -24,15 +24,9 @@ async def embeddings(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(EmbeddingsRequest, request)
     texts = texts_of("input", asked.input)
     if len(texts) > services.limits.num_inputs:
-        raise ApiError(
-            400, f"input has {len(texts)} texts; wanted at most {services.limits.num_inputs}", param="input"
-        )
+        raise wrong("input", f"has {len(texts)} texts; wanted at most {services.limits.num_inputs}")
     if asked.encoding_format not in (None, "float", "base64"):
-        raise ApiError(
-            400,
-            f"encoding_format is '{asked.encoding_format}'; wanted float or base64",
-            param="encoding_format",
-        )
+        raise wrong("encoding_format", f"is '{asked.encoding_format}'; wanted float or base64")
 
     async def lend() -> Response:
         name = await services.name_for(request, asked.model)
@@ -61,11 +55,7 @@ async def _document(
     embedder = engine.embedder
     inputs = await services.admission.wait_for(in_daemon(lambda: [_encode(engine, text) for text in texts]))
     if asked.dimensions is not None and not 1 <= asked.dimensions <= embedder.size:
-        raise ApiError(
-            400,
-            f"dimensions is {asked.dimensions}; wanted 1 to {embedder.size} for {name}",
-            param="dimensions",
-        )
+        raise wrong("dimensions", f"is {asked.dimensions}; wanted 1 to {embedder.size} for {name}")
     record.prompt_tokens = num_tokens = sum(map(len, inputs))
     vectors = [await _vector(engine, tokens, asked.dimensions) for tokens in inputs]
     data = [

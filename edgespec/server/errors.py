@@ -71,6 +71,11 @@ class ApiError(Exception):
         return {"error": error}
 
 
+def wrong(param: str, what: str, place: str = "") -> ApiError:
+    """The refusal of a request for one of its fields: its name, or its place in the request, and what is wrong."""
+    return ApiError(400, f"{place or param} {what}", param=param)
+
+
 class Preempted(ApiError):
     """The model has to give its place up to a request of a higher priority."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from edgespec import Message, Turn, UsageError, parse_messages
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, wrong
 from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest, text_of
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
@@ -43,7 +43,7 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
         messages.pop()
         prefill = _THOUGHT.format(last.reasoning) + last.content if last.reasoning else last.content
     if not messages:
-        raise ApiError(400, f"{param} has nothing to answer; give a message of the user", param=param)
+        raise wrong(param, "has nothing to answer; give a message of the user")
     return messages, prefill
 
 
@@ -53,11 +53,7 @@ def _plain_message(place: str, stated: ChatMessage, param: str) -> dict[str, Any
     if stated.role == "tool":
         return {"role": "tool", "content": text, "tool_call_id": stated.tool_call_id, "name": stated.name}
     if (role := _ROLES.get(stated.role)) is None:
-        raise ApiError(
-            400,
-            f"{place} has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool",
-            param=param,
-        )
+        raise wrong(param, f"has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool", place)
     if role != "assistant":
         return {"role": role, "content": text}
     more = {"tool_calls": stated.tool_calls, "reasoning_content": stated.reasoning_content}
@@ -96,11 +92,8 @@ def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:
             yield PlacedMessage(place, ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
         elif item.type != "message" or item.role is None:
             what = f"of the type '{item.type[:40]}'" if item.type != "message" else "a message without a role"
-            raise ApiError(
-                400,
-                f"{place} is {what}; models here read messages, reasoning, function_call and function_call_output",
-                param="input",
-            )
+            known = "messages, reasoning, function_call and function_call_output"
+            raise wrong("input", f"is {what}; models here read {known}", place)
         elif item.role == "assistant":
             begun = begun if calls else place
             said = _join_contents(said, item.content)
@@ -113,7 +106,7 @@ def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:
 def _call_of(item: InputItem, place: str) -> dict[str, Any]:
     """A call as chat completions state it. Raises ApiError: 400, it has no name."""
     if not item.name:
-        raise ApiError(400, f"{place} is a function_call without a name; give one", param="input")
+        raise wrong("input", "is a function_call without a name; give one", place)
     function = {"name": item.name, "arguments": item.arguments or "{}"}
     return {"id": item.call_id, "type": "function", "function": function}
 
@@ -122,11 +115,11 @@ def _require_call(item: InputItem, place: str, known: Set[str]) -> None:
     """Raises ApiError: 400, the result of a call stands before any call, or names one that is not there."""
     if not known or (item.call_id and item.call_id not in known):
         there = ", ".join(sorted(known)) or "none"
-        raise ApiError(
-            400,
-            f"{place} has the call_id '{(item.call_id or '')[:80]}', which no function_call before it has (there "
-            f"are: {there[:400]}); send the function_call too",
-            param="input",
+        raise wrong(
+            "input",
+            f"has the call_id '{(item.call_id or '')[:80]}', which no function_call before it has (there are: "
+            f"{there[:400]}); send the function_call too",
+            place,
         )
 
 

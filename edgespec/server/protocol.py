@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, wrong
 from edgespec.server.limits import Limits
 from edgespec.system.typed_json import read_as, require_known_fields
 
@@ -122,6 +122,10 @@ class GenerationFields(SamplingFields):
     guided_grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
+
+    @property
+    def has_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +270,7 @@ def parse(kind: type[T], body: bytes) -> T:
         raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
         if missing := _MISSING.match(str(error)):
-            raise ApiError(400, f"{missing[1]} is missing; give it", param=missing[1]) from None
+            raise wrong(missing[1], "is missing; give it") from None
         raise ApiError(400, str(error), param=_first_name(str(error))) from None
 
 
@@ -274,7 +278,7 @@ def _require_known_speculation(stated: dict[str, Any], found: SpeculationField |
     try:
         require_known_fields(stated, found)
     except ValueError as error:
-        raise ApiError(400, f"speculation has {str(error)[:200]}", param="speculation") from None
+        raise wrong("speculation", f"has {str(error)[:200]}") from None
 
 
 def _require_names_once(body: bytes) -> None:
@@ -311,16 +315,10 @@ def text_of(content: Content | None, place: str) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    param = place.partition("[")[0]
     for part in content:
-        if part.type in _TEXTS and part.text is None:
-            raise ApiError(
-                400, f"{place} has a part of the type '{part.type}' without a text; give one", param=param
-            )
         if part.type not in _TEXTS or part.text is None:
-            raise ApiError(
-                400, f"{place} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
-            )
+            why = " without a text; give one" if part.type in _TEXTS else "; models here read text alone"
+            raise wrong(place.partition("[")[0], f"has a part of the type '{part.type[:40]}'{why}", place)
     return "".join(part.text or "" for part in content)
 
 
@@ -328,14 +326,10 @@ def stop_strings(stop: str | list[str] | None, limits: Limits) -> list[str]:
     """The strings that are not empty. Raises ApiError: 400, there are too many, or one is too long."""
     strings = [each for each in ([stop] if isinstance(stop, str) else stop or []) if each]
     if len(strings) > limits.num_stops:
-        raise ApiError(400, f"stop has {len(strings)} texts; wanted at most {limits.num_stops}", param="stop")
+        raise wrong("stop", f"has {len(strings)} texts; wanted at most {limits.num_stops}")
     for each in strings:
         if len(each) > limits.stop_length:
-            raise ApiError(
-                400,
-                f"stop has a text of {len(each)} characters; wanted at most {limits.stop_length}",
-                param="stop",
-            )
+            raise wrong("stop", f"has a text of {len(each)} characters; wanted at most {limits.stop_length}")
     return strings
 
 
@@ -343,7 +337,7 @@ def within(param: str, value: int | None, low: int, high: int | None = None) -> 
     """Raises ApiError: 400, a whole number is out of its range."""
     if value is not None and (value < low or (high is not None and value > high)):
         bounds = f"{low} or more" if high is None else f"{low} to {high}"
-        raise ApiError(400, f"{param} is {value}; wanted {bounds}", param=param)
+        raise wrong(param, f"is {value}; wanted {bounds}")
     return value
 
 
@@ -366,7 +360,5 @@ def texts_of(field: str, stated: str | list[Any], *, may_be_empty: bool = False)
     for each in several:
         is_ids = isinstance(each, list) and all(type(token) is int for token in each)
         if not (each or may_be_empty) or not (isinstance(each, str) or is_ids):
-            raise ApiError(
-                400, f"{field} is empty or mixed; wanted a text, token ids, or a list of either", param=field
-            )
+            raise wrong(field, "is empty or mixed; wanted a text, token ids, or a list of either")
     return [each or "" for each in several]

@@ -23,22 +23,22 @@ from edgespec import (
 from edgespec.server.answer_fields import (
     AnswerRequest,
     StatedFormat,
+    StatedTalk,
     drafting_of,
     priority_of,
     require_followed,
     sampling_of,
     tool_notes,
-    tool_options,
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
 from edgespec.server.answers import AnswerPlan, Answers, Services, respond
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
 from edgespec.server.sse import event
-from edgespec.server.thinking import budget_of, reasoning_of, template_options_of, thinking_of
+from edgespec.server.thinking import reasoning_of
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
 NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
@@ -55,46 +55,24 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     for name in ("previous_response_id", "conversation", "prompt", "background"):
         if getattr(asked, name):
-            raise ApiError(
-                400, f"{name} is given, and nothing is stored here; send the whole conversation", param=name
-            )
-    use = tool_use_of(asked)
+            raise wrong(name, "is given, and nothing is stored here; send the whole conversation")
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     stop = stop_strings(asked.stop, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
-    stated_format = _format_of(asked)
-    messages, prefill = read_conversation(list(stated_messages(asked)), "input")
+    conversation = read_conversation(list(stated_messages(asked)), "input")
+    talk = StatedTalk(*conversation, tool_use_of(asked), _format_of(asked))
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         require_followed(asked, engine)
-        thinking = thinking_of(asked, engine)
         options = AnswerOptions(
-            sampling=sampling_of(asked, engine, limits),
             max_tokens=max_tokens,
-            prefill=prefill,
             stop=stop,
             logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
             drafting=drafting_of(asked.speculation, None, engine.open_drafters),
-            response_format=stated_format and stated_format.value,
             priority=priority,
-            thinking=thinking,
-            template_options=template_options_of(asked),
-            thinking_budget=budget_of(asked, engine),
-            whole_tool_calls=not asked.stream,
-            **tool_options(use),
         )
-        return [
-            AnswerRequest(
-                prompt=messages,
-                options=options,
-                use=use,
-                format_field=stated_format and stated_format.field,
-                opens_reasoning=engine.opens_reasoning(
-                    messages, thinking=thinking, template_options=template_options_of(asked), prefill=prefill
-                ),
-            )
-        ]
+        return talk.requests(asked, engine, [sampling_of(asked, engine, limits)], options)
 
     return AnswerPlan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
@@ -103,9 +81,7 @@ def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
     """Raises ApiError: 400, a JSON schema is announced, and there is none."""
     stated = asked.text.format if asked.text else None
     if stated and stated.get("type") == "json_schema" and not {"schema", "json_schema"} & stated.keys():
-        raise ApiError(
-            400, 'text.format has no schema; wanted {"type": "json_schema", "schema": …}', param="text.format"
-        )
+        raise wrong("text.format", 'has no schema; wanted {"type": "json_schema", "schema": …}')
     return None if stated is None else StatedFormat("text.format", stated)
 
 

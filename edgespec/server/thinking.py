@@ -1,4 +1,4 @@
-"""Reasoning of thinking models: its switch, its text apart from the answer's, and its tokens.
+"""Reasoning of thinking models: its text apart from the answer's, and its tokens.
 
 In chat completions it is reasoning_content beside content, as DeepSeek's API, vLLM and llama.cpp have it; in
 responses it is an item of the type reasoning.
@@ -9,12 +9,7 @@ from typing import Any
 
 from edgespec import Engine, ReasoningStream, TextStream, split_reasoning
 from edgespec.server.answer_fields import AnswerRequest
-from edgespec.server.errors import ApiError
-from edgespec.server.protocol import ChatRequest, ResponsesRequest
 
-_SWITCH = "enable_thinking"
-# Of Qwen's API, vLLM and llama.cpp.
-_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 _NAMES = {True: "reasoning_content", False: "content"}
 
 
@@ -45,55 +40,6 @@ class ReasoningTokens:
                 self.is_decided = True
             if self.is_decided:
                 return
-
-
-def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool | None:
-    """True if the model is to reason first; None where the request leaves it to a template, or that has no switch.
-
-    Raises ApiError: 400, the switch is neither true nor false.
-    """
-    stated = (asked.chat_template_kwargs or {}).get(_SWITCH)
-    if stated is not None and not isinstance(stated, bool):
-        raise ApiError(
-            400, f"{_SWITCH} is {stated!r:.40}; wanted true or false", param=f"chat_template_kwargs.{_SWITCH}"
-        )
-    effort = (
-        asked.reasoning_effort if isinstance(asked, ChatRequest) else asked.reasoning and asked.reasoning.effort
-    )
-    if stated is None and effort == "none":
-        stated = False
-    return stated if engine.can_switch_thinking else None
-
-
-def template_options_of(asked: ChatRequest | ResponsesRequest) -> dict[str, Any] | None:
-    """The variables that a request gives to the chat template, beside the switch of reasoning."""
-    return {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH} or None
-
-
-def budget_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> int | None:
-    """The most tokens that the model may reason; None for no bound.
-
-    Raises ApiError: 400, it is below -1, has two values, or the model does not reason.
-    """
-    stated = {name: value for name in _BUDGETS if (value := getattr(asked, name)) is not None}
-    for name, value in stated.items():
-        if value < -1:
-            raise ApiError(
-                400, f"{name} is {value}; wanted a number of tokens from 0, or -1 for no bound", param=name
-            )
-    if len(set(stated.values())) > 1:
-        raise ApiError(400, f"{' and '.join(stated)} are names of one thing; give one of them", param=max(stated))
-    name, budget = next(iter(stated.items()), ("", -1))
-    if budget == -1:
-        return None
-    if not engine.can_think:
-        raise ApiError(
-            400,
-            f"{name} is given, but {asked.model or engine.manifest.name} does not reason before it answers; "
-            "leave it out",
-            param=name,
-        )
-    return budget
 
 
 def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:
