@@ -18,7 +18,12 @@ _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
 
 # Names of families in GGUF files, where they differ from model types of transformers.
-_GGUF_NAMES = {"qwen3moe": "qwen3_moe", "hunyuan-dense": "hunyuan_v1_dense", "mistral3": "ministral3"}
+_GGUF_NAMES = {
+    "qwen3moe": "qwen3_moe",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "mistral3": "ministral3",
+    "gpt-oss": "gpt_oss",
+}
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
     *(
@@ -73,6 +78,13 @@ class QueryGrowth(NamedTuple):
         return (1 + self.share * np.log1p(periods)).astype(np.float32)
 
 
+class GateLimit(NamedTuple):
+    """Gates and ups are cut at a limit: gate · sigmoid(slope · gate) · (up + 1), as in gpt_oss."""
+
+    slope: float
+    limit: float
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How many experts a layer has, and how a token chooses among them (Shazeer et al., arXiv:1701.06538).
@@ -104,6 +116,7 @@ class DecoderConfig:
     rms_eps: float
     layers: tuple[Layer, ...]
     activation: str = "silu"  # or gelu_pytorch_tanh
+    gate_limit: GateLimit | None = None
     attention_scale: float  # of query · key
     attention_cap: float | None = None  # c · tanh(score / c), before the mask
     embedding_scale: float = 1.0
@@ -158,7 +171,9 @@ def config_from_gguf(
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = stated.count("block_count"), stated.count("context_length")
-    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length, wanted_length)
+    rotary = rotary_from_gguf(
+        stated, tensors, head_dim, context_length, wanted_length, is_rounded=family.has_rounded_yarn
+    )
     window = _window_from_gguf(stated, family, architecture, context_length)
     is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
     local_rotary = rotary
@@ -183,6 +198,7 @@ def config_from_gguf(
             _layers_without_rotary(stated, architecture, is_local, window),
         ),
         activation=family.activation,
+        gate_limit=_gate_limit(stated, family),
         attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
         attention_cap=stated.optional("attn_logit_softcapping", family.defaults.get("attn_logit_softcapping")),
         embedding_scale=stated.number("embedding_scale", _embedding_scale(family, hidden)),
@@ -238,6 +254,7 @@ def config_from_huggingface(
             _layers_without_rotary(stated, architecture, is_local, window),
         ),
         activation=family.activation,
+        gate_limit=_gate_limit(stated, family),
         attention_scale=stated.number(
             "attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5
         ),
@@ -294,6 +311,13 @@ def decoder_part(
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:
     return math.sqrt(hidden_size) if family.scales_embedding else 1.0
+
+
+def _gate_limit(stated: SourceSettings, family: Family) -> GateLimit | None:
+    keys = ("swiglu_alpha", "swiglu_limit")
+    if not family.defaults.keys() >= {*keys}:
+        return None
+    return GateLimit(*(stated.number(key, family.defaults[key]) for key in keys))
 
 
 def _routing(stated: SourceSettings, family: Family, num_experts: str, num_used: str) -> Routing | None:

@@ -10,7 +10,7 @@ last of an odd number. So an expert that has an odd number of routes gets one mo
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, pack
-from edgespec.export.decoder_config import Routing
+from edgespec.export.decoder_config import GateLimit, Routing
 from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import BITS, BLOCK_SIZES, Form, Rule
@@ -31,11 +31,18 @@ Expert = tuple[StoredTensor, ...]
 """Matrices of one expert that are interleaved: gate and up, or down alone."""
 
 
+class ExpertStack(NamedTuple):
+    """Matrices of all experts, and their biases, which may be none."""
+
+    matrices: Sequence[Expert]
+    biases: Sequence[Expert] = ()
+
+
 class ExpertsWriter:
     """Writes the matrices of experts into the weights file and their nodes into the graph."""
 
-    def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule) -> None:
-        self._nodes, self._weights, self._rule = nodes, weights, rule
+    def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule, gate_limit: GateLimit | None) -> None:
+        self._nodes, self._weights, self._rule, self._gate_limit = nodes, weights, rule, gate_limit
 
     def __call__(
         self,
@@ -43,15 +50,15 @@ class ExpertsWriter:
         x: ir.Value,
         router_logits: ir.Value,
         routing: Routing,
-        matrices: tuple[Sequence[Expert], Sequence[Expert]],
+        stacks: Sequence[ExpertStack],
     ) -> ir.Value:
         """The weighted sum of the chosen experts' outputs for x, [1, num_tokens, hidden_size].
 
         Args:
             router_logits: [num_tokens, num_experts].
-            matrices: Of each expert gate and up, and of each expert down.
+            stacks: Of each expert gate and up, and of each expert down.
         """
-        op, constant, hidden = self._nodes.op, self._nodes.constant, matrices[0][0][0].columns
+        op, constant, hidden = self._nodes.op, self._nodes.constant, stacks[0].matrices[0][0].columns
         shares, experts = self._choose(router_logits, routing)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
         routes = op("Gather", each, op("Reshape", experts, constant("flat", np.array([-1]))), axis=0)
@@ -68,7 +75,7 @@ class ExpertsWriter:
         )
         shape = op("Concat", op("Shape", added, start=0, end=1), constant("hidden", np.array([hidden])), axis=0)
         fed = op("Concat", op("Reshape", copies, rows), op("Expand", first, shape), axis=0)
-        outputs = self._experts(name, fed, op("Concat", routes, added, axis=0), matrices)
+        outputs = self._experts(name, fed, op("Concat", routes, added, axis=0), stacks)
         num_routes = op("Shape", routes, start=0, end=1)
         outputs = op("Slice", outputs, constant("zero", np.array([0])), num_routes, axis_0)
         apart = constant("routes_apart", np.array([-1, routing.num_used, hidden]))
@@ -90,40 +97,49 @@ class ExpertsWriter:
         shares = self._nodes.op("Softmax", router_logits, axis=-1)
         return self._nodes.op("GatherElements", shares, chosen, axis=1), chosen
 
-    def _experts(
-        self, name: str, x: ir.Value, routes: ir.Value, matrices: tuple[Sequence[Expert], Sequence[Expert]]
-    ) -> ir.Value:
+    def _experts(self, name: str, x: ir.Value, routes: ir.Value, stacks: Sequence[ExpertStack]) -> ir.Value:
         """The output of one expert for each row, [num_routes, hidden_size].
 
         Args:
             routes: [num_routes, num_experts], 1 for the expert of the row and 0 for the others.
         """
-        attributes: dict[str, Any] = {
-            "k": 1,
-            "normalize_routing_weights": 1,
-            "activation_type": "swiglu",  # gate · sigmoid(alpha · gate) · (up + beta)
-            "activation_alpha": 1.0,
-            "activation_beta": 0.0,
-            "swiglu_fusion": 1,
-        }
-        names = (f"{name}.gate_up", f"{name}.down")
+        attributes: dict[str, Any] = {"k": 1, "normalize_routing_weights": 1, **self._activation()}
+        names, matrices = (f"{name}.gate_up", f"{name}.down"), [stack.matrices for stack in stacks]
+        bias, other = (self._write_biases(own, stack.biases) for own, stack in zip(names, stacks, strict=True))
         if self._rule.form(matrices[0][0][0]).bits is None:
             floats = [self._write_floats(*each) for each in zip(names, matrices, strict=True)]
-            return self._nodes.op("MoE", x, routes, floats[0], None, floats[1], **attributes)
+            ends = (floats[1], other) if other else (floats[1],)
+            return self._nodes.op("MoE", x, routes, floats[0], bias, *ends, **attributes)
         size = self._block_size(matrices)
         forms = [self._form(experts, size) for experts in matrices]
         packed = [self._pack(*each) for each in zip(names, matrices, forms, strict=True)]
         (*first, zeros), (*second, more) = packed
-        zero_points = (*[None] * 4, zeros, more) if zeros or more else ()
+        inputs = [x, routes, *first, bias, *second, other, None, None, None, zeros, more]
+        while inputs[-1] is None:
+            inputs.pop()
         return self._nodes.op(
             "QMoE",
-            *(x, routes, *first, None, *second, *zero_points),
+            *inputs,
             **attributes,
             expert_weight_bits=forms[0].bits,
             fc2_expert_weight_bits=forms[1].bits,
             block_size=size,
             accuracy_level=4,
         )
+
+    def _activation(self) -> dict[str, Any]:
+        """The attributes of gate · sigmoid(alpha · gate) · (up + beta), with gate and up within a limit."""
+        swiglu = {"activation_type": "swiglu", "swiglu_fusion": 1}
+        if (gates := self._gate_limit) is None:
+            return {**swiglu, "activation_alpha": 1.0, "activation_beta": 0.0}
+        slope, limit = float(gates.slope), float(gates.limit)
+        return {**swiglu, "activation_alpha": slope, "activation_beta": 1.0, "swiglu_limit": limit}
+
+    def _write_biases(self, name: str, biases: Sequence[Expert]) -> ir.Value | None:
+        if not biases:
+            return None
+        rows = np.stack([np.stack([part.vector() for part in expert], axis=1).reshape(-1) for expert in biases])
+        return self._weights.append(f"{name}.bias", [rows], rows.shape)
 
     def _block_size(self, matrices: Sequence[Sequence[Expert]]) -> int:
         """The one block size of both matrices: as asked for if they are rounded, and dividing their columns."""

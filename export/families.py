@@ -2,8 +2,9 @@
 
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4 and hunyuan_v1_dense, and
-with a mixture of experts mixtral, qwen3_moe, olmoe and granitemoe. A gemma3 or mistral3 that sees is read without
-its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
+with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A gemma3 or mistral3 that sees is
+read without its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has
+experts.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class Family:
     gain_addend: float = 0.0  # a checkpoint, though not a GGUF file, stores gains less this
     # Which files store the rows of queries and keys in pairs that are rotated together: "gguf", "huggingface".
     paired_in: tuple[str, ...] = ()
-    has_biases: bool = False  # of queries, keys and values; in other families they are rare
+    needs: tuple[str, ...] = ()  # tensors that a file must have though other families do without
     fused: tuple[str, ...] = ()  # what one matrix holds: "qkv", query, key and value; "gate_up", gate and up
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as in roles.py, where others differ
     activation: str = "silu"
@@ -34,11 +35,13 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that transformers assumes
     is_mixture: bool = False  # its layers have experts
     normalizes_routing: bool = True  # unless norm_topk_prob says otherwise
+    has_rounded_yarn: bool = True  # borders of YaRN are whole pairs of values, unless truncate says otherwise
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
 _HEAD_NORMS = ("q_norm", "k_norm")
+_BIASES = ("q_bias", "k_bias", "v_bias")
 _LAYER = "model.layers.{i}"
 _GGUF, _FUSED = ("gguf",), ("qkv", "gate_up")
 _GEMMA = Family(
@@ -63,8 +66,8 @@ _OLMO = Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_pr
 FAMILIES = {
     "llama": Family(paired_in=_GGUF),
     "mistral": Family(paired_in=_GGUF, full_attention_every=0),
-    "qwen2": Family(has_biases=True),
-    "mimo": Family(has_biases=True),
+    "qwen2": Family(needs=_BIASES),
+    "mimo": Family(needs=_BIASES),
     "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
     "granite": Family(paired_in=_GGUF),
     "smollm3": Family(paired_in=_GGUF),
@@ -81,7 +84,7 @@ FAMILIES = {
     "phi3": Family(fused=_FUSED, full_attention_every=0),
     "ernie4_5": Family(paired_in=(*_GGUF, "huggingface")),
     "seed_oss": Family(
-        has_biases=True,
+        needs=_BIASES,
         names={
             "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
         },
@@ -89,7 +92,7 @@ FAMILIES = {
     "glm4": Family(
         norms=_AROUND,
         paired_in=(*_GGUF, "huggingface"),
-        has_biases=True,
+        needs=_BIASES,
         fused=("gate_up",),
         names={
             "{i}.attended_norm": (
@@ -130,6 +133,16 @@ FAMILIES = {
         normalizes_routing=False,
     ),
     "granitemoe": Family(paired_in=_GGUF, is_mixture=True),
+    "gpt_oss": Family(
+        needs=(*_BIASES, "o_bias", "sinks", "router_bias", "expert_bias"),
+        names={
+            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
+        },
+        full_attention_every=2,
+        is_mixture=True,
+        defaults={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        has_rounded_yarn=False,
+    ),
 }
 
 _STATE = "from whose state drafts have to be taken back"
@@ -143,7 +156,6 @@ _LACKING = {
         *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
     ),
     "keys and values that layers share, and embeddings for each layer": ("gemma4", "gemma3n"),
-    "attention sinks and experts in MXFP4": ("gpt_oss", "gpt-oss"),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
     "shared experts": (
         *("qwen2_moe", "qwen2moe", "glm4_moe", "glm4moe", "ernie4_5_moe", "ernie4_5-moe"),

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth, Routing
-from edgespec.export.experts import ExpertsWriter
+from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, typed_value
 from edgespec.export.precision import Rule
@@ -36,7 +36,7 @@ class LayerWriter:
         self.nodes = Nodes()
         self.op, self.constant = self.nodes.op, self.nodes.constant
         self.linear = LinearWriter(self.nodes, self.weights, self.rule)
-        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule)
+        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule, config.gate_limit)
         self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
         self.floats = np.float16 if self.rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
@@ -152,6 +152,8 @@ class LayerWriter:
             if bias not in self.biases:
                 self.biases[bias] = self.as_activation(bias)
             inputs += [self.tree["position_ids"] if tables else None, self.biases[bias]]
+        if f"{i}.sinks" in self.tensors:
+            inputs += [None] * (11 - len(inputs)) + [self._vector(f"{i}.sinks")]
         attended = self.nodes.node(
             "GroupQueryAttention",
             inputs,
@@ -164,7 +166,7 @@ class LayerWriter:
             scale=self.config.attention_scale,
             softcap=self.config.attention_cap or 0.0,
         )[0]
-        return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
+        return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]], [self.tensors.get(f"{i}.o_bias")])[0]
 
     def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""
@@ -221,11 +223,18 @@ class LayerWriter:
 
     def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
         router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
+        if f"{i}.router_bias" in self.tensors:
+            router = self.op("Add", router, self._vector(f"{i}.router_bias"))
         flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
-        numbers = range(routing.num_experts)
-        gates_ups = [tuple(self.tensors[f"{i}.{part}.{number}"] for part in ("gate", "up")) for number in numbers]
-        downs = [(self.tensors[f"{i}.down.{number}"],) for number in numbers]
-        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, (gates_ups, downs))
+        stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
+        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks)
+
+    def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:
+        names = [[f"{i}.{part}.{number}" for part in parts] for number in range(num_experts)]
+        matrices = [tuple(self.tensors[name] for name in each) for each in names]
+        has_biases = f"{names[0][0]}_bias" in self.tensors
+        biases = [tuple(self.tensors[f"{name}_bias"] for name in each) for each in names if has_biases]
+        return ExpertStack(matrices, biases)
 
     def add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""

@@ -2,11 +2,12 @@
 
 Where a method's arithmetic is a scale times integers, in groups of columns, its levels, scales and zero points
 are kept as they are (GPTQ, AWQ, integers of compressed-tensors, LLM.int8 of bitsandbytes). Floats of 8 and 4 bits
-are read as the floats that they are, times their scales. Nothing is rounded here. Layers that a checkpoint leaves
-alone are read as in any other. Knows nothing of families and graphs.
+are read as the floats that they are, times their scales, and MXFP4 of gpt-oss as blocks. Nothing is rounded here.
+Layers that a checkpoint leaves alone are read as in any other. Knows nothing of families and graphs.
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -353,6 +354,28 @@ def _peaks(found: Checkpoint, module: str, state: Mapping[str, Any]) -> Floats:
     return found.numbers(module, "weight.absmax").reshape(-1)
 
 
+# MXFP4 of gpt-oss: the experts' NAME_blocks [experts, rows, groups, 16], two values in a byte, and NAME_scales
+# [experts, rows, groups]. The blocks of a GGUF file have a scale, and the second half in the high nibbles.
+def _mxfp4(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    for name in [name for name in found.integers if name.endswith("_blocks")]:
+        module, _, part = name.removesuffix("_blocks").rpartition(".")
+        blocks, scales = (found.integer(module, f"{part}_{kind}") for kind in ("blocks", "scales"))
+        if blocks.shape != (*scales.shape, 16) or {blocks.storage, scales.storage} != {"U8"}:
+            raise found.refuse(name, f"blocks of {blocks.shape} and scales of {scales.shape}")
+        *stack, groups = scales.shape
+        make = partial(_mxfp4_rows, blocks, scales)
+        tensor = StoredTensor(name, blocks.path, 0, math.prod(stack), 32 * groups, "MXFP4", make=make)
+        yield f"{module}.{part}.weight", tensor
+
+
+def _mxfp4_rows(blocks: StoredIntegers, scales: StoredIntegers, start: int, stop: int) -> Bytes:
+    count, groups = stop - start, scales.shape[-1]
+    pairs = blocks.array().reshape(-1, groups, 16)[start:stop]
+    halves = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(count, groups, 2, 16)
+    made = [scales.array().reshape(-1, groups, 1)[start:stop], halves[:, :, 0] | halves[:, :, 1] << 4]
+    return np.concatenate(made, axis=-1).reshape(count, -1)
+
+
 _METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -360,4 +383,5 @@ _METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] 
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }

@@ -102,9 +102,9 @@ class _Reference:
         return noisy
 
     def _mlp(self, i: int, rows: list[Floats], expert: str = "") -> list[Floats]:
-        active = _ACTIVATIONS[self.config.activation]
         gates, ups = self._linear(rows, f"{i}.gate{expert}"), self._linear(rows, f"{i}.up{expert}")
-        return self._linear([active(gate) * up for gate, up in zip(gates, ups, strict=True)], f"{i}.down{expert}")
+        active = [_gated(self.config, gate, up) for gate, up in zip(gates, ups, strict=True)]
+        return self._linear(active, f"{i}.down{expert}")
 
     def _mix(self, i: int, routing: Routing, rows: list[Floats]) -> list[Floats]:
         """The experts' outputs for their tokens, weighted by the router's probabilities."""
@@ -160,7 +160,8 @@ class _Reference:
             q, k = self._rotate(i, q), self._rotate(i, k)
         if (growth := self.config.query_growth) is not None:
             q = [x * growth.scales(len(x))[:, None] for x in q]
-        return self._linear([_attend(self.config, i, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
+        sinks = self.tensors[f"{i}.sinks"].vector() if f"{i}.sinks" in self.tensors else None
+        return self._linear([_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
 
     def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
         rotary = self.config.layers[i].rotary
@@ -174,15 +175,18 @@ def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
     return scaled
 
 
-def _attend(config: DecoderConfig, i: int, q: Floats, k: Floats, v: Floats) -> Floats:
+def _attend(config: DecoderConfig, i: int, sinks: Floats | None, q: Floats, k: Floats, v: Floats) -> Floats:
+    """sinks: A score for each head, [num_heads], that takes its share and has no value."""
     num_tokens = len(q)
     q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
     groups = config.num_heads // config.num_kv_heads
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k, optimize=True) * np.float32(config.attention_scale)
     scores = _cap(scores, config.attention_cap) + _mask(config.layers[i].sliding_window, num_tokens)
-    share = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    share /= share.sum(axis=-1, keepdims=True)
+    sink = np.full((1, 1, 1), -np.inf, np.float32) if sinks is None else sinks[:, None, None]
+    largest = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    share = np.exp(scores - largest)
+    share /= share.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
     attended: Floats = np.einsum("hqk,khd->qhd", share, v, optimize=True).reshape(num_tokens, -1)
     return attended
 
@@ -212,6 +216,15 @@ def _gelu_tanh(x: Floats) -> Floats:
 
 
 _ACTIVATIONS = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
+
+
+def _gated(config: DecoderConfig, gate: Floats, up: Floats) -> Floats:
+    if (gates := config.gate_limit) is None:
+        return _ACTIVATIONS[config.activation](gate) * up
+    slope, limit = np.float32(gates.slope), np.float32(gates.limit)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    gated: Floats = gate / (1 + np.exp(-slope * gate)) * (up + 1)
+    return gated
 
 
 def _cap(x: Floats, cap: float | None) -> Floats:

@@ -27,6 +27,8 @@ _LAYER_NAMES = {
     **{f"{part}_bias": (f"attn_{part}.bias", f"self_attn.{part}_proj.bias") for part in "qkv"},
     **{f"{part}_norm": (f"attn_{part}_norm.weight", f"self_attn.{part}_norm.weight") for part in "qk"},
     "o": ("attn_output.weight", "self_attn.o_proj.weight"),
+    "o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
+    "sinks": ("attn_sinks.weight", "self_attn.sinks"),
     "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
     **{part: (f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")},
@@ -43,11 +45,11 @@ _FUSED = {
     "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
     "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
 }
-_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias")
+_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 # Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
-# matrix is of; one without it holds all experts, one after another.
+# matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns.
 _PARTS = ("gate", "up", "down")
 _Held = Mapping[str, tuple[str, ...]]
 _MLP_EXPERTS: _Held = {"mlp.gate": ("router",)} | {
@@ -62,6 +64,11 @@ _EXPERT_NAMES: dict[str, _Held] = {
         "block_sparse_moe.router.layer": ("router",),
         "block_sparse_moe.input_linear": ("gate", "up"),
         "block_sparse_moe.output_linear": ("down",),
+    },
+    "gpt_oss": {
+        "mlp.router": ("router",),
+        "mlp.experts.gate_up_proj": ("*", "gate", "up"),
+        "mlp.experts.down_proj": ("down",),
     },
 }
 _GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
@@ -85,7 +92,7 @@ def tensors_by_role(
         own_names = [name.format(i=i) for i in (range(config.num_layers) if "{i}" in role else [0])]
         # A bias that some layers have is missing in the others.
         is_needed = not role.endswith(_OPTIONAL) or any(own in stored for own in own_names)
-        is_needed |= family.has_biases and role.endswith("_bias")
+        is_needed |= role.removeprefix("{i}.") in family.needs
         for i, own in enumerate(own_names):
             if own in stored:
                 used.add(own)
@@ -154,7 +161,8 @@ def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int,
     whole = FAMILIES[config.architecture].norms_whole_projections
     return {
         "q": (q, num_inputs), "k": (kv, num_inputs), "v": (kv, num_inputs), "o": (hidden, q),
-        "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
+        "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv), "o_bias": (1, hidden),
+        "sinks": (1, config.num_heads),
         "q_norm": (1, q if whole else config.head_dim), "k_norm": (1, kv if whole else config.head_dim),
         "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
@@ -229,6 +237,7 @@ def _expert_tensors(
     """Router and experts of all layers by role, and the names that they are stored under."""
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
+    needs = FAMILIES[config.architecture].needs
 
     def take(name: str, rows: int, columns: int) -> StoredTensor:
         if name not in stored:
@@ -236,18 +245,34 @@ def _expert_tensors(
         used.add(name)
         return _require_shape(path, stored[name], (rows, columns))
 
-    prefix, names = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
-    for i, (own, parts) in product(range(config.num_layers), names.items()):
-        name = f"{prefix}.{i}.{own}.weight"
-        if parts == ("router",):
-            found[f"{i}.router"] = take(name, num_experts, config.hidden_size)
+    def take_bias(own: str, need: str, rows: int, columns: int) -> StoredTensor | None:
+        names = (f"{own}.bias", f"{own}_bias")
+        name = next((name for name in names if name in stored), names[0])
+        return take(name, rows, columns) if name in stored or need in needs else None
+
+    prefix, held = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
+    for i, (name, (*mark, last)) in product(range(config.num_layers), held.items()):
+        own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part != "*"]
+        if parts == ["router"]:
+            found[f"{i}.router"] = take(f"{own}.weight", num_experts, config.hidden_size)
+            if (bias := take_bias(own, "router_bias", 1, num_experts)) is not None:
+                found[f"{i}.router_bias"] = bias
             continue
-        rows, columns = _shape(config, parts[0])
-        if "{number}" in name:
+        rows, columns = _shape(config, last)
+        if "{number}" in own:
             for number in range(num_experts):
-                found[f"{i}.{parts[0]}.{number}"] = take(name.format(number=number), rows, columns)
+                found[f"{i}.{last}.{number}"] = take(f"{own}.weight".format(number=number), rows, columns)
             continue
-        whole = take(name, num_experts * len(parts) * rows, columns)
-        for at, (number, part) in enumerate(product(range(num_experts), parts)):
-            found[f"{i}.{part}.{number}"] = whole.part(at * rows, rows)
+        if own in stored:  # as transformers holds them, each expert transposed
+            stacks = {"": take(own, num_experts * columns, len(parts) * rows).transposed(num_experts)}
+        else:
+            stacks = {"": take(f"{own}.weight", num_experts * len(parts) * rows, columns)}
+        if (bias := take_bias(own, "expert_bias", num_experts, len(parts) * rows)) is not None:
+            stacks["_bias"] = replace(bias, rows=bias.rows * bias.columns, columns=1)
+        for (ending, stack), (at, part) in product(stacks.items(), enumerate(parts)):
+            order = np.arange(at, len(parts) * rows, len(parts)) if "*" in mark else None
+            start = 0 if "*" in mark else at * rows
+            for number in range(num_experts):
+                one = stack.part(number * len(parts) * rows + start, rows)
+                found[f"{i}.{part}.{number}{ending}"] = replace(one, row_order=order)
     return found, used

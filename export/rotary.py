@@ -48,8 +48,13 @@ def rotary_from_gguf(
     head_dim: int,
     context_length: int,
     wanted_length: int | None,
+    *,
+    is_rounded: bool = True,
 ) -> Rotary:
-    """The rotary of a model with context_length, for texts of up to wanted_length tokens if that is given."""
+    """The rotary of a model with context_length, for texts of up to wanted_length tokens if that is given.
+
+    is_rounded: YaRN's borders are whole pairs of values, which no file states.
+    """
     rotated = _require_rotated(stated.path, stated.count("rope.dimension_count", head_dim), head_dim)
     factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
     # Files from before November 2023 have the factor alone, by one of two names.
@@ -78,6 +83,7 @@ def rotary_from_gguf(
         names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
         names |= dict.fromkeys(("mscale", "mscale_all_dim"), "yarn_log_multiplier")
         given = {name: stated.get(f"rope.scaling.{key}") for name, key in names.items()}
+        given["truncate"] = is_rounded
         found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)
         return replace(found, scale=found.scale * (scale or 1.0))
     raise SourceError(
@@ -184,7 +190,8 @@ def _longrope_scale(factor: float, trained: int) -> float:
 def _yarn(rope: SourceSettings, theta: float, inv_freq: Floats) -> Rotary:
     """Frequencies that turn often within the first training's length stay, the others are divided.
 
-    YaRN (Peng et al., arXiv:2309.00071), with the rounded borders of transformers and llama.cpp.
+    YaRN (Peng et al., arXiv:2309.00071), with the borders of transformers and llama.cpp, which are rounded unless
+    truncate is false.
     """
     factor, trained = rope.number("factor"), rope.number("original_max_position_embeddings")
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)

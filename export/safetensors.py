@@ -24,6 +24,7 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.system.typed_json import read_json
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+_MAX_SIDES = 5  # of a convolution over frames of video
 _FLOATS = ("F32", "F16", "BF16")
 # Floats of 8 bits are read as their bytes.
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1"}
@@ -159,8 +160,10 @@ def _stored(path: Path, name: str, info: dict[str, Any], start: int) -> StoredTe
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
     shape = shape or [1]  # as the scale of a whole matrix is
-    if len(shape) not in (1, 2, 3) or min(shape) < 1:
-        raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
+    if min(shape) < 1 or len(shape) > _MAX_SIDES:
+        raise SourceError(
+            f"{path}: tensor {name} has shape {shape}, wanted up to {_MAX_SIDES} numbers above 0; fetch it again"
+        )
     rows = math.prod(shape[:-1])  # of a stack of matrices all rows, one matrix after another
     tensor: StoredTensor | StoredIntegers
     if storage in _FLOATS:

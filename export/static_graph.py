@@ -158,7 +158,8 @@ class _StaticDecoder:
         scores = self.activations.encode_masked(self.nodes.op("Add", scores, mask), scores)
         attended = self._op("MatMul", self._op("Softmax", scores, axis=-1), values)
         attended = self._swap(self._reshape(attended, [heads, width, groups * dim]))
-        return self._linear(self._reshape(attended, [width, config.num_heads * dim]), f"{i}.o"), present
+        attended = self._reshape(attended, [width, config.num_heads * dim])
+        return self._linear(attended, f"{i}.o", f"{i}.o_bias"), present
 
     def _swap(self, x: ir.Value) -> ir.Value:
         """[num_tokens, num_kv_heads, any] ↔ [num_kv_heads, num_tokens, any]."""

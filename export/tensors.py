@@ -117,6 +117,18 @@ class StoredTensor:
         assert self.row_order is None
         return replace(self, offset=self.offset + start * self.row_bytes, rows=rows)
 
+    def transposed(self, count: int) -> "StoredTensor":
+        """As many matrices of floats, one after another, each with its columns as rows; read within each."""
+        size, height, width = self.row_bytes // self.columns, self.rows // count, self.columns
+
+        def make(start: int, stop: int) -> Bytes:
+            number, first = divmod(start, width)
+            stored = np.memmap(self.path, f"u{size}", "r", self.offset, (count, height, width))
+            rows = np.ascontiguousarray(stored[number, :, first : first + stop - start].T)
+            return rows.view(np.uint8).reshape(stop - start, -1)
+
+        return replace(self, offset=0, rows=count * width, columns=height, make=make)
+
     def row(self, index: int) -> Floats:
         """One row as float32, [1, columns]."""
         return next(self.part(index, 1).floats())

@@ -26,7 +26,7 @@ NUM_SLOTS = "total_sequence_length"  # int32 [1]: its cached and new tokens
 ORDER = "order"  # int64 [num_tokens]: where each row lies among those that attention runs over
 LOGIT_ROWS = "logit_rows"  # int64 [num_logits]: the rows that get logits
 _ATTENTION = "GroupQueryAttention"
-_PAST, _LAST_SLOT, _NUM_SLOTS, _FIRST_TREE_INPUT = 3, 5, 6, 9  # inputs of the attention
+_PAST, _LAST_SLOT, _NUM_SLOTS, _TREE_INPUTS = 3, 5, 6, slice(9, 11)  # inputs of the attention
 
 
 def part_name(name: str, part: int) -> str:
@@ -84,7 +84,7 @@ def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
     """An attention for each part, and what they give together in the order of the rows."""
     from onnx import helper
 
-    if any(node.input[_FIRST_TREE_INPUT:]):
+    if any(node.input[_TREE_INPUTS]):
         raise ManifestError("a graph for trees does not run several texts in one pass")
     attended = node.output[0]
     own_inputs = [list(node.input) for _ in range(num_parts)]

@@ -125,7 +125,7 @@ def write_mixture(path: Path, family: str, storage: str = "F32") -> None:
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("int8", 0.15), ("int4", 0.75)])
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family in GGUF_KEYS])
 def test_rounded_experts_are_near_the_exact_ones(
     tmp_path: Path, family: str, precision: str, bound: float
 ) -> None:
@@ -312,7 +312,6 @@ def test_gguf_says_which_layers_see_a_window(
         ("gemma", {}, "family 'gemma'; known are"),
         ("lfm2", {}, "short convolutions.*1.32"),
         ("qwen35", {}, "Gated DeltaNet"),
-        ("gpt-oss", {}, "sinks"),
     ],
 )
 def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: dict[str, Any], words: str) -> None:

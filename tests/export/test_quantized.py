@@ -13,6 +13,7 @@ import onnx
 import pytest
 import quantizers
 import tiny
+from families import FAMILIES, weights_of
 from quantizers import Made
 
 from edgespec.errors import SourceError
@@ -21,6 +22,7 @@ from edgespec.export.sources import read_source
 from edgespec.export.written import read_written
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.setup.open_model import open_decoder
 
 ROLES = tuple(f"{layer}.{part}" for layer in (0, 1) for part in ("q", "k", "v", "o", "gate", "up", "down"))
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -334,6 +336,52 @@ def test_a_tensor_that_is_missing_or_short_is_named(tmp_path: Path, ending: str)
         read_source(tmp_path / "short")
 
 
+def write_gpt_oss(folder: Path, blocks_of: str = "") -> dict[str, np.ndarray]:
+    """A gpt_oss with its experts in MXFP4, as published; returns what they stand for, [experts, rows, columns].
+
+    blocks_of: The stack that has a row of blocks too few.
+    """
+    stored, meant = {}, {}
+    for name, value in weights_of("gpt_oss").items():
+        if value.ndim < 3:
+            stored[name] = value
+            continue
+        stack = np.ascontiguousarray(value.swapaxes(1, 2))
+        made, back = quantizers.mxfp4(stack.reshape(-1, stack.shape[-1]))
+        meant[name] = back.reshape(stack.shape)
+        rows = slice(1 if name.endswith(blocks_of) and blocks_of else 0, None)
+        stored[f"{name}_blocks"] = made["weight_packed"].reshape(*stack.shape[:2], -1, 16)[:, rows]
+        stored[f"{name}_scales"] = made["weight_scale"].reshape(*stack.shape[:2], -1)
+    config = FAMILIES["gpt_oss"]["config"] | {"quantization_config": {"quant_method": "mxfp4"}}
+    tiny.write_huggingface(folder, {"lm_head.weight": np.zeros((1, 1), np.float32)}, config=config)
+    save(folder / "model.safetensors", stored)
+    return meant
+
+
+@pytest.mark.slow
+def test_experts_of_gpt_oss_are_the_blocks_that_they_are_stored_in(tmp_path: Path) -> None:
+    meant = write_gpt_oss(tmp_path / "hf")
+    tensors = read_source(tmp_path / "hf").tensors
+    for name, value in meant.items():
+        layer, part = name.split(".")[2], name.rpartition(".")[2]
+        parts = {"gate": value[:, ::2], "up": value[:, 1::2]} if part == "gate_up_proj" else {"down": value}
+        for (role, stack), number in product(parts.items(), range(len(value))):
+            tensor = tensors[f"{layer}.{role}.{number}"]
+            assert tensor.storage == "MXFP4"
+            assert np.array_equal(np.concatenate([*tensor.floats()]), stack[number]), tensor.name
+    manifest = export_model(tmp_path / "hf", tmp_path / "out", precision="source", open_decoder=open_decoder)
+    assert manifest.check is not None
+    assert manifest.check.divergence < 0.02
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    assert sum(node.op_type == "QMoE" for node in graph.node) == 4
+
+
+def test_blocks_of_gpt_oss_that_do_not_fit_their_scales_are_refused(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path / "hf", "1.mlp.experts.down_proj")
+    with pytest.raises(SourceError, match=r"layers.1.mlp.experts.down_proj_blocks has blocks of \(6, 63, 3, 16\)"):
+        read_source(tmp_path / "hf")
+
+
 def test_integers_in_the_order_of_one_kind_of_gpu_are_refused(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight_format"
     write(tmp_path / "hf", "llm.int8", lambda tensors: tensors.update({name: np.full((), 2, np.uint8)}))
@@ -431,9 +479,8 @@ def test_biases_of_zeros_that_no_layer_has_change_nothing(tmp_path: Path) -> Non
 
 
 def test_a_family_that_is_not_known_is_named_before_its_weights(tmp_path: Path) -> None:
-    """The experts of gpt-oss have more dimensions than are read, and its family is what the user has to know."""
-    blocks = {"model.layers.0.mlp.experts.gate_up_proj_blocks": np.zeros((2, 4, 2, 16), np.uint8)}
+    blocks = {"model.layers.0.mlp.experts.gate_up_proj_blocks": np.zeros((1,) * 6, np.uint8)}
     write(tmp_path / "hf", "gptq", lambda tensors: tensors.update(blocks))
-    restate(tmp_path / "hf", model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
-    with pytest.raises(SourceError, match="of the family 'gpt_oss'"):
+    restate(tmp_path / "hf", model_type="gpt_new", quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(SourceError, match="of the family 'gpt_new'"):
         read_source(tmp_path / "hf")

@@ -35,7 +35,7 @@ def shapes_of(family: str) -> list[Shape]:
         return SHAPES
     if family in MIXTURES:  # which differ in names and in what is done to the router's rows, not in kernels
         at = MIXTURES.index(family)
-        return SHAPES[::3] if at == 0 else [SHAPES[3 * (at - 1)]]
+        return SHAPES[::3] if at == 0 else [SHAPES[3 * (at - 1) % len(SHAPES)]]
     others = [each for each in FAMILIES if each not in (*KINDS_OF_ATTENTION, *MIXTURES)]
     return SHAPES[others.index(family) % 3 :: 3]
 

@@ -93,6 +93,18 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_count": 4,
         "expert_used_count": 2,
     },
+    "gpt_oss": {
+        **_HEADS,
+        "context_length": 64,
+        "attention.sliding_window": 7,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "rope.freq_base": 500000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 4.0,
+    },
     "qwen2-yarn": {
         "context_length": 16,
         "rope.scaling.type": "yarn",
@@ -100,7 +112,7 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 16,
     },
 }
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "gpt_oss-limit")
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 

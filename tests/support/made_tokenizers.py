@@ -41,7 +41,7 @@ _FAMILIES = {
     "smollm3": "smaug-bpe",
     **dict.fromkeys(("olmo2", "olmo3"), "dbrx"),
     **dict.fromkeys(("gemma2", "gemma3"), "spm without a space before"),
-    "phi3-partial": "gpt-4o",  # Phi-4-mini
+    **dict.fromkeys(("phi3-partial", "gpt_oss", "gpt_oss-limit"), "gpt-4o"),  # phi3-partial as Phi-4-mini
     "olmoe": "olmo",
     "seed_oss": "seed-coder",
     "glm4": "glm4",

@@ -132,6 +132,23 @@ FAMILIES = {
         "residual_multiplier": 0.4,
         "logits_scaling": 3.0,
     },
+    "gpt_oss": {
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 7,
+        "max_position_embeddings": 64,
+        "rope_scaling": {**YARN, "truncate": False, "beta_fast": 4.0},
+    },
+    "gpt_oss-limit": {
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 0.75,
+        "swiglu_alpha": 1.3,
+    },
     "qwen2-yarn": {
         "model_type": "qwen2",
         "max_position_embeddings": 16,

@@ -11,6 +11,7 @@ _NAMES = {"mixtral": _SPARSE, "qwen3_moe": _MLP, "olmoe": _MLP}
 _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
+    "gpt_oss": "gpt-oss",
 }
 
 
@@ -21,7 +22,26 @@ def gguf_architecture(family: str) -> str:
 
 def stored_experts(family: str, form: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights with their experts as a checkpoint, form huggingface, or a GGUF file has them."""
+    if family.startswith("gpt_oss"):
+        return weights if form == "huggingface" else dict(_of_gpt_oss(weights))
     return dict(_renamed(family, form, weights))
+
+
+def _of_gpt_oss(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """With gate and up apart and no expert transposed, as a GGUF file has them."""
+    for name, value in weights.items():
+        layer, _, kind = name.partition(".mlp.experts.")
+        own, ending = kind.removesuffix("_bias"), ".bias" if kind.endswith("_bias") else ".weight"
+        stored = value if value.ndim < 3 else value.swapaxes(1, 2)
+        if own == "gate_up_proj":
+            yield f"{layer}.ffn_gate_exps{ending}", np.ascontiguousarray(stored[:, ::2])
+            yield f"{layer}.ffn_up_exps{ending}", np.ascontiguousarray(stored[:, 1::2])
+        elif own == "down_proj":
+            yield f"{layer}.ffn_down_exps{ending}", np.ascontiguousarray(stored)
+        elif ".sinks" in name:
+            yield name.replace("self_attn.sinks", "attn_sinks.weight"), value
+        else:
+            yield name.replace("mlp.router", "ffn_gate_inp"), value
 
 
 def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

@@ -121,13 +121,19 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
 def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
     layers = ("layers.0.", "layers.1.")
     return {
-        name: _size(name, len(old), shape, by_head=family not in ("olmo2", "olmo3", "olmoe"))
+        name: _size(
+            name,
+            len(old),
+            shape,
+            by_head=family not in ("olmo2", "olmo3", "olmoe"),
+            is_transposed=family.startswith("gpt_oss"),
+        )
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)
     }
 
 
-def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool) -> list[int]:
+def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transposed: bool) -> list[int]:
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     of = {
         "q_proj": (query, shape.hidden),
@@ -153,9 +159,13 @@ def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool) -> list[int]
         "router": (shape.experts, shape.hidden),
         "experts.gate_up_proj": (shape.experts, 2 * shape.inner, shape.hidden),
         "experts.down_proj": (shape.experts, shape.hidden, shape.inner),
+        "router.bias": (shape.experts,),
+        "experts.gate_up_proj_bias": (shape.experts, 2 * shape.inner),
+        "experts.down_proj_bias": (shape.experts, shape.hidden),
     }
+    own = name.removesuffix(".weight")
     for ending, size in of_experts.items():
-        if name.removesuffix(".weight").endswith(ending):
-            return list(size)
+        if own.endswith(ending):
+            return [size[0], *size[:0:-1]] if is_transposed else list(size)
     part = name.split(".")[-2]
-    return list(of.get(part, (shape.hidden,))[:num_axes])
+    return [shape.heads] if own.endswith("sinks") else list(of.get(part, (shape.hidden,))[:num_axes])

@@ -158,7 +158,7 @@ def _gguf_name(name: str, architecture: str) -> str:
     name = name.replace("model.layers.", "blk.")
     for theirs, ours in _GLM_NAMES.items() if architecture == "glm4" else ():
         name = name.replace(theirs, ours)
-    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss")
+    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss", "gpt-oss")
     name = name.replace("post_attention_layernorm", "post_attention_norm" if has_norm_after else "ffn_norm")
     for theirs, ours in _GGUF_NAMES.items():
         name = name.replace(theirs, ours)
