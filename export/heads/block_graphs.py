@@ -1,7 +1,8 @@
 """The graphs of a head that drafts a block of tokens in one pass (DFlash: arXiv:2602.06036; DSpark: 2607.05147).
 
-The known token and masks in the place of those that follow it are the rows of a block. Each sees all of the block
-and, in the keys and values of each layer, a row for each token before it, made of the target's hidden states.
+The known token and masks in the place of those that follow it are the rows of a block. Each sees all of the block,
+or in a causal layer what is not after it, and in the keys and values of each layer a row for each token before the
+block, or for the last of these where the layer has a window, made of the target's hidden states.
 
 Inputs of the main graph, for a batch of one:
     input_ids            int64 [1, block]            the text's newest token, then masks
@@ -39,6 +40,7 @@ from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
+_HIDDEN = -30000.0  # added to scores; half floats hold it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +51,16 @@ class BlockShape:
     num_tokens: Tokens of a block, the known one included.
     skips_known: The row of the known token predicts nothing, so that a draft has one token less than the block.
     markov: One of MARKOV_KINDS; None where a token does not depend on the one before it.
+    are_causal: True for each layer whose rows do not see those after them.
+    counts_from_known: A window ends before the known token, for all rows; otherwise each row is in its own.
     has_confidence, confidence_reads_token: Whether there is a confidence, and whether of the token before, too.
     """
 
     config: DecoderConfig
     num_tokens: int
     skips_known: bool
+    are_causal: tuple[bool, ...]
+    counts_from_known: bool = False
     markov: str | None = None
     has_confidence: bool = False
     confidence_reads_token: bool = False
@@ -120,6 +126,7 @@ class _BlockWriter:
         self.block, self.write, self.config = block, write, block.config
         self.op, self.constant = write.op, write.constant
         self.groups = self.config.num_heads // self.config.num_kv_heads
+        self.seen: dict[int | None, tuple[ir.Value, ir.Value | None]] = {}
 
     def build(self) -> ir.Model:
         config, write, num_tokens = self.config, self.write, self.block.num_tokens
@@ -198,8 +205,7 @@ class _BlockWriter:
             scale=self.config.attention_scale,
         )
         query, key = (write.rotate(each, rotary, part, positions) for part, each in enumerate((query, key)))
-        keys, values = (self._held(each, num_before) for each in present)
-        attended = self._attend(query, (keys, key), (values, value), num_before)
+        attended = self._attend(i, query, (present[0], key), (present[1], value), num_before)
         return write.linear(f"{i}.o", attended, [write.tensors[f"{i}.o"]])[0]
 
     def _project(self, i: int, part: str, x: ir.Value) -> ir.Value:
@@ -212,20 +218,54 @@ class _BlockWriter:
         row = self.constant(f"{part}_row", np.array([0, 0, tensors[role].rows]))
         return self.op("Reshape", self.write.norm(self.op("Reshape", projected, heads), f"{role}_norm"), row)
 
-    def _held(self, present: ir.Value, num_before: ir.Value) -> ir.Value:
-        """The keys or values of the tokens before the block, [num_kv_heads, total, head_dim]."""
-        held = self.op("Slice", present, self._index(0), num_before, self._index(2))
-        return self.op("Squeeze", held, self._index(0))
+    def _seen(self, window: int | None, num_before: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        """The first token before the block that a layer sees, and the bias of those that not all rows see."""
+        if window is None:
+            return self._index(0), None
+        if window not in self.seen:
+            op, num_tokens = self.op, self.block.num_tokens
+            reach = (
+                np.full(num_tokens, window) if self.block.counts_from_known else window - 1 - np.arange(num_tokens)
+            )
+            wanted = op("Sub", num_before, self.constant(f"reach_{window}", reach[:1]))
+            start, bias = op("Max", wanted, self._index(0)), None
+            if reach[-1] < reach[0]:
+                count = op("Squeeze", op("Sub", num_before, start))
+                # How far before the block each token lies that is seen.
+                behind = op(
+                    "Range", count, self.constant("none", np.array(0)), self.constant("back", np.array(-1))
+                )
+                rows = self.constant(f"reach_{window}_rows", np.tile(reach, self.groups)[:, None])
+                hides, shows = (self.constant(f"bias_{x:g}", np.array(x, self.write.floats)) for x in (_HIDDEN, 0))
+                bias = op("Where", op("Greater", behind, rows), hides, shows)
+            self.seen[window] = start, bias
+        return self.seen[window]
+
+    def _hidden_rows(self, i: int, window: int | None) -> ir.Value | None:
+        """The bias of rows of the block that not all see, [groups * num_tokens, num_tokens]; None where all do."""
+        behind = np.subtract.outer(*[np.arange(self.block.num_tokens)] * 2)
+        hidden = behind < 0 if self.block.are_causal[i] else np.zeros_like(behind, bool)
+        if window is not None and not self.block.counts_from_known:
+            hidden |= abs(behind) >= window
+        if not hidden.any():
+            return None
+        bias = np.where(np.tile(hidden, (self.groups, 1)), _HIDDEN, 0).astype(self.write.floats)
+        return self.constant(f"{i}.hidden_rows", bias)
 
     def _attend(
         self,
+        i: int,
         query: ir.Value,
         keys: tuple[ir.Value, ir.Value],
         values: tuple[ir.Value, ir.Value],
         num_before: ir.Value,
     ) -> ir.Value:
-        """Attention of all rows of the block to the tokens before it and to all of the block, without a mask."""
+        """Attention of the block's rows to the tokens before it, whose keys and values are first, and to it."""
         op, config, num_tokens = self.op, self.config, self.block.num_tokens
+        window = config.layers[i].sliding_window
+        first, bias = self._seen(window, num_before)
+        held = [op("Slice", each[0], first, num_before, self._index(2)) for each in (keys, values)]
+        old_keys, old_values = (op("Squeeze", each, self._index(0)) for each in held)
         kv_heads, head_dim, groups = config.num_kv_heads, config.head_dim, self.groups
         by_head = self.constant("by_head", np.array([num_tokens, kv_heads, groups, head_dim]))
         stacked = self.constant("stacked", np.array([kv_heads, groups * num_tokens, head_dim]))
@@ -235,15 +275,16 @@ class _BlockWriter:
         own = self.constant("own_heads", np.array([num_tokens, kv_heads, head_dim]))
         key, value = (op("Transpose", op("Reshape", each[1], own), perm=[1, 0, 2]) for each in (keys, values))
         if self.write.rule.has_fused_products:
-            products = [op("FusedMatMul", query, each, transB=1) for each in (keys[0], key)]
+            products = [op("FusedMatMul", query, each, transB=1) for each in (old_keys, key)]
         else:
-            products = [op("MatMul", query, op("Transpose", each, perm=[0, 2, 1])) for each in (keys[0], key)]
-        scores = op("Concat", *products, axis=-1)
-        shares = op("Softmax", scores, axis=-1)
-        start, end = self._index(0), self._index(int(np.iinfo(np.int64).max))
-        of_text = op("Slice", shares, start, num_before, self._index(2))
-        of_block = op("Slice", shares, num_before, end, self._index(2))
-        attended = op("Add", op("MatMul", of_text, values[0]), op("MatMul", of_block, value))
+            products = [op("MatMul", query, op("Transpose", each, perm=[0, 2, 1])) for each in (old_keys, key)]
+        biases = (bias, self._hidden_rows(i, window))
+        scores = [each if by is None else op("Add", each, by) for each, by in zip(products, biases, strict=True)]
+        shares = op("Softmax", op("Concat", *scores, axis=-1), axis=-1)
+        border, end = self._index(-num_tokens), self._index(int(np.iinfo(np.int64).max))
+        of_text = op("Slice", shares, self._index(0), border, self._index(2))
+        of_block = op("Slice", shares, border, end, self._index(2))
+        attended = op("Add", op("MatMul", of_text, old_values), op("MatMul", of_block, value))
         apart = self.constant("apart", np.array([kv_heads, groups, num_tokens, head_dim]))
         row = self.constant("row", np.array([1, num_tokens, config.num_heads * head_dim]))
         return op("Reshape", op("Transpose", op("Reshape", attended, apart), perm=[2, 0, 1, 3]), row)

@@ -207,4 +207,5 @@ def _describe(name: str, target: LoadedSource, plan: HeadPlan, rule: Rule, form:
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         head=plan.head,
         vocab_subset=VOCAB_SUBSET if plan.tokens is not None else None,
+        sliding_window=plan.sliding_window,
     )

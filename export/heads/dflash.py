@@ -2,9 +2,11 @@
 and vLLM's speculators write.
 
 All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
-and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
-after it, and where it is the last one mean the state after the final norm, as transformers gives it
-(hidden_states[i + 1]); speculators counts from the embedding.
+in which row of a block predicts the first token of a draft, and in what a layer with a window sees. Z Lab and
+DeepSeek number a layer i that is read after it, and where it is the last one mean the state after the final norm,
+as transformers gives it (hidden_states[i + 1]); speculators counts from the embedding. The first row of a DSpark
+head predicts the first token. A head of speculators says so in sample_from_anchor, or else in how many tokens it
+proposes; the first row of those that say neither predicts nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from edgespec.export.heads.head_tensors import (
     require_hidden_size,
     require_layers,
     require_shapes,
+    unpaired_heads,
 )
 from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
@@ -43,6 +46,7 @@ class _Stated:
     """The settings of a head, whichever dialect they are in.
 
     inner: The object of config.json that describes the layers; None where it is config.json itself.
+    counts_from_known: As in BlockShape.
     """
 
     inner: str | None
@@ -50,6 +54,7 @@ class _Stated:
     num_tokens: int
     mask_token_id: int
     skips_known: bool
+    counts_from_known: bool = False
 
 
 _Read = Callable[[HeadSource, LoadedSource], _Stated]
@@ -57,14 +62,14 @@ _Read = Callable[[HeadSource, LoadedSource], _Stated]
 
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     own = _dflash_settings(source)
-    projector = own.get("projector_type", _PROJECTORS[0])
+    projector = _own_setting(source, "projector_type", _PROJECTORS[0])
     if projector not in _PROJECTORS:
         raise SourceError(
             f"{source.settings.path}: projector_type is {projector}, which is not read; known are "
             f"{', '.join(_PROJECTORS)}"
         )
     num_layers = target.config.num_layers
-    stated = own.get("target_layer_ids")
+    stated = _own_setting(source, "target_layer_ids")
     layers = (
         read_numbers(source, "target_layer_ids", stated)
         if stated is not None
@@ -75,7 +80,7 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
         layers=_behind(source, layers, num_layers),
         num_tokens=source.settings.count("block_size", own.get("block_size")),
         mask_token_id=_mask(source, own.get("mask_token_id", source.settings.get("mask_token_id")), target),
-        skips_known=not _is_specforge_dspark(source),  # its training has the first row predict the first token
+        skips_known=not _own_setting(source, "sample_from_anchor", _is_dspark(source)),
     )
 
 
@@ -90,13 +95,14 @@ def _read_deepseek(source: HeadSource, target: LoadedSource) -> _Stated:
         ),
         num_tokens=settings.count("block_size"),
         mask_token_id=_mask(source, settings.get("mask_token_id"), target),
-        skips_known=False,
+        skips_known=not settings.get("sample_from_anchor", True),
     )
 
 
 def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
-    settings = source.settings
-    is_dspark = settings.get("speculators_model_type") == "dspark"
+    settings, num_tokens = source.settings, source.settings.count("block_size", 8)
+    ways = nested(settings, "speculators_config").get("proposal_methods") or [{}]
+    proposes_all = ways[0].get("speculative_tokens") == num_tokens
     key = "aux_hidden_state_layer_ids"
     numbers = read_numbers(source, key, settings.get(key))
     layers = tuple(number - 1 for number in numbers)
@@ -104,9 +110,10 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     return _Stated(
         inner="transformer_layer_config",
         layers=layers,
-        num_tokens=settings.count("block_size", 8),
+        num_tokens=num_tokens,
         mask_token_id=_mask(source, settings.get("mask_token_id"), target),
-        skips_known=not settings.get("sample_from_anchor", is_dspark),
+        skips_known=not settings.get("sample_from_anchor", proposes_all),
+        counts_from_known=True,
     )
 
 
@@ -182,10 +189,14 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         config=replace(config, context_length=config.context_length + stated.num_tokens),
         num_tokens=stated.num_tokens,
         skips_known=stated.skips_known,
+        are_causal=_are_causal(source, config),
+        counts_from_known=stated.counts_from_known,
         markov=_markov_kind(source) if markov else None,
         has_confidence=bool(confidence),
         confidence_reads_token=bool(confidence) and confidence["confidence"].columns > config.hidden_size,
     )
+    if _own_setting(source, "rope_is_neox_style", True) is False:
+        tensors = unpaired_heads(tensors, config)
     return HeadPlan(
         dialect=name,
         head=Head(
@@ -207,6 +218,14 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         tokens=vocabulary.tokens,
         vocabulary_heads=("head", "markov_head"),
     )
+
+
+def _are_causal(source: HeadSource, config: DecoderConfig) -> tuple[bool, ...]:
+    """True for each layer whose rows do not see those after them; unless stated, that of a window."""
+    stated = source.settings.get("is_causal", _dflash_settings(source).get("causal"))
+    if source.settings.get("sliding_window_non_causal"):
+        stated = False
+    return tuple(layer.sliding_window is not None if stated is None else bool(stated) for layer in config.layers)
 
 
 def _markov_kind(source: HeadSource) -> str:
@@ -274,8 +293,16 @@ def _is_speculators(method: str, source: HeadSource) -> bool:
     return bool(source.settings.get("speculators_model_type") == method)
 
 
-def _is_specforge_dspark(source: HeadSource) -> bool:
-    return _dflash_settings(source).get("projector_type") == "dspark" or "DSparkDraftModel" in source.architectures
+def _is_dspark(source: HeadSource) -> bool:
+    """True for DSpark as SpecForge and Liquid write it, and for what is it by its tensors alone."""
+    by_name = any(name.endswith("DSparkDraftModel") for name in source.architectures)
+    has_markov = any(name.endswith("markov_w1.weight") for name in source.tensors)
+    return by_name or has_markov or _dflash_settings(source).get("projector_type") == "dspark"
+
+
+def _is_block_head(source: HeadSource) -> bool:
+    named = any(name.endswith(("DSparkDraftModel", "DFlashDraftModel")) for name in source.architectures)
+    return named or "dflash_config" in source.settings.values
 
 
 BLOCK_DIALECTS: tuple[Dialect, ...] = (
@@ -293,15 +320,13 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         plan=partial(_plan, "DSpark", "dspark", _read_deepseek),
     ),
     Dialect(
-        name="DSpark (SpecForge)",
-        recognizes=_is_specforge_dspark,
-        plan=partial(_plan, "DSpark (SpecForge)", "dspark", _read_zlab),
+        name="DSpark (SpecForge, Liquid)",
+        recognizes=lambda source: _is_dspark(source) and _is_block_head(source),
+        plan=partial(_plan, "DSpark (SpecForge, Liquid)", "dspark", _read_zlab),
     ),
     Dialect(
         name="DFlash",
-        recognizes=lambda source: (
-            "dflash_config" in source.settings.values or "DFlashDraftModel" in source.architectures
-        ),
+        recognizes=_is_block_head,
         plan=partial(_plan, "DFlash", "dflash", _read_zlab),
     ),
 )

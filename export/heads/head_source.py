@@ -134,6 +134,7 @@ class HeadPlan:
     tokens: The target's token of each row of the vocabulary head, ascending, [num_rows]; None where each token has
         a row.
     vocabulary_heads: Roles of all tensors that have a row for each token which can be drafted.
+    sliding_window: How many tokens layers see that do not see all.
     """
 
     dialect: str
@@ -146,6 +147,7 @@ class HeadPlan:
     vocabulary_heads: tuple[str, ...] = ("head",)
     graph: str = "model.onnx"
     has_trees: bool = False
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

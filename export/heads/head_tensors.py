@@ -5,8 +5,10 @@ Sizes and constants of a head's own layers come from its settings and, where the
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
@@ -108,6 +110,19 @@ class Reader:
             raise SourceError(f"{self.source.path} has tensor {unused[0]}, which no {kind} head uses; unsupported")
 
 
+def unpaired_heads(tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> dict[str, StoredTensor]:
+    """Tensors of layers that rotate values (2i, 2i + 1) together, for graphs that rotate (i, i + head_dim / 2)."""
+    order = np.arange(config.head_dim).reshape(-1, 2).T.reshape(-1)
+    found = dict(tensors)
+    for role, tensor in tensors.items():
+        part, _, kind = role.rpartition(".")[2].partition("_")
+        if part in ("q", "k") and kind in ("", "bias", "norm"):
+            num_rows = tensor.rows if not kind else tensor.columns  # a vector is one row
+            rows = (np.arange(0, num_rows, config.head_dim)[:, None] + order).reshape(-1)
+            found[role] = replace(tensor, rows=num_rows, columns=tensor.columns if not kind else 1, row_order=rows)
+    return found
+
+
 def require_shapes(
     source: HeadSource, tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, int]]
 ) -> None:
@@ -166,8 +181,6 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> SourceSettin
     settings = SourceSettings(source.settings.path, {**assumed, **given})
     if (activation := settings.get("hidden_act", "silu")) not in _ACTIVATIONS:
         raise SourceError(f"{settings.path}: hidden_act is {activation}; known are {', '.join(_ACTIVATIONS)}")
-    if "sliding_attention" in (settings.get("layer_types") or ()):
-        raise SourceError(f"{settings.path}: a layer of the head sees a window only, which is not supported")
     if settings.get("mlp_bias"):
         raise SourceError(f"{settings.path}: mlp_bias is true, which is not supported")
     return settings
@@ -192,7 +205,8 @@ def layers_config(
             f"{q.name} and {k.name} have {q.rows} and {k.rows} rows; the file is damaged"
         )
     longest = settings.count("max_position_embeddings")
-    rotary, _ = rotaries_from_huggingface(settings, head_dim, longest, None, is_local_plain=False)
+    stated = _whole_rotation(settings)
+    rotary, _ = rotaries_from_huggingface(stated, head_dim, longest, None, is_local_plain=False)
     return DecoderConfig(
         architecture="llama",
         hidden_size=o.rows,
@@ -203,11 +217,45 @@ def layers_config(
         vocab_size=target.config.vocab_size,
         context_length=target.config.context_length,
         rms_eps=settings.number("rms_norm_eps"),
-        layers=(Layer(rotary=rotary),) * num_layers,
+        layers=tuple(Layer(rotary=rotary, sliding_window=window) for window in _windows(settings, num_layers)),
         activation=str(settings.get("hidden_act", "silu")),
         attention_scale=head_dim**-0.5,
         logit_scale=settings.number("logit_scale", 1.0),
     )
+
+
+def _whole_rotation(settings: SourceSettings) -> SourceSettings:
+    """The settings without a share of each head that is rotated.
+
+    Many heads have that of their target in a copy of its settings, and transformers' llama and qwen3, as which
+    heads are trained, rotate whole heads all the same, but where positions are scaled.
+    """
+    values = dict(settings.values)
+    values.pop("partial_rotary_factor", None)
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = values.get(key)
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) == "default":
+            values[key] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    return replace(settings, values=values)
+
+
+def _windows(settings: SourceSettings, num_layers: int) -> list[int | None]:
+    """How many tokens each layer sees, the newest included; None for all. As transformers' qwen3 reads it.
+
+    Raises SourceError: The settings contradict each other.
+    """
+    kinds, can_slide = settings.get("layer_types"), settings.get("use_sliding_window", True) is not False
+    if kinds is None:
+        first = settings.get("max_window_layers", 28) if settings.get("use_sliding_window") else num_layers
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    # Some lists are copies of the target's; a layer that has keys is no linear attention.
+    if len(kinds) < num_layers or not {*kinds} <= {"sliding_attention", "full_attention", "linear_attention"}:
+        raise SourceError(
+            f"{settings.path}: layer_types is {kinds}, wanted sliding_attention or full_attention for each of "
+            f"{num_layers} layers"
+        )
+    sees_window = [can_slide and kind == "sliding_attention" for kind in kinds[:num_layers]]
+    return [settings.count("sliding_window") if sees else None for sees in sees_window]
 
 
 def read_numbers(source: HeadSource, key: str, found: Any) -> list[int]:

@@ -127,6 +127,7 @@ def plan_recurrent(
         borrowed=borrowed,
         tokens=tokens,
         has_trees=True,
+        sliding_window=next(filter(None, (layer.sliding_window for layer in config.layers)), None),
     )
 
 

@@ -45,7 +45,7 @@ def fit_block(case: BlockCase, texts: list[TokenIds]) -> BlockCase:
         features = tiny.reference_states(TARGET, text)[0]
         for place in range(1, len(text) - 1):
             block = np.append(text[place], [case.config["mask_token_id"]] * (case.num_tokens - 1))
-            rows.append(block_states(w, w["embed_tokens.weight"][block], features[:place])[:1])
+            rows.append(block_states(case, w, w["embed_tokens.weight"][block], features[:place])[:1])
             following.append(text[place + 1 : place + 2])
     head = tiny_heads.fit_vocabulary_head(rows, following)
     return replace(case, change={"lm_head.weight": np.ascontiguousarray(head.T, np.float32)})

@@ -1,6 +1,7 @@
 """Small random drafting heads, as the files in which each dialect publishes them, and a numpy forward of each."""
 
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class MadeHead:
 
     tensors: By the names of the dialect. config: config.json.
     wide: As in EAGLE-3 queries, keys and values read embedding and state side by side.
+    window: How many tokens its layers see, the newest included.
     """
 
     tensors: dict[str, np.ndarray]
@@ -28,6 +30,7 @@ class MadeHead:
     wide: bool
     layers: tuple[int, ...]
     switches: frozenset[str] = field(default_factory=frozenset)
+    window: int = sys.maxsize
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True)
@@ -124,12 +127,14 @@ def eagle3(
     head_norms: bool = False,
     layers: tuple[int, ...] | None = None,
     tied: bool = False,
+    window: int | None = None,
 ) -> MadeHead:
     """An EAGLE-3 head.
 
     dialect: speculators, specforge or original.
     layers: Those of the target behind which it reads, stated in the file; by default the usual ones, unstated.
     rows: Of its vocabulary head; all of the vocabulary have neither d2t nor t2d.
+    window: How many tokens its layers see, the newest included; of speculators.
     """
     rng = np.random.default_rng(seed)
     first = "midlayer." if dialect != "speculators" else "layers.0."
@@ -158,6 +163,8 @@ def eagle3(
     named = dict.fromkeys(switches, True)
     if dialect == "speculators":
         inner = _config(num_hidden_layers=num_layers, **({"head_dim": HEAD_DIM} if head_norms else {}))
+        if window:
+            inner |= {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
         config: dict[str, Any] = {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
@@ -173,7 +180,8 @@ def eagle3(
         config = _config(architectures=[architecture], draft_vocab_size=rows, **named)
         if layers:
             config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-    return MadeHead(tensors=made, config=config, wide=True, layers=read, switches=frozenset(switches))
+    sees = window or sys.maxsize
+    return MadeHead(tensors=made, config=config, wide=True, layers=read, switches=frozenset(switches), window=sees)
 
 
 def eagle(
@@ -310,7 +318,8 @@ class Reference:
         groups = HEADS // KV_HEADS
         q, k, v = rotate(parts[0]), np.repeat(rotate(parts[1]), groups, 1), np.repeat(parts[2], groups, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
-        scores += np.triu(np.full((length, length), -np.inf), 1)
+        behind = np.subtract.outer(np.arange(length), np.arange(length))
+        scores[:, (behind < 0) | (behind >= self._made.window)] = -np.inf
         share = np.exp(scores - scores.max(-1, keepdims=True))
         share /= share.sum(-1, keepdims=True)
         return np.einsum("hqk,khd->qhd", share, v).reshape(length, -1) @ w[f"{prefix}self_attn.o_proj.weight"].T
@@ -359,9 +368,15 @@ class Graphs:
         }
         if self._has_trees:  # as a chain
             length, total = len(tokens), self.length + len(tokens)
-            seen = np.arange(total)[None] <= np.arange(self.length, total)[:, None]
+            behind = np.subtract.outer(np.arange(self.length, total), np.arange(total))
             inputs["position_ids"] = np.arange(self.length, total)[None]
-            inputs["attention_bias"] = np.where(seen, 0, -1e4).astype(np.float32).reshape(1, 1, length, total)
+            for name, window in (
+                ("attention_bias", total),
+                ("local_attention_bias", self.manifest.sliding_window),
+            ):
+                if name in (each.name for each in self._main.get_inputs()):
+                    seen = (behind >= 0) & (behind < window)
+                    inputs[name] = np.where(seen, 0, -1e4).astype(np.float32).reshape(1, 1, length, total)
         outputs = ["logits", "state", *(present for _, present in pairs)]
         logits, state, *self._cache = self._main.run(outputs, inputs)
         return logits[0], state[0]

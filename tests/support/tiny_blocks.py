@@ -20,6 +20,10 @@ class BlockCase:
 
     target_layers: What its folder must say that it reads, of a target of three layers.
     skips_known: The row of the known token predicts nothing.
+    windows: How many tokens each layer sees; None for all.
+    are_causal: True for each layer whose rows do not see those after them.
+    counts_from_known: A window ends before the known token for all rows of a block.
+    is_interleaved: Values 2i and 2i + 1 of a head are rotated together.
     """
 
     config: dict[str, Any]
@@ -28,6 +32,10 @@ class BlockCase:
     skips_known: bool
     markov: str | None = None
     confidence: str | None = None  # with or without the token before
+    windows: tuple[int | None, ...] = (None,) * LAYERS
+    are_causal: tuple[bool, ...] = (False,) * LAYERS
+    counts_from_known: bool = False
+    is_interleaved: bool = False
     tokens: np.ndarray | None = None  # of each row of a trimmed vocabulary head
     has_own_vocabulary: bool = False
     seed: int = 21
@@ -84,14 +92,29 @@ class BlockCase:
         return w
 
 
-def rotate(x: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [rows, heads, HEAD_DIM]
+def rotate(case: BlockCase, x: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [rows, heads, HEAD_DIM]
     angles = positions[:, None] * THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    if case.is_interleaved:
+        first, second = x[..., ::2], x[..., 1::2]
+        return np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def block_states(w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.ndarray:
+def sees(case: BlockCase, layer: int, num_before: int, num_tokens: int) -> np.ndarray:
+    """Which tokens before the block and of it each row sees, [num_tokens, num_before + num_tokens]."""
+    window, row = case.windows[layer], num_before + np.arange(num_tokens)[:, None]
+    other = np.arange(num_before + num_tokens)
+    seen = (other <= row) | (not case.are_causal[layer])
+    if window is None:
+        return seen
+    if case.counts_from_known:
+        return seen & (other >= num_before - window)
+    return seen & (abs(row - other) < window)
+
+
+def block_states(case: BlockCase, w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.ndarray:
     """States of all rows of a block, [num_tokens, H], of its embeddings and features of the tokens before."""
     num_before, num_tokens = len(features), len(x)
     before = rms(features @ w["fc.weight"].T, EPS) * w["hidden_norm.weight"]
@@ -105,10 +128,11 @@ def block_states(w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.n
             (rows @ layer[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, HEAD_DIM)
             for part, rows in (("q", h), ("k", np.concatenate([before, h])), ("v", np.concatenate([before, h])))
         )
-        q = rotate(rms(q, EPS) * layer["self_attn.q_norm.weight"], positions[num_before:])
-        k = rotate(rms(k, EPS) * layer["self_attn.k_norm.weight"], positions)
+        q = rotate(case, rms(q, EPS) * layer["self_attn.q_norm.weight"], positions[num_before:])
+        k = rotate(case, rms(k, EPS) * layer["self_attn.k_norm.weight"], positions)
         k, v = (np.repeat(each, HEADS // KV_HEADS, axis=1) for each in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
+        scores[:, ~sees(case, i, num_before, num_tokens)] = -np.inf
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
         x = x + np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, -1) @ layer["self_attn.o_proj.weight"].T
@@ -126,7 +150,9 @@ def expected_draft(
     embedding = w.get("embed_tokens.weight", target["model.embed_tokens.weight"])
     head = w.get("lm_head.weight", target.get("lm_head.weight", target["model.embed_tokens.weight"]))
     block = np.append(text[-1], [MASK] * (case.num_tokens - 1))
-    states = block_states(w, embedding[block], features[: len(text) - 1])[case.num_tokens - case.num_drafted :]
+    states = block_states(case, w, embedding[block], features[: len(text) - 1])[
+        case.num_tokens - case.num_drafted :
+    ]
     rows, chances, token, memory = [], [], int(text[-1]), np.zeros(RANK)
     for state in states[:num_tokens]:
         row = state @ head.T
@@ -170,6 +196,24 @@ LAYERS_CONFIG = {
 }
 
 
+def windowed(case: BlockCase, window: int, kinds: str = "SS", **stated: Any) -> BlockCase:
+    """A head whose layers of kind S see a window, causally unless its settings say otherwise."""
+    types = ["sliding_attention" if kind == "S" else "full_attention" for kind in kinds]
+    changed = {"layer_types": types, "sliding_window": window, "use_sliding_window": True}
+    inner = case.config.get("transformer_layer_config")
+    config = {**case.config, **stated}
+    config |= {"transformer_layer_config": inner | changed} if inner else changed
+    is_causal = not stated.get("sliding_window_non_causal") and stated.get("is_causal", True)
+    are_windows = [kind == "S" for kind in kinds]
+    return replace(
+        case,
+        config=config,
+        windows=tuple(window if is_window else None for is_window in are_windows),
+        are_causal=tuple(is_causal and is_window for is_window in are_windows),
+        counts_from_known=inner is not None,
+    )
+
+
 def zlab(
     layers: list[int] | None, target_layers: tuple[int, ...], *, within: bool = False, **more: Any
 ) -> BlockCase:
@@ -207,6 +251,15 @@ def specforge(**more: Any) -> BlockCase:
     return replace(made, config=config)
 
 
+def liquid(**more: Any) -> BlockCase:
+    """DSpark as Liquid publishes it: without projector_type, with the target's vocabulary, rotated in pairs."""
+    made = deepseek(is_interleaved=True, **more)
+    own = {name: made.config[name] for name in ("target_layer_ids", "mask_token_id")}
+    config = {name: value for name, value in made.config.items() if name not in own}
+    config |= {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False, "dflash_config": own}
+    return replace(made, config=config, has_own_vocabulary=False)
+
+
 def speculators(method: str, *, tokens: np.ndarray | None = None, **more: Any) -> BlockCase:
     is_dspark = method == "dspark"
     config = {
@@ -225,10 +278,10 @@ def speculators(method: str, *, tokens: np.ndarray | None = None, **more: Any) -
         config,
         (0, 1),
         6,
-        not is_dspark,
+        True,
         "vanilla" if is_dspark else None,
         "with" if is_dspark else None,
-        tokens,
+        tokens=tokens,
         has_own_vocabulary=True,
         **more,
     )

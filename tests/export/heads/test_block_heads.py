@@ -11,7 +11,7 @@ import tiny
 import tiny_blocks
 from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
-from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculators, zlab
+from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculators, windowed, zlab
 
 from edgespec.decoding.decoder import Pass
 from edgespec.decoding.hidden_states import HiddenStates
@@ -34,6 +34,15 @@ CASES = {
     "DFlash of DeepSeek": deepseek(markov=None, confidence=None),
     "DSpark of SpecForge": specforge(),
     "DFlash of speculators": speculators("dflash"),
+    "DFlash with a window": windowed(zlab([0, 1], (0, 2)), 9, "SF"),
+    "DFlash with a window that is not causal": windowed(zlab([0, 1], (0, 2)), 9, is_causal=False),
+    "DFlash with a window of a few tokens": windowed(zlab([0, 1], (0, 2)), 4),
+    "DFlash with a window beyond the context": windowed(zlab([0, 1], (0, 2)), 4096),
+    "DSpark of Liquid": tiny_blocks.liquid(),
+    "DFlash of speculators with a window": windowed(speculators("dflash"), 9),
+    "DSpark of speculators with a window that is not causal": windowed(
+        speculators("dspark"), 9, "FS", sliding_window_non_causal=True
+    ),
     "DSpark of speculators, trimmed": speculators("dspark", tokens=np.random.default_rng(5).permutation(TOKENS)),
 }
 
@@ -277,8 +286,10 @@ def test_settings_that_lie_or_are_missing_are_refused(tmp_path: Path, target: Pa
     assert "markov_head_type is deep" in refusal(dspark, tmp_path / "e", target, markov_head_type="deep")
     own = {"mask_token_id": tiny.VOCAB, "target_layer_ids": [0, 1]}
     assert "wanted a token id below" in refusal(dflash, tmp_path / "f", target, dflash_config=own)
-    sliding = {**tiny_blocks.LAYERS_CONFIG, "layer_types": ["sliding_attention"] * 2}
-    assert "sees a window" in refusal(given, tmp_path / "g", target, transformer_layer_config=sliding)
+    kinds: dict[str, Any] = {**tiny_blocks.LAYERS_CONFIG, "layer_types": ["sliding_attention"] * 2}
+    assert "sliding_window is None" in refusal(given, tmp_path / "g", target, transformer_layer_config=kinds)
+    kinds |= {"layer_types": ["chunked_attention"] * 2}
+    assert "layer_types is ['chunked" in refusal(given, tmp_path / "i", target, transformer_layer_config=kinds)
     assert "embedding of its target" in refusal(given, tmp_path / "h", target, aux_hidden_state_layer_ids=[0, 2])
 
 
@@ -312,6 +323,43 @@ def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> 
     assert "confidence_head.proj.weight is 1×5" in refusal(wide, tmp_path / "d", target)
     other = replace(dspark, change={"fc.weight": np.ones((tiny.HIDDEN, 48), np.float32)})
     assert "hidden states of 48 numbers" in refusal(other, tmp_path / "e", target)
+
+
+@pytest.mark.parametrize(
+    ("stated", "predicts"),
+    [
+        ({}, False),
+        ({"sample_from_anchor": True}, True),
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 6}]}}, True),
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 5}]}}, False),
+        (
+            {"sample_from_anchor": False, "speculators_config": {"proposal_methods": [{"speculative_tokens": 6}]}},
+            False,
+        ),
+    ],
+)
+def test_speculators_says_whether_the_first_row_predicts(
+    stated: dict[str, Any], predicts: bool, tmp_path: Path, target: Path
+) -> None:
+    made = speculators("dspark")
+    case = replace(made, config={**made.config, **stated}, skips_known=not predicts)
+    opened, text = Opened(case, tmp_path, target), random_text(1, 20)
+    opened.know(text)
+    assert opened.head.can.tokens_per_pass == (6 if predicts else 5)
+    rows, _ = draft_greedily(opened.head, text, 3)
+    assert opened.differences(text, rows) < 1e-4
+
+
+def test_a_share_of_rotated_values_in_a_copy_of_the_targets_settings_is_not_meant(
+    tmp_path: Path, target: Path
+) -> None:
+    rope = {"rope_theta": tiny_blocks.THETA, "rope_type": "default", "partial_rotary_factor": 0.25}
+    case = deepseek()
+    copied = replace(case, config={**case.config, "partial_rotary_factor": 0.25, "rope_parameters": rope})
+    opened, text = Opened(copied, tmp_path, target), random_text(1, 20)
+    opened.know(text)
+    rows, _ = draft_greedily(opened.head, text, 3)
+    assert opened.differences(text, rows) < 1e-4
 
 
 def test_specforge_says_in_one_place_what_kind_of_head_it_is(tmp_path: Path, target: Path) -> None:

@@ -251,7 +251,10 @@ UNREADABLE = {
         altered(made_heads.eagle3("specforge", "fc_norm"), norm_before_fc=True),
         "both norm_before_fc and fc_norm",
     ),
-    "a window": (altered(made_heads.eagle(), layer_types=["sliding_attention"]), "a window only"),
+    "a window of unknown length": (
+        altered(made_heads.eagle(), layer_types=["sliding_attention"]),
+        "sliding_window is",
+    ),
     "a bias": (altered(made_heads.eagle(), mlp_bias=True), "mlp_bias is true"),
     "an activation": (altered(made_heads.eagle(), hidden_act="relu"), "hidden_act is relu"),
     "heads that do not fit": (altered(made_heads.eagle(), num_key_value_heads=4), "the file is damaged"),

@@ -22,6 +22,7 @@ EAGLE3 = [
         "speculators", "fc_norm", "norm_output", "norm_before_residual", head_norms=True, num_layers=2
     ),
     made_heads.eagle3("speculators", layers=(0, 3, 5), embedding=False),
+    made_heads.eagle3("speculators", num_layers=2, window=4),
     made_heads.eagle3("specforge", layers=(0, 3, 5)),
     made_heads.eagle3("specforge", rows=tiny.VOCAB),
     made_heads.eagle3("original", embedding=False),
@@ -70,11 +71,16 @@ def test_rows_of_a_head_are_those_of_a_plain_forward(made: MadeHead, target: Pat
     graphs = exported(made, target, tmp_path)
     reference = Reference(made, weights["model.embed_tokens.weight"], weights["lm_head.weight"])
     assert graphs.manifest.head.target_layers == made.layers
+    assert graphs.manifest.sliding_window in (made.window, None)  # which a tree takes as a bias
     require_rows_of_reference(graphs, reference)
 
 
 @pytest.mark.parametrize("form", ["cpu", "gpu"])
-@pytest.mark.parametrize("made", [made_heads.eagle3("specforge"), made_heads.eagle()], ids=["EAGLE-3", "EAGLE"])
+@pytest.mark.parametrize(
+    "made",
+    [made_heads.eagle3("specforge"), made_heads.eagle3(window=4), made_heads.eagle()],
+    ids=["EAGLE-3", "EAGLE-3 with a window", "EAGLE"],
+)
 def test_the_tree_graph_gives_the_rows_of_the_other(
     made: MadeHead, form: str, target: Path, tmp_path: Path
 ) -> None:
