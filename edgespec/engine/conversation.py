@@ -2,7 +2,7 @@
 
 import reprlib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import ReplyOptions, Settings, check_count, check_flag, check_path, check_texts
+from edgespec.engine.request import AnswerSettings, ReplyOptions, Settings, TalkOptions, check_path, require_known
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -49,36 +49,26 @@ class Conversation:
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
-    def __init__(
-        self,
-        engine: "Engine",
-        system: str | None = None,
-        *,
-        overflow: str = "error",
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        ends_loops: bool = False,
-        response_format: Mapping[str, Any] | None = None,
-        tools: Sequence[Any] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool = True,
-        thinking: bool | None = None,
-        thinking_budget: int | None = None,
-    ) -> None:
+    def __init__(self, engine: "Engine", system: str | None = None, **settings: Unpack[Settings]) -> None:
+        require_known("Conversation", settings, Settings)
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
-        if not isinstance(sampling, SamplingParams | None):
-            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
-        check_texts("stop", stop)
-        self.engine, self.system, self.overflow = engine, system, overflow
-        self.sampling = sampling or engine.model_sampling or SamplingParams()
-        self.max_tokens = check_count("max_tokens", max_tokens, 1)
-        self.stop, self.response_format = stop, response_format
-        self.ends_loops = check_flag("ends_loops", ends_loops)
-        self.tools, self.tool_choice = tools or (), tool_choice
-        self.parallel_tool_calls = check_flag("parallel_tool_calls", parallel_tool_calls)
-        self.thinking, self.thinking_budget = thinking, thinking_budget
+        self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", OVERFLOWS[0])
+        answers: TalkOptions = settings
+        given = AnswerSettings(**answers)
+        if not isinstance(given.sampling, SamplingParams | None):
+            raise UsageError(f"sampling is {given.sampling!r}; wanted SamplingParams")
+        if given.max_tokens == 0:
+            raise UsageError("max_tokens is 0; wanted a whole number from 1")
+        self.sampling = given.sampling or engine.model_sampling or SamplingParams()
+        self.max_tokens, self.stop, self.ends_loops = given.max_tokens, given.stop, given.ends_loops
+        self.response_format, self.tools, self.tool_choice = (
+            given.response_format,
+            given.tools or (),
+            given.tool_choice,
+        )
+        self.parallel_tool_calls = given.parallel_tool_calls
+        self.thinking, self.thinking_budget = given.thinking, given.thinking_budget
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -385,25 +375,17 @@ class Conversation:
                 f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
             )
         num_dropped = self._choose_num_dropped(rounds)
-        sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self._count(sent)
-        stream = self.engine.stream(
-            sent,
-            sampling=sampling,
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-            response_format=self.response_format,
-            prefill=(begun if is_written else self._in_reasoning(sent, begun)) or None,
-            thinking_budget=self.thinking_budget,
-            ends_loops=self.ends_loops,
-            tools=self.tools or None,
-            tool_choice="auto" if self.tools and rounds[-1].steps else self.tool_choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            whole_tool_calls=True,
-            thinking=self.thinking,
-            **options,
-        )
+        stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
+        stated |= {
+            "sampling": replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64),
+            "prefill": (begun if is_written else self._in_reasoning(sent, begun)) or None,
+            "tools": self.tools or None,
+            "tool_choice": "auto" if self.tools and rounds[-1].steps else self.tool_choice,
+            "whole_tool_calls": True,
+        }
+        stream = self.engine.stream(sent, **stated, **options)
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)

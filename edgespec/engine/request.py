@@ -83,7 +83,7 @@ def under_constraint(choice: DraftChoice, constraint: TokenConstraint, num_promp
     return replace(choice, adapt=partial(constrained, constraint=constraint, num_prompt=num_prompt))
 
 
-class _TalkOptions(TypedDict, total=False):
+class TalkOptions(TypedDict, total=False):
     """How any answer of a conversation is to be given."""
 
     sampling: SamplingParams | None
@@ -98,7 +98,7 @@ class _TalkOptions(TypedDict, total=False):
     ends_loops: bool
 
 
-class Settings(_TalkOptions, total=False):
+class Settings(TalkOptions, total=False):
     """How a conversation is to be answered; Conversation explains each."""
 
     overflow: str
@@ -115,7 +115,7 @@ class ReplyOptions(TypedDict, total=False):
     priority: int
 
 
-class AnswerOptions(_TalkOptions, ReplyOptions, total=False):
+class AnswerOptions(TalkOptions, ReplyOptions, total=False):
     """How to answer a prompt; Engine.stream explains each."""
 
     system: str | None
@@ -157,9 +157,12 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         for name in ("raw", "prompt_logprobs", "parallel_tool_calls", "whole_tool_calls", "ends_loops"):
-            check_flag(name, getattr(self, name))
+            if type(given := getattr(self, name)) is not bool:
+                raise UsageError(f"{name} is {given!r}; wanted True or False")
         for name, least in (("max_tokens", 0), ("logprobs", 0), ("thinking_budget", 0)):
-            check_count(name, getattr(self, name), least)
+            given = getattr(self, name)
+            if given is not None and (type(given) is not int or given < least):
+                raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
         for name in ("stop", "banned"):
             check_texts(name, getattr(self, name))
         if type(self.priority) is not int:
@@ -246,20 +249,6 @@ def check_path(name: str, given: str | Path) -> Path:
     if not isinstance(given, str | Path):
         raise UsageError(f"{name} is {given!r}; wanted the path of a file")
     return Path(given)
-
-
-def check_count(name: str, given: int | None, least: int) -> int | None:
-    """Raises UsageError: it is no whole number, or too small."""
-    if given is not None and (type(given) is not int or given < least):
-        raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
-    return given
-
-
-def check_flag(name: str, given: bool) -> bool:
-    """Raises UsageError: it is neither True nor False."""
-    if type(given) is not bool:
-        raise UsageError(f"{name} is {given!r}; wanted True or False")
-    return given
 
 
 def require_writer(manifest: Manifest) -> None:

@@ -614,7 +614,7 @@ def test_commands_and_files_are_completed(tmp_path: Path) -> None:
     terminal.type("\t")
     terminal.settle()
     terminal.type(ALT_ENTER)
-    terminal.wait_for("is damaged (not JSON)")
+    terminal.wait_for("is no JSON")
     assert "Traceback" not in terminal.written
 
 
