@@ -1,5 +1,9 @@
 """The graphs of a head that drafts a block of tokens in one pass (DFlash: arXiv:2602.06036; DSpark: 2607.05147).
 
+DFlash 2 (inco.ai/blog/dflash2) has a convolution along the block before and after each part of a layer, whose
+kernel is a constant for each number of a state plus a share that follows from the state, and chooses each token
+among the likeliest by the one before it.
+
 The known token and masks in the place of those that follow it are the rows of a block. Each sees all of the block,
 or in a causal layer what is not after it, and in the keys and values of each layer a row for each token before the
 block, or for the last of these where the layer has a window, made of the target's hidden states.
@@ -23,8 +27,9 @@ and gives logits, float32 [1, 1, num_rows], memory, and confidence, float32 [1, 
 accepted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -40,6 +45,7 @@ from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
+SELECTOR = "selector"
 _HIDDEN = -30000.0  # added to scores; half floats hold it
 
 
@@ -50,7 +56,10 @@ class BlockShape:
     config: Its layers; its context_length is that of the text, after which a block begins.
     num_tokens: Tokens of a block, the known one included.
     skips_known: The row of the known token predicts nothing, so that a draft has one token less than the block.
-    markov: One of MARKOV_KINDS; None where a token does not depend on the one before it.
+    markov: One of MARKOV_KINDS or SELECTOR; None where a token does not depend on the one before it.
+    num_candidates: Of a selector: among how many of the likeliest tokens it chooses.
+    num_taps: Of the convolutions: how many rows of the block each reads, its own and those before it; 0 for none.
+    group_size: How many numbers of a state have one share of the kernel.
     are_causal: True for each layer whose rows do not see those after them.
     counts_from_known: A window ends before the known token, for all rows; otherwise each row is in its own.
     has_confidence, confidence_reads_token: Whether there is a confidence, and whether of the token before, too.
@@ -62,6 +71,9 @@ class BlockShape:
     are_causal: tuple[bool, ...]
     counts_from_known: bool = False
     markov: str | None = None
+    num_candidates: int = 0
+    num_taps: int = 0
+    group_size: int = 1
     has_confidence: bool = False
     confidence_reads_token: bool = False
 
@@ -91,7 +103,9 @@ class BlockShape:
         token = writer.rows("markov_embedding", input_ids) if self.markov else None
         if token is not None:
             mixed = token
-            if self.markov == "gated":
+            if self.markov == SELECTOR:
+                logits = self._select(writer, logits, op("Mul", token, writer.multiply("selector", hidden)))
+            elif self.markov == "gated":
                 gate = writer.multiply("markov_gate", op("Concat", hidden, token, axis=-1))
                 mixed = op("Mul", op("Sigmoid", gate), token)
             elif self.markov == "rnn":
@@ -104,8 +118,9 @@ class BlockShape:
                 memory = op("Add", op("Mul", gate, memory), op("Mul", rest, op("Tanh", candidate)))
                 inputs.append(kept)
                 outputs.append(writer.output("memory", memory, [1, 1, rank]))
-            bias = op("Cast", writer.head("markov_head", mixed), to=int(ir.DataType.FLOAT))
-            logits = op("Add", logits, bias)
+            if self.markov != SELECTOR:
+                bias = op("Cast", writer.head("markov_head", mixed), to=int(ir.DataType.FLOAT))
+                logits = op("Add", logits, bias)
         outputs.append(writer.output("logits", logits, [1, 1, head.rows]))
         if self.has_confidence:
             features = hidden
@@ -117,6 +132,18 @@ class BlockShape:
             found = op("Reshape", found, writer.constant("as_number", np.array([1, 1])))
             outputs.append(writer.output("confidence", found, [1, 1]))
         return writer.nodes.model("step", inputs, outputs)
+
+    def _select(self, writer: StepWriter, logits: ir.Value, known: ir.Value) -> ir.Value:
+        """Logits of the likeliest tokens by the one before, of which known is made; others are hidden."""
+        op, count = writer.op, writer.constant("num_candidates", np.array([self.num_candidates]))
+        best, ids = writer.nodes.node("TopK", [logits, count], [ir.Value(name="best"), ir.Value(name="ids")])
+        products = op(
+            "Mul", writer.rows("markov_head", ids), op("Unsqueeze", known, writer.constant("at_2", np.array([2])))
+        )
+        edges = op("ReduceSum", products, writer.constant("at_3", np.array([3])), keepdims=0)
+        scores = op("Add", best, op("Cast", edges, to=int(ir.DataType.FLOAT)))
+        hidden = op("Expand", writer.constant("no_logit", np.array(_HIDDEN, np.float32)), op("Shape", logits))
+        return op("ScatterElements", hidden, ids, scores, axis=2)
 
 
 class _BlockWriter:
@@ -148,10 +175,12 @@ class _BlockWriter:
         normed = write.norm(residual, "0.input_norm")
         for i in range(config.num_layers):
             past, present = write.caches(i)
-            attended = self._attention(i, normed, before, past, present, lengths, num_before, positions)
-            normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
+            given, finish = self._convolve(f"{i}.attention", normed)
+            attended = self._attention(i, given, before, past, present, lengths, num_before, positions)
+            normed, residual = write.add_norm(finish(attended), residual, f"{i}.mlp_norm")
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
-            normed, residual = write.add_norm(write.mlp(i, normed), residual, following)
+            given, finish = self._convolve(f"{i}.mlp", normed)
+            normed, residual = write.add_norm(finish(write.mlp(i, given)), residual, following)
             inputs += past
             outputs += present
         first = 1 if self.block.skips_known else 0
@@ -165,6 +194,45 @@ class _BlockWriter:
         logits = make_output(logits, "logits", ir.DataType.FLOAT, [1, "num_logits", num_columns])
         return write.nodes.model(
             "block", inputs, [logits, state, *outputs], context_length=str(config.context_length)
+        )
+
+    def _convolve(self, part: str, x: ir.Value) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+        """What a part of a layer reads in place of x, and a function of what it gives; the same without taps."""
+        num_taps, op, write = self.block.num_taps, self.op, self.write
+        if not num_taps:
+            return x, lambda y: y
+        size, projection = self.block.group_size, write.tensors[f"{part}_kernels"]
+        groups = self.config.hidden_size // size
+        sizes = self.constant("kernel_sizes", np.array([groups] * 2 * num_taps))
+        shares = [ir.Value(name=f"{part}_kernels.{i}") for i in range(2 * num_taps)]
+        write.nodes.node("Split", [write.linear(f"{part}_kernels", x, [projection])[0], sizes], shares, axis=-1)
+        kernels = write.tensors[f"{part}_kernel"].vector().astype(write.floats).reshape(-1, groups, size)
+        names = [f"{part}_kernel.{i}" for i in range(2 * num_taps)]
+        constants = [
+            write.weights.append(*each, [groups, size]) for each in zip(names, kernels[:, None], strict=True)
+        ]
+        one_each = self.constant("one_each", np.array([self.block.num_tokens, groups, 1]))
+        taps = [
+            op("Add", *each) for each in zip(constants, (op("Reshape", y, one_each) for y in shares), strict=True)
+        ]
+        return self._sum_rows(x, taps[:num_taps]), partial(self._sum_rows, taps=taps[num_taps:])
+
+    def _sum_rows(self, x: ir.Value, taps: Sequence[ir.Value]) -> ir.Value:
+        """Each row of a block times the first tap, plus the row before it times the second, and so on."""
+        op, num_tokens, hidden = self.op, self.block.num_tokens, self.config.hidden_size
+        size = self.block.group_size
+        rows, terms = op("Reshape", x, self.constant("by_group", np.array([num_tokens, -1, size]))), []
+        for tap, kernel in enumerate(taps):
+            shifted = rows
+            if tap:
+                none = self.constant(f"no_rows_{tap}", np.zeros((tap, hidden // size, size), self.write.floats))
+                kept = op("Slice", rows, self._index(0), self._index(-tap), self._index(0))
+                shifted = op("Concat", none, kept, axis=0)
+            terms.append(op("Mul", kernel, shifted))
+        return op(
+            "Reshape",
+            reduce(partial(op, "Add"), terms),
+            self.constant("block_row", np.array([1, num_tokens, hidden])),
         )
 
     def _index(self, number: int) -> ir.Value:

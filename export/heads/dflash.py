@@ -12,11 +12,12 @@ proposes; the first row of those that say neither predicts nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.heads.block_graphs import MARKOV_KINDS, BlockShape
+from edgespec.export.heads.block_graphs import MARKOV_KINDS, SELECTOR, BlockShape
 from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import (
     LAYER_NAMES,
@@ -61,15 +62,15 @@ _Read = Callable[[HeadSource, LoadedSource], _Stated]
 
 
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
-    own = _dflash_settings(source)
-    projector = _own_setting(source, "projector_type", _PROJECTORS[0])
+    own = _own(source)
+    projector = own.get("projector_type", _PROJECTORS[0])
     if projector not in _PROJECTORS:
         raise SourceError(
             f"{source.settings.path}: projector_type is {projector}, which is not read; known are "
             f"{', '.join(_PROJECTORS)}"
         )
     num_layers = target.config.num_layers
-    stated = _own_setting(source, "target_layer_ids")
+    stated = own.get("target_layer_ids")
     layers = (
         read_numbers(source, "target_layer_ids", stated)
         if stated is not None
@@ -78,9 +79,9 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     return _Stated(
         inner=None,
         layers=_behind(source, layers, num_layers),
-        num_tokens=source.settings.count("block_size", own.get("block_size")),
-        mask_token_id=_mask(source, own.get("mask_token_id", source.settings.get("mask_token_id")), target),
-        skips_known=not _own_setting(source, "sample_from_anchor", _is_dspark(source)),
+        num_tokens=own.count("block_size"),
+        mask_token_id=_mask(source, own.get("mask_token_id"), target),
+        skips_known=not own.get("sample_from_anchor", _is_dspark(source)),
     )
 
 
@@ -117,13 +118,10 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     )
 
 
-def _dflash_settings(source: HeadSource) -> SourceSettings:
-    return SourceSettings(source.settings.path, nested(source.settings, "dflash_config"))
-
-
-def _own_setting(source: HeadSource, key: str, default: Any = None) -> Any:
-    """A setting of the head beside its layers, on top of config.json or, as SpecForge has it, in dflash_config."""
-    return source.settings.get(key, _dflash_settings(source).get(key, default))
+def _own(source: HeadSource) -> SourceSettings:
+    """Settings of the head beside its layers: on top of config.json, or in dflash_config."""
+    on_top = {key: value for key, value in source.settings.values.items() if value is not None}
+    return SourceSettings(source.settings.path, {**nested(source.settings, "dflash_config"), **on_top})
 
 
 def spread_layers(num_layers: int, num_own: int) -> list[int]:
@@ -172,6 +170,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     vocabulary = read_vocabulary(source, reader, target, settings, config.hidden_size)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
+    config = _with_own_scales(source, config)
     head = vocabulary.head
     # Rows of a Markov head follow the order in which those of a trimmed vocabulary head are read.
     has_own_tokens = read_tokens(source, head.rows, target.config.vocab_size) is not None
@@ -181,6 +180,8 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         tensors["head"] = head
     tensors |= (markov := _read_markov(source, reader, config, head.rows, order))
     tensors |= (confidence := _read_confidence(source, reader, config, markov))
+    tensors |= (selector := _read_selector(source, reader, config, order))
+    tensors |= (kernels := _read_kernels(source, reader, config))
     reader.require_all_taken(name)
     shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}
     shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, config.hidden_size))
@@ -191,11 +192,14 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         skips_known=stated.skips_known,
         are_causal=_are_causal(source, config),
         counts_from_known=stated.counts_from_known,
-        markov=_markov_kind(source) if markov else None,
+        markov=SELECTOR if selector else _markov_kind(source) if markov else None,
+        num_candidates=_own(source).count("selector_top_k") if selector else 0,
+        num_taps=kernels["0.mlp_kernel"].rows // 2 if kernels else 0,
+        group_size=_own(source).get("conv_group_size", 1),
         has_confidence=bool(confidence),
         confidence_reads_token=bool(confidence) and confidence["confidence"].columns > config.hidden_size,
     )
-    if _own_setting(source, "rope_is_neox_style", True) is False:
+    if _own(source).get("rope_is_neox_style", True) is False:
         tensors = unpaired_heads(tensors, config)
     return HeadPlan(
         dialect=name,
@@ -206,7 +210,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
             target_hidden_size=target.config.hidden_size,
             state_size=config.hidden_size,
             fuse_graph=FUSE_GRAPH,
-            step_graphs=(STEP_GRAPH,) if markov or confidence else (),
+            step_graphs=(STEP_GRAPH,) if markov or confidence or selector else (),
             block_tokens=stated.num_tokens,
             mask_token_id=stated.mask_token_id,
             has_confidence=bool(confidence),
@@ -220,16 +224,26 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     )
 
 
+def _with_own_scales(source: HeadSource, config: DecoderConfig) -> DecoderConfig:
+    """The layers, with the scales of embedding and logits that the head itself states."""
+    own = replace(_own(source), values={key: value for key, value in _own(source).values.items() if value})
+    return replace(
+        config,
+        embedding_scale=own.number("input_embedding_scale", config.embedding_scale),
+        logit_scale=own.number("output_multiplier", config.logit_scale),
+        logit_cap=own.optional("final_logit_softcapping", config.logit_cap),
+    )
+
+
 def _are_causal(source: HeadSource, config: DecoderConfig) -> tuple[bool, ...]:
     """True for each layer whose rows do not see those after them; unless stated, that of a window."""
-    stated = source.settings.get("is_causal", _dflash_settings(source).get("causal"))
-    if source.settings.get("sliding_window_non_causal"):
-        stated = False
+    own = _own(source)
+    stated = False if own.get("sliding_window_non_causal") else own.get("is_causal", own.get("causal"))
     return tuple(layer.sliding_window is not None if stated is None else bool(stated) for layer in config.layers)
 
 
 def _markov_kind(source: HeadSource) -> str:
-    kind = str(_own_setting(source, "markov_head_type", "vanilla"))
+    kind = str(_own(source).get("markov_head_type", "vanilla"))
     if kind not in MARKOV_KINDS:
         raise SourceError(
             f"{source.settings.path}: markov_head_type is {kind}; known are {', '.join(MARKOV_KINDS)}"
@@ -243,7 +257,7 @@ def _read_markov(
     """The weights that bias logits by the token before (DSpark); empty where the head has none."""
     embedding = reader.optional("markov_head.markov_w1.weight")
     if embedding is None:
-        if _own_setting(source, "markov_rank"):
+        if _own(source).get("markov_rank"):
             reader.take("markov_head.markov_w1.weight")
         return {}
     rank, kind = embedding.columns, _markov_kind(source)
@@ -262,16 +276,63 @@ def _read_markov(
     return found
 
 
+def _read_selector(
+    source: HeadSource, reader: Reader, config: DecoderConfig, row_order: Any
+) -> dict[str, StoredTensor]:
+    """The weights that score a candidate by the token before (DFlash 2); empty where the head has none."""
+    name = "candidate_selector.{}".format
+    embedding = reader.optional(name("predecessor_codebook"))
+    if embedding is None:
+        if _own(source).get("selector_rank"):
+            reader.take(name("predecessor_codebook"))
+        return {}
+    found = {
+        "markov_embedding": embedding,
+        "markov_head": replace(reader.take(name("successor_codebook")), row_order=row_order),
+        "selector": reader.take(name("hidden_projection.weight")),
+    }
+    rank, size = embedding.columns, config.vocab_size
+    shapes = {
+        "markov_embedding": (size, rank),
+        "markov_head": (size, rank),
+        "selector": (rank, config.hidden_size),
+    }
+    require_shapes(source, found, shapes)
+    return found
+
+
+def _read_kernels(source: HeadSource, reader: Reader, config: DecoderConfig) -> dict[str, StoredTensor]:
+    """The kernels of convolutions along a block (DFlash 2); empty where the head has none."""
+    own = _own(source)
+    if not own.get("conv_kernel_size"):
+        return {}
+    num_taps, size = own.count("conv_kernel_size"), own.count("conv_group_size")
+    if config.hidden_size % size:
+        wanted = f"a divisor of the {config.hidden_size} numbers of a state"
+        raise SourceError(f"{own.path}: conv_group_size is {size}, wanted {wanted}")
+    shapes = {"kernel": (2 * num_taps, config.hidden_size)}
+    shapes["kernels"] = (2 * num_taps * (config.hidden_size // size), config.hidden_size)
+    found = {}
+    for i, part in product(range(config.num_layers), ("attention", "mlp")):
+        prefix = f"layers.{i}.{part}_conv."
+        found[f"{i}.{part}_kernel"] = reader.take(prefix + "base_kernel")
+        found[f"{i}.{part}_kernels"] = reader.take(prefix + "kernel_projection.weight")
+    require_shapes(
+        source, found, {f"{part}_{kind}": shape for part in ("attention", "mlp") for kind, shape in shapes.items()}
+    )
+    return found
+
+
 def _read_confidence(
     source: HeadSource, reader: Reader, config: DecoderConfig, markov: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The weights that give the chance that a token is accepted; empty where the head has none."""
     matrix = reader.optional("confidence_head.proj.weight")
     if matrix is None:
-        if _own_setting(source, "enable_confidence_head"):
+        if _own(source).get("enable_confidence_head"):
             reader.take("confidence_head.proj.weight")
         return {}
-    reads_token = bool(_own_setting(source, "confidence_head_with_markov", bool(markov)))
+    reads_token = bool(_own(source).get("confidence_head_with_markov", bool(markov)))
     rank = markov["markov_embedding"].columns if reads_token and markov else 0
     found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
     require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
@@ -297,11 +358,14 @@ def _is_dspark(source: HeadSource) -> bool:
     """True for DSpark as SpecForge and Liquid write it, and for what is it by its tensors alone."""
     by_name = any(name.endswith("DSparkDraftModel") for name in source.architectures)
     has_markov = any(name.endswith("markov_w1.weight") for name in source.tensors)
-    return by_name or has_markov or _dflash_settings(source).get("projector_type") == "dspark"
+    return by_name or has_markov or _own(source).get("projector_type") == "dspark"
 
 
 def _is_block_head(source: HeadSource) -> bool:
-    named = any(name.endswith(("DSparkDraftModel", "DFlashDraftModel")) for name in source.architectures)
+    named = any(
+        name.endswith(("DSparkDraftModel", "DFlashDraftModel", "DFlash2DraftModel"))
+        for name in source.architectures
+    )
     return named or "dflash_config" in source.settings.values
 
 
@@ -312,7 +376,7 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
             recognizes=partial(_is_speculators, method),
             plan=partial(_plan, f"{name} (speculators)", method, _read_speculators),
         )
-        for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
+        for name, method in (("DFlash", "dflash"), ("DFlash 2", "dflash2"), ("DSpark", "dspark"))
     ),
     Dialect(
         name="DSpark",

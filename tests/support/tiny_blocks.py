@@ -1,6 +1,8 @@
 """Heads that draft a block in one pass: tiny ones with random weights, and their forward pass in numpy."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from tiny_steps import matrix, rms, sigmoid, silu, vector, write_head
 H, V, INNER = tiny.HIDDEN, tiny.VOCAB, 96
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 16, 2
 EPS, THETA, RANK = 1e-6, 5e4, 32
+GROUP = 8  # numbers of a state that share what a convolution adds to its kernel
 MASK = 7
 
 
@@ -24,6 +27,8 @@ class BlockCase:
     are_causal: True for each layer whose rows do not see those after them.
     counts_from_known: A window ends before the known token for all rows of a block.
     is_interleaved: Values 2i and 2i + 1 of a head are rotated together.
+    num_taps: Rows of the block that its convolutions read; 0 for none.
+    num_candidates: Of the tokens among which it chooses by the one before; 0 where it has no selector.
     """
 
     config: dict[str, Any]
@@ -36,6 +41,8 @@ class BlockCase:
     are_causal: tuple[bool, ...] = (False,) * LAYERS
     counts_from_known: bool = False
     is_interleaved: bool = False
+    num_taps: int = 0
+    num_candidates: int = 0
     tokens: np.ndarray | None = None  # of each row of a trimmed vocabulary head
     has_own_vocabulary: bool = False
     seed: int = 21
@@ -71,6 +78,15 @@ class BlockCase:
             w[f"{layer}mlp.down_proj.weight"] = matrix(rng, H, INNER, 3)
             for name in ("input_layernorm", "post_attention_layernorm"):
                 w[f"{layer}{name}.weight"] = vector(rng, H, 1)
+            for part in ("attention_conv", "mlp_conv") if self.num_taps else ():
+                w[f"{layer}{part}.base_kernel"] = vector(rng, 2 * self.num_taps * H).reshape(2, self.num_taps, H)
+                w[f"{layer}{part}.base_kernel"][:, 0] += 1
+                shares = matrix(rng, 2 * self.num_taps * H // GROUP, H, 0.5)
+                w[f"{layer}{part}.kernel_projection.weight"] = shares
+        if self.num_candidates:
+            for name in ("predecessor_codebook", "successor_codebook"):
+                w[f"candidate_selector.{name}"] = matrix(rng, V, RANK, 4)
+            w["candidate_selector.hidden_projection.weight"] = matrix(rng, RANK, H)
         rows = V if self.tokens is None else len(self.tokens)
         if self.has_own_vocabulary:
             w["embed_tokens.weight"], w["lm_head.weight"] = matrix(rng, V, H, 2.4), matrix(rng, rows, H, 3)
@@ -114,31 +130,61 @@ def sees(case: BlockCase, layer: int, num_before: int, num_tokens: int) -> np.nd
     return seen & (abs(row - other) < window)
 
 
+def convolved(w: dict[str, Any], part: str, x: np.ndarray, run: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """What a part of a layer gives for rows of a block, convolved along the block before and after it."""
+    if f"{part}.base_kernel" not in w:
+        return run(x)
+    kernels = w[f"{part}.base_kernel"]
+    num_taps = kernels.shape[1]
+    shares = (x @ w[f"{part}.kernel_projection.weight"].T).reshape(len(x), 2, num_taps, -1)
+
+    def convolve(y: np.ndarray, side: int) -> np.ndarray:
+        total = np.zeros_like(y)
+        for row in range(len(y)):
+            for tap in range(min(num_taps, row + 1)):
+                total[row] += (kernels[side, tap] + np.repeat(shares[row, side, tap], GROUP)) * y[row - tap]
+        return total
+
+    return convolve(run(convolve(x, 0)), 1)
+
+
+def attended(case: BlockCase, i: int, w: dict[str, Any], before: np.ndarray, h: np.ndarray) -> np.ndarray:
+    num_before, num_tokens = len(before), len(h)
+    positions = np.arange(num_before + num_tokens)
+    q, k, v = (
+        (rows @ w[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, HEAD_DIM)
+        for part, rows in (("q", h), ("k", np.concatenate([before, h])), ("v", np.concatenate([before, h])))
+    )
+    q = rotate(case, rms(q, EPS) * w["self_attn.q_norm.weight"], positions[num_before:])
+    k = rotate(case, rms(k, EPS) * w["self_attn.k_norm.weight"], positions)
+    k, v = (np.repeat(each, HEADS // KV_HEADS, axis=1) for each in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
+    scores[:, ~sees(case, i, num_before, num_tokens)] = -np.inf
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, -1) @ w["self_attn.o_proj.weight"].T
+
+
+def fed(w: dict[str, Any], h: np.ndarray) -> np.ndarray:
+    gate, up = h @ w["mlp.gate_proj.weight"].T, h @ w["mlp.up_proj.weight"].T
+    return (silu(gate) * up) @ w["mlp.down_proj.weight"].T
+
+
 def block_states(case: BlockCase, w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.ndarray:
     """States of all rows of a block, [num_tokens, H], of its embeddings and features of the tokens before."""
-    num_before, num_tokens = len(features), len(x)
     before = rms(features @ w["fc.weight"].T, EPS) * w["hidden_norm.weight"]
-    positions = np.arange(num_before + num_tokens)
     for i in range(LAYERS):
         layer = {
             name.removeprefix(f"layers.{i}."): each for name, each in w.items() if name.startswith(f"layers.{i}.")
         }
-        h = rms(x, EPS) * layer["input_layernorm.weight"]
-        q, k, v = (
-            (rows @ layer[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, HEAD_DIM)
-            for part, rows in (("q", h), ("k", np.concatenate([before, h])), ("v", np.concatenate([before, h])))
+        x = x + convolved(
+            layer,
+            "attention_conv",
+            rms(x, EPS) * layer["input_layernorm.weight"],
+            partial(attended, case, i, layer, before),
         )
-        q = rotate(case, rms(q, EPS) * layer["self_attn.q_norm.weight"], positions[num_before:])
-        k = rotate(case, rms(k, EPS) * layer["self_attn.k_norm.weight"], positions)
-        k, v = (np.repeat(each, HEADS // KV_HEADS, axis=1) for each in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
-        scores[:, ~sees(case, i, num_before, num_tokens)] = -np.inf
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        x = x + np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, -1) @ layer["self_attn.o_proj.weight"].T
         h = rms(x, EPS) * layer["post_attention_layernorm.weight"]
-        gate, up = h @ layer["mlp.gate_proj.weight"].T, h @ layer["mlp.up_proj.weight"].T
-        x = x + (silu(gate) * up) @ layer["mlp.down_proj.weight"].T
+        x = x + convolved(layer, "mlp_conv", h, partial(fed, layer))
     return rms(x, EPS) * w["norm.weight"]
 
 
@@ -156,6 +202,13 @@ def expected_draft(
     rows, chances, token, memory = [], [], int(text[-1]), np.zeros(RANK)
     for state in states[:num_tokens]:
         row = state @ head.T
+        if case.num_candidates:
+            known = w["candidate_selector.predecessor_codebook"][token]
+            known = known * (w["candidate_selector.hidden_projection.weight"] @ state)
+            best = np.argsort(-row)[: case.num_candidates]
+            scores = row[best] + w["candidate_selector.successor_codebook"][best] @ known
+            row = np.full_like(row, -30000.0)
+            row[best] = scores
         if case.markov:
             mixed = before = w["markov_head.markov_w1.weight"][token]
             if case.markov == "gated":
@@ -249,6 +302,14 @@ def specforge(**more: Any) -> BlockCase:
     config = {name: value for name, value in made.config.items() if name not in moved}
     config |= {"architectures": ["DSparkDraftModel"], "dflash_config": {**moved, "projector_type": "dspark"}}
     return replace(made, config=config)
+
+
+def dflash2(**more: Any) -> BlockCase:
+    """DFlash 2 of Z Lab: all layers see a window, on both sides, and its own settings are in one place."""
+    made = windowed(zlab([0, 1], (0, 2), within=True, num_taps=2, num_candidates=16, **more), 9, is_causal=False)
+    own = {"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": 16}
+    config = {**made.config, "architectures": ["DFlash2DraftModel"]}
+    return replace(made, config=config | {"dflash_config": {**made.config["dflash_config"], **own}})
 
 
 def liquid(**more: Any) -> BlockCase:

@@ -38,6 +38,7 @@ CASES = {
     "DFlash with a window that is not causal": windowed(zlab([0, 1], (0, 2)), 9, is_causal=False),
     "DFlash with a window of a few tokens": windowed(zlab([0, 1], (0, 2)), 4),
     "DFlash with a window beyond the context": windowed(zlab([0, 1], (0, 2)), 4096),
+    "DFlash 2": tiny_blocks.dflash2(),
     "DSpark of Liquid": tiny_blocks.liquid(),
     "DFlash of speculators with a window": windowed(speculators("dflash"), 9),
     "DSpark of speculators with a window that is not causal": windowed(
@@ -360,6 +361,21 @@ def test_a_share_of_rotated_values_in_a_copy_of_the_targets_settings_is_not_mean
     opened.know(text)
     rows, _ = draft_greedily(opened.head, text, 3)
     assert opened.differences(text, rows) < 1e-4
+
+
+def test_parts_of_dflash2_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path, target: Path) -> None:
+    case = CASES["DFlash 2"]
+
+    def refused(name: str, left: tuple[str, ...] = (), **own: Any) -> str:
+        changed = {**case.config["dflash_config"], **own}
+        return refusal(replace(case, leave_out=left), tmp_path / name, target, dflash_config=changed)
+
+    for name in ("layers.1.mlp_conv.base_kernel", "candidate_selector.predecessor_codebook"):
+        assert f"no tensor {name}" in refused(name, (name,))
+    assert "conv_group_size is 7" in refused("a", conv_group_size=7)
+    assert "kernel_projection.weight is 32×64, wanted 64×64" in refused("b", conv_group_size=4)
+    assert "selector_top_k is None" in refused("c", selector_top_k=None)
+    assert "which no DFlash head uses" in refused("d", conv_kernel_size=0)
 
 
 def test_specforge_says_in_one_place_what_kind_of_head_it_is(tmp_path: Path, target: Path) -> None:
