@@ -74,13 +74,14 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.foresee import file_bytes, memory_bytes
     from edgespec.setup.head_target import read_whole_model
     from edgespec.setup.home import ModelHome, split_precision
-    from edgespec.setup.hub import LocalSource, can_fetch
+    from edgespec.setup.hub import can_fetch
     from edgespec.setup.inventory import Inventory, PreparedModel
     from edgespec.setup.measure import profile_target
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
     from edgespec.setup.plan_words import plan_in_words
     from edgespec.setup.profile import Profile
+    from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import LoadProgress
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -198,13 +199,14 @@ _WING_NAMES = _by_name(
         "setup.foresee": "file_bytes memory_bytes",
         "setup.head_target": "read_whole_model",
         "setup.home": "ModelHome split_precision",
-        "setup.hub": "LocalSource can_fetch",
+        "setup.hub": "can_fetch",
         "setup.inventory": "Inventory PreparedModel",
         "setup.measure": "profile_target",
         "setup.open_model": "measure_ranges open_decoder open_with_states require_runtime",
         "setup.pair": "learned_files",
         "setup.plan_words": "plan_in_words",
         "setup.profile": "Profile",
+        "setup.snapshot": "LocalSource Preview",
         "setup.wish": "Wish",
         "text.chat_template": "CallMessage ResultMessage Turn",
         "text.prompt_encoder": "parse_ids parse_messages",

@@ -23,7 +23,7 @@ from edgespec.export.output import (
     require_absent,
     write_text,
 )
-from edgespec.export.plan import PlannedModel, can_be_checked, plan_model
+from edgespec.export.plan import PlannedModel, can_be_checked, plan_model, require_memory
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
@@ -65,6 +65,7 @@ def export_model(
     open_decoder: OpenDecoder | None = None,
     is_quick: bool = False,
     measure_ranges: MeasureRanges | None = None,
+    most_bytes: int | None = None,
     report: Report = lambda line: None,
     progress: ReportProgress = lambda progress: None,
 ) -> Manifest:
@@ -80,6 +81,7 @@ def export_model(
         open_decoder: Loads a finished folder; given, the export is compared with its source.
         is_quick: Compare fewer tokens, for a first use.
         measure_ranges: Finds the ranges of activations, which w8a16 needs.
+        most_bytes: The memory of the machine that is to run the model.
         progress: Takes each step of the writing, in bytes.
 
     Raises:
@@ -87,6 +89,7 @@ def export_model(
         SourceError: The source is missing, damaged or unsupported.
         ExportMismatch: The check failed; PrecisionLoss where another precision passes, which it names.
         DiskFull: There is no room for the folder.
+        MemoryExhausted: The weights take more than most_bytes.
     """
     require_absent(output)
     options = ExportOptions(
@@ -98,7 +101,7 @@ def export_model(
         context_length=context_length,
         adapter=adapter,
     )
-    export = _Export(source, name, origin, open_decoder, measure_ranges, progress)
+    export = _Export(source, name, origin, open_decoder, measure_ranges, most_bytes, progress)
     try:
         return export.run(options, output, report, is_quick)
     except PrecisionLoss as loss:
@@ -115,12 +118,15 @@ class _Export:
     origin: Origin
     open_decoder: OpenDecoder | None
     measure_ranges: MeasureRanges | None
+    most_bytes: int | None
     progress: ReportProgress
 
     def run(self, options: ExportOptions, output: Path, report: Report, is_quick: bool) -> Manifest:
         report(f"reading {self.source}")
         show_progress("reading the file's tokenizer and its list of weights")
         planned = plan_model(self.source, options, is_checked=self.open_decoder is not None)
+        if self.most_bytes is not None:
+            require_memory(planned.cost, self.most_bytes)
         _require_steps(planned, self.measure_ranges, self.open_decoder)
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")

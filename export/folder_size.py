@@ -1,7 +1,7 @@
 """The size of a model folder before it is written: its graphs are built over weights that are only counted."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.blocks import Bytes, Floats
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, unread
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile, aligned
 from edgespec.manifest import Manifest
@@ -49,24 +48,10 @@ def written_bytes(
 ) -> int:
     """The bytes of the weights and graphs that a function writes, with the texts of a vocabulary."""
     weights = _CountedWeights(Path(file))
-    unread = {
-        role: _Unread(**{field.name: getattr(tensor, field.name) for field in fields(tensor)})
-        for role, tensor in tensors.items()
-    }
-    graphs = write(unread, weights)
+    graphs = write({role: unread(tensor) for role, tensor in tensors.items()}, weights)
     graphs_bytes: int = sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
     texts = vocabulary.tokenizer_json, vocabulary.chat_template or ""
     return weights.end + graphs_bytes + sum(len(text.encode()) for text in texts) + OTHER_BYTES
-
-
-class _Unread(StoredTensor):
-    """A tensor of which every operation sees one row of zeros, or a vector of them, so that nothing is read."""
-
-    def chunks(self) -> Iterator[Bytes]:
-        yield np.zeros((1, self.row_bytes), np.uint8)
-
-    def vector(self) -> Floats:
-        return np.zeros(self.rows * self.columns, np.float32)
 
 
 class _AnyRange(dict[str, Range]):

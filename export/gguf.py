@@ -11,12 +11,13 @@ import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.settings import cut_short, missing, require_no_pointer
-from edgespec.export.tensors import STORAGE_TYPES, StoredTensor
+from edgespec.export.tensors import STORAGE_TYPES, Sizes, StoredTensor, unread
 from edgespec.system.split_files import part_paths
 
 _MAGIC = b"GGUF"
@@ -52,8 +53,10 @@ class GGUF:
     paths: tuple[Path, ...]
 
 
-def read_gguf(path: Path) -> GGUF:
+def read_gguf(path: Path, sizes: Sizes = MappingProxyType({})) -> GGUF:
     """Read and check a header; no weights are read. Any part of a split file names the whole.
+
+    sizes: Of parts of which only the header is here.
 
     Raises:
         SourceError: Not a GGUF file, cut short, a count or offset beyond the file, an unknown tensor type, or
@@ -67,12 +70,33 @@ def read_gguf(path: Path) -> GGUF:
     files = []
     for part in paths:
         require_no_pointer(part)
-        if (size := part.stat().st_size) < 24:
-            raise SourceError(f"{part} has {size} bytes, too few for a GGUF file; fetch it again")
-        with part.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            files.append(_Header(part, data).read())
+        files.append(_read_header(part, sizes.get(part)))
     is_part = files[0].metadata.get("split.count", 1) not in (0, 1)
     return _join_parts(files) if len(files) > 1 or is_part else files[0]
+
+
+def has_whole_header(path: Path, size: int) -> bool:
+    """True if a file of size bytes, of which only the start is here, has its header, or is damaged."""
+    try:
+        if path.stat().st_size >= 24:
+            _read_header(path, size)
+    except _EndsEarly:
+        return False
+    except SourceError:
+        pass
+    return path.stat().st_size >= min(24, size)
+
+
+class _EndsEarly(SourceError):
+    """The file ends within its header."""
+
+
+def _read_header(path: Path, whole_bytes: int | None) -> GGUF:
+    """whole_bytes: The size of the file where only its start is here."""
+    if (size := path.stat().st_size) < 24:
+        raise SourceError(f"{path} has {size} bytes, too few for a GGUF file; fetch it again")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Header(path, data, whole_bytes).read()
 
 
 def _join_parts(files: list[GGUF]) -> GGUF:
@@ -107,6 +131,7 @@ def _join_parts(files: list[GGUF]) -> GGUF:
 class _Header:
     path: Path
     data: mmap.mmap
+    whole_bytes: int | None = None
     position: int = 0
 
     def read(self) -> GGUF:
@@ -149,7 +174,7 @@ class _Header:
 
     def _require_room(self, count: int, what: str) -> None:
         if count > len(self.data) - self.position:
-            raise SourceError(
+            raise _EndsEarly(
                 f"{self.path} ends early, within its header: {what} at byte {self.position} needs {count} bytes, "
                 f"and the file has {len(self.data)} in all; it is cut short or damaged, fetch it again"
             )
@@ -213,8 +238,8 @@ class _Header:
                 raise SourceError(f"{self.path} has tensor {name} twice; the file is damaged")
             tensors[name] = tensor
         needed = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
-        if needed > len(self.data):
-            raise cut_short(self.path, len(self.data), needed)
+        if needed > (size := self.whole_bytes or len(self.data)):
+            raise cut_short(self.path, size, needed)
         for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
             if one.offset + one.num_bytes > next_.offset:
                 raise SourceError(f"{self.path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
@@ -231,4 +256,5 @@ class _Header:
         unit = BLOCK_FORMATS[storage].weights_per_block if storage in BLOCK_FORMATS else 1
         if rows < 1 or columns < 1 or columns % unit:
             raise SourceError(f"{self.path}: tensor {name} has shape {shape}, impossible for {storage}")
-        return StoredTensor(name, self.path, offset, rows, columns, storage)
+        tensor = StoredTensor(name, self.path, offset, rows, columns, storage)
+        return tensor if self.whole_bytes is None else unread(tensor)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from edgespec.errors import DeviceUnavailable, SourceError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, SourceError
 from edgespec.export.adapters import merge_adapter, say_left_out_adapters
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
@@ -11,10 +12,12 @@ from edgespec.export.heads.dialects import is_head
 from edgespec.export.layout import lay_out, num_weights, rule_of
 from edgespec.export.options import ExportOptions, require_head_size, require_layers
 from edgespec.export.precision import FEW_WEIGHTS, Rule, choose_precision
-from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.sources import LoadedSource, is_quantized, read_source
+from edgespec.export.tensors import Sizes
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
 from edgespec.memory.free_memory import free_memory
 from edgespec.system.command_line import quote
+from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
 # Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log/export-precision.md).
@@ -64,10 +67,13 @@ def plan_model(
     options: ExportOptions,
     *,
     is_checked: bool = False,
+    sizes: Sizes = MappingProxyType({}),
 ) -> PlannedModel:
     """Read a source and plan its export.
 
-    is_checked: The folder is compared with its source, which takes time and memory.
+    Args:
+        is_checked: The folder is compared with its source, which takes time and memory.
+        sizes: Of files of which only the header is here.
 
     Raises:
         UsageError: An option is unknown, or the form or the model does not support it.
@@ -75,7 +81,7 @@ def plan_model(
         DeviceUnavailable: Devices of the form cannot run the model.
     """
     options = options.resolved()
-    loaded = _read_model(source, options.context_length)
+    loaded = _read_model(source, options.context_length, sizes)
     loaded = replace(loaded, notes=(*loaded.notes, *say_left_out_adapters(source, options.adapter)))
     if options.adapter is not None:
         loaded = merge_adapter(loaded, options.adapter)
@@ -103,10 +109,10 @@ def plan_model(
     return PlannedModel(loaded=loaded, options=options, rule=rule, cost=replace(cost, reason=reason))
 
 
-def _read_model(source: Path, context_length: int | None) -> LoadedSource:
+def _read_model(source: Path, context_length: int | None, sizes: Sizes) -> LoadedSource:
     """Raises as read_source does, in other words where the source is a drafting head."""
     try:
-        return read_source(source, context_length)
+        return read_source(source, context_length, sizes)
     except SourceError:
         if source.is_dir() and is_head(source):
             raise SourceError(
@@ -114,6 +120,25 @@ def _read_model(source: Path, context_length: int | None) -> LoadedSource:
                 f"edgespec export TARGET --drafter {quote(source)} --output PAIR"
             ) from None
         raise
+
+
+def foresee_cost(source: Path, options: ExportOptions, sizes: Sizes, *, is_checked: bool = False) -> ExportCost:
+    """The cost of an export whose source is still to fetch, by its settings and headers.
+
+    sizes: Of the files of weights. Raises as plan_model does.
+    """
+    if not is_quantized(source):
+        return plan_model(source, options, is_checked=is_checked, sizes=sizes).cost
+    source_bytes = sum(sizes.values())
+    return estimate(
+        source.name,
+        options.resolved().precision,
+        2 * source_bytes,  # of four bits, as most have
+        source_bytes,
+        is_blocks=True,
+        form=options.form,
+        is_checked=is_checked,
+    )
 
 
 def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
@@ -209,6 +234,18 @@ def estimate(
         peak_bytes=int(peak_bytes),
         seconds=seconds + fitting_s,
     )
+
+
+def require_memory(cost: ExportCost, most_bytes: int) -> None:
+    """Raises MemoryExhausted: The weights alone take more than this machine has."""
+    if cost.write_bytes > most_bytes:
+        raise MemoryExhausted(
+            f"{cost.source} in {cost.precision} precision takes {format_bytes(cost.write_bytes)}, and this "
+            f"machine has {format_bytes(most_bytes)} of memory; choose a smaller model, or put :int4 behind the "
+            "name for about a quarter of fp16; for another machine: edgespec export SOURCE --output DIR",
+            needed_bytes=cost.write_bytes,
+            free_bytes=most_bytes,
+        )
 
 
 def can_be_checked(cost: ExportCost, report: Report) -> bool:

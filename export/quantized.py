@@ -41,9 +41,7 @@ def read_quantized(
 
     Raises SourceError: The method is unknown, or tensors are missing or of other shapes.
     """
-    method = stated.get("quant_method", "bitsandbytes" if "load_in_4bit" in stated else None)
-    if method not in _METHODS:
-        raise _unread(path, f"quantised by {method}")
+    method = require_method(path, stated)
     found = Checkpoint(path, stated, floats, integers)
     try:
         made = dict(_METHODS[method](found))
@@ -58,6 +56,14 @@ def read_quantized(
         raise _unread(path, f"quantised by {method}, but has no scales for {name} ({integers[name].storage})")
     kept = {name: tensor for name, tensor in floats.items() if name not in done}
     return kept | made, _notes(method, made.values())
+
+
+def require_method(path: Path, stated: Mapping[str, Any]) -> str:
+    """The name of the method of a checkpoint. Raises SourceError: It is unknown."""
+    method = stated.get("quant_method", "bitsandbytes" if "load_in_4bit" in stated else None)
+    if method not in _METHODS:
+        raise _unread(path, f"quantised by {method}")
+    return str(method)
 
 
 def _unread(path: Path, found: str) -> SourceError:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from edgespec.errors import SourceError
 from edgespec.export.settings import cut_short, missing, require_no_pointer
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Sizes, StoredTensor, unread
 from edgespec.system.typed_json import read_json
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -74,15 +75,17 @@ def require_floats(integers: Mapping[str, StoredIntegers]) -> None:
         raise SourceError(f"{one.path}: tensor {one.name} has dtype {one.storage}; known are {', '.join(_FLOATS)}")
 
 
-def read_tensors(files: Sequence[Path]) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
-    """The weights and the integers of some files by name.
+def read_tensors(
+    files: Sequence[Path], sizes: Sizes = MappingProxyType({})
+) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
+    """The weights and the integers of some files by name; sizes: of files of which only the header is here.
 
     Raises SourceError: A damaged header, or a dtype that is not read.
     """
     tensors: dict[str, StoredTensor] = {}
     integers: dict[str, StoredIntegers] = {}
     for path in files:
-        for one in _read_header(path):
+        for one in _read_header(path, sizes.get(path)):
             if isinstance(one, StoredTensor):
                 tensors[one.name] = one
             else:
@@ -117,12 +120,24 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
+def has_whole_header(path: Path, size: int) -> bool:
+    """True if a file of size bytes, of which only the start is here, has its header, or is damaged."""
+    with path.open("rb") as file:
+        prefix = file.read(8)
+    if len(prefix) < 8:
+        return size < 8
+    needed = 8 + struct.unpack("<Q", prefix)[0]
+    is_here: bool = path.stat().st_size >= needed
+    return is_here or needed > min(8 + _MAX_HEADER_BYTES, size)
+
+
+def _read_header(path: Path, whole_bytes: int | None) -> list[StoredTensor | StoredIntegers]:
+    """whole_bytes: The size of the file where only its start is here."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # opening a pipe waits until somebody writes
         raise SourceError(f"{path} is no regular file; fetch it again")
     require_no_pointer(path)
-    size = found.st_size
+    size = found.st_size if whole_bytes is None else whole_bytes
     with path.open("rb") as file:
         prefix = file.read(8)
         header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
@@ -135,6 +150,8 @@ def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
             header = json.loads(file.read(header_bytes), object_pairs_hook=_require_unique)
             header.pop("__metadata__", None)
             tensors = [_stored(path, name, info, 8 + header_bytes) for name, info in header.items()]
+            if whole_bytes is not None:
+                tensors = [unread(one) if isinstance(one, StoredTensor) else one for one in tensors]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
     needed = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=0)

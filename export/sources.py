@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,7 +14,7 @@ from edgespec.export.decoder_config import DecoderConfig, config_from_gguf, conf
 from edgespec.export.families import family_of_huggingface
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
-from edgespec.export.quantized import read_quantized
+from edgespec.export.quantized import read_quantized, require_method
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
@@ -26,7 +26,7 @@ from edgespec.export.settings import (
     sampling_from_json,
     translate_unusual,
 )
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Sizes, StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
@@ -75,8 +75,12 @@ class LoadedSource:
         return self.tensors.get("head", self.tensors["embedding"])
 
 
-def read_source(source: Path, context_length: int | None = None) -> LoadedSource:
+def read_source(
+    source: Path, context_length: int | None = None, sizes: Sizes = MappingProxyType({})
+) -> LoadedSource:
     """Read all of a source but its weights, for texts of up to context_length tokens if that is given.
+
+    sizes: Of files of which only the header is here; then the source has no hash.
 
     Raises SourceError: It is missing, broken, foreign or unsupported.
     """
@@ -84,7 +88,7 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
         if not source.exists():
             raise missing(source, "does not exist", "give a .gguf file or a folder with safetensors weights")
         load = _load_huggingface if source.is_dir() else _load_gguf
-        loaded = load(source, context_length)
+        loaded = load(source, context_length, sizes)
         _require_types(source, loaded.vocabulary)
     return loaded
 
@@ -111,8 +115,8 @@ def _require_types(source: Path, vocabulary: Vocabulary) -> None:
         raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
 
 
-def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
-    file = read_gguf(path)
+def _load_gguf(path: Path, context_length: int | None, sizes: Sizes) -> LoadedSource:
+    file = read_gguf(path, sizes)
     if file.metadata.get("general.type") == "adapter":
         raise _is_adapter(path, file.metadata.get("general.base_model.0.name"))
     config = config_from_gguf(path, file.metadata, file.tensors, context_length)
@@ -123,7 +127,7 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
         source=Source(
             name=utf8_name(file.paths[0].name),
             format="gguf",
-            sha256=join_hashes(file.paths),
+            sha256="" if sizes else join_hashes(file.paths),
             license=file.metadata.get("general.license"),
         ),
         sampling=sampling_from_gguf(path, file.metadata),
@@ -131,13 +135,13 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
     )
 
 
-def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
+def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) -> LoadedSource:
     settings_path = folder / "config.json"
     if (folder / ADAPTER_SETTINGS).is_file() and not settings_path.exists():
         raise _is_adapter(folder, read_json(folder / ADAPTER_SETTINGS).get("base_model_name_or_path"))
     settings = read_json(settings_path)
     family_of_huggingface(folder, decoder_part(settings, {})[0])  # before its weights, of whatever kind they are
-    whole, notes = _weights(folder, settings)
+    whole, notes = _weights(folder, settings, sizes)
     rows = next((each.rows for name, each in whole.items() if name.endswith("embed_tokens.weight")), None)
     vocabulary = _huggingface_vocabulary(folder, settings, rows)
     pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
@@ -150,12 +154,12 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     config = config_from_huggingface(folder, stated, stored, context_length)
     if pooling or _is_tied(folder, stated, stored):  # vectors need no head
         stored.pop("lm_head.weight", None)
-    paths = sorted({tensor.path for tensor in stored.values()})
+    sha256 = "" if sizes else join_hashes(sorted({tensor.path for tensor in stored.values()}))
     return LoadedSource(
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=vocabulary,
-        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=join_hashes(paths)),
+        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=sha256),
         num_left_out=num_left_out,
         notes=notes,
         mask_token_id=_mask_token_id(folder, config, settings),
@@ -171,18 +175,39 @@ def _is_adapter(path: Path, base: object) -> SourceError:
     )
 
 
-def _weights(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+def _weights(
+    folder: Path, settings: Mapping[str, Any], sizes: Sizes
+) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The weights of a folder by name, and lines on how they were read."""
-    floats, integers = read_tensors(weight_files(folder))
+    floats, integers = read_tensors(weight_files(folder), sizes)
+    if quantization := _quantization(folder, settings):
+        return read_quantized(folder, quantization, floats, integers)
+    require_floats(integers)
+    return floats, ()
+
+
+def _quantization(folder: Path, settings: Mapping[str, Any]) -> Any:
+    """The settings by which the weights of a folder are quantised; None where they are floats."""
     parts = (settings, settings.get("text_config") or {})
     stated = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
     older = (
         {"quant_method": "gptq", **read_json(folder / _GPTQ, needed=False)} if (folder / _GPTQ).exists() else None
     )
-    if quantization := next(filter(None, [*stated, older]), None):
-        return read_quantized(folder, quantization, floats, integers)
-    require_floats(integers)
-    return floats, ()
+    return next(filter(None, [*stated, older]), None)
+
+
+def is_quantized(source: Path) -> bool:
+    """True for a folder of a known family whose headers say too little, since reading it takes scales too.
+
+    Raises SourceError: Its family or its way to quantise is not read.
+    """
+    with translate_unusual(source):
+        if not source.is_dir():
+            return False
+        settings = read_json(source / "config.json")
+        family_of_huggingface(source, decoder_part(settings, {})[0])
+        quantization = _quantization(source, settings)
+        return quantization is not None and bool(require_method(source, quantization))
 
 
 def read_sampling(folder: Path) -> SuggestedSampling | None:

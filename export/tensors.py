@@ -1,7 +1,7 @@
 """Weights in their files, read a few rows at a time and never all at once; knows nothing of their roles."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ _FLOAT_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
 STORAGE_TYPES = (*_FLOAT_TYPES, *BLOCK_FORMATS)
 
 Index = npt.NDArray[np.intp]
+Sizes = Mapping[Path, int]
+"""The sizes of files of which only the start is on this machine, as far as their headers go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,21 @@ class StoredTensor:
     def vector(self) -> Floats:
         """All values in one dimension, for norms and biases."""
         return np.concatenate([part.reshape(-1) for part in self.floats()]) + np.float32(self.addend)
+
+
+class UnreadTensor(StoredTensor):
+    """A tensor of which every operation sees one row of zeros, or a vector of ones, so that nothing is read."""
+
+    def chunks(self) -> Iterator[Bytes]:
+        yield np.zeros((1, self.row_bytes), np.uint8)
+
+    def vector(self) -> Floats:
+        return np.ones(self.rows * self.columns, np.float32)
+
+
+def unread(tensor: StoredTensor) -> UnreadTensor:
+    """A tensor of the same place and shape that reads nothing."""
+    return UnreadTensor(**{field.name: getattr(tensor, field.name) for field in fields(tensor)})
 
 
 def _as_float32(raw: Bytes, storage: str) -> Floats:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from edgespec.cli.arguments import (
 from edgespec.cli.export_parts import (
     DRAFTER,
     export_parts,
+    judge,
     named_devices,
     pair_half,
     print_plan,
@@ -216,8 +218,9 @@ def _export_model(options: argparse.Namespace) -> None:
     from edgespec.export.convert import export_model
     from edgespec.export.output import quality
 
-    source = model_home(offline=options.offline).locate(options.source, options.revision)
     (part,) = export_parts(options)
+    home = model_home(offline=options.offline)
+    source = home.locate(options.source, options.revision, partial(judge, options, part))
     settings: dict[str, Any] = {
         "precision": part.precision,
         "origin": source.origin,

@@ -1,18 +1,20 @@
 """The models that an export makes, by the options of the command: their form, precision and what they take."""
 
 import argparse
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgespec import EdgeSpecError, UsageError
+from edgespec import CATALOG, EdgeSpecError, UsageError
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome, PairHalf
-    from edgespec.export.options import Trimming
+    from edgespec import ModelHome, PairHalf, Preview
+    from edgespec.export.options import ExportOptions, Trimming
     from edgespec.export.plan import ExportCost
 
 TARGET, DRAFTER = "target", "drafter"
@@ -196,7 +198,7 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
 
     return PairHalf(
         part=part.name,
-        source=home.locate(part.source, part.revision),
+        source=home.locate(part.source, part.revision, partial(judge, options, part)),
         form=part.form,
         device=part.device,
         precision=part.precision if part.is_named else None,
@@ -212,16 +214,17 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)
-    sizes = [home.sizes(part.source, part.revision) for part in parts]
     forms = [part.form for part in parts]
-    if options.drafter and sizes == [None] * 2:  # both halves are on this machine
-        target, drafter = (pair_half(options, part, home) for part in parts)
-        plans = [*plan_pair(target, drafter, is_checked=is_checked).plans]
-    else:
-        plans = [
-            _plan_alone(options, part, size, is_checked=is_checked)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+    with ExitStack() as stack:
+        views = [stack.enter_context(home.preview(part.source, part.revision)) for part in parts]
+        if options.drafter and len(parts) == 2 and all(view and not view.sizes for view in views):
+            target, drafter = (pair_half(options, part, home) for part in parts)
+            plans = [*plan_pair(target, drafter, is_checked=is_checked).plans]
+        else:
+            plans = [
+                _plan_alone(options, part, view, views[0], is_checked=is_checked)
+                for part, view in zip(parts, views, strict=True)
+            ]
     code = 0
     try:
         require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
@@ -236,39 +239,65 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
 
 
 def _plan_alone(
-    options: argparse.Namespace, part: ExportPart, sizes: tuple[int, int] | None, *, is_checked: bool
+    options: argparse.Namespace,
+    part: ExportPart,
+    view: "Preview | None",
+    target: "Preview | None",
+    *,
+    is_checked: bool,
 ) -> "ExportCost":
     """The plan of a model, or of half of a pair where the other one is not at hand.
 
-    sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
+    view: None for a file of the catalogue that is still to fetch. target: Of the first part.
     """
-    from edgespec.export.options import ExportOptions
-    from edgespec.export.plan import estimate, plan_model
+    from edgespec.export.plan import estimate, foresee_cost, plan_model
     from edgespec.export.sources import read_source
 
-    if sizes is not None:
-        return estimate(
-            part.source,
-            part.precision,
-            sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
-            sizes[0],
-            is_blocks="gguf" in part.source.lower() or ":" in part.source,
-            fetch_bytes=0 if part.is_mtp else sizes[1],
-            form=part.form,
-            is_checked=is_checked,
-        )
-    home = model_home(offline=options.offline)
-    if options.drafter:
-        half = pair_half(options, part, home)
-        if half.is_head and home.sizes(options.source, options.revision) is None:
-            return half.plan_head(read_source(Path(options.source))).cost
-        if half.is_head:  # whose target is still on the hub
+    if view is None:
+        entry = CATALOG[part.source]
+        num_weights, size = entry.num_parameters, entry.fetch_bytes
+        settings: dict[str, Any] = {"is_blocks": True, "fetch_bytes": size, "is_checked": is_checked}
+        return estimate(part.source, part.precision, num_weights, size, form=part.form, **settings)
+    if _is_head(part, view):
+        size = sum(view.sizes.values())
+        if not size:
+            half = pair_half(options, part, model_home(offline=options.offline))
+            if target is not None:
+                return half.plan_head(read_source(target.path, sizes=target.sizes)).cost
             size = half.read_head().weights_bytes
-            return estimate(
-                part.source, half.precision or "int8", size // 2, size, is_blocks=False, form=part.form
-            )
-        return half.plan_model(is_checked=is_checked).cost
-    wanted = ExportOptions(
+        fetch_bytes = 0 if part.is_mtp else view.fetch_bytes
+        settings = {"is_blocks": False, "fetch_bytes": fetch_bytes, "is_checked": is_checked}
+        return estimate(part.source, part.precision, size // 2, size, form=part.form, **settings)
+    wanted = _export_options(options, part)
+    if view.sizes:
+        cost = foresee_cost(view.path, wanted, view.sizes, is_checked=is_checked)
+        return replace(cost, source=part.source, fetch_bytes=view.fetch_bytes)
+    return plan_model(view.path, wanted, is_checked=is_checked).cost
+
+
+def _is_head(part: ExportPart, view: "Preview") -> bool:
+    from edgespec.export.heads.dialects import is_head
+
+    return part.is_mtp or (part.name == DRAFTER and is_head(view.path))
+
+
+def judge(options: argparse.Namespace, part: ExportPart, view: "Preview") -> None:
+    """Raises what speaks against fetching the weights of a part: its family, its tensors, the disks."""
+    from edgespec.export.output import require_writable
+    from edgespec.export.plan import foresee_cost
+
+    if options.exporter == "native" and not _is_head(part, view):
+        cost = foresee_cost(view.path, _export_options(options, part), view.sizes)
+        require_writable(options.output or options.add_to / "new", cost.write_bytes)
+
+
+def _export_options(options: argparse.Namespace, part: ExportPart) -> "ExportOptions":
+    """The options of the export of a model, the whole or half of a pair."""
+    from edgespec.export.options import ExportOptions
+
+    if options.drafter is not None:
+        return ExportOptions(precision=part.precision, form=part.form)
+    return ExportOptions(
         precision=part.precision,
         form=part.form,
         block_size=options.block_size,
@@ -277,14 +306,12 @@ def _plan_alone(
         context_length=options.context_length,
         adapter=options.adapter,
     )
-    return plan_model(Path(part.source), wanted, is_checked=is_checked).cost
 
 
 def _describe_plan(plan: "ExportCost", form: str, is_checked: bool) -> str:
     reason = f" ({plan.reason})" if plan.reason else ""
-    most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
     return (
         f"{plan.source}, {form} form, {plan.precision}{reason}: download {format_bytes(plan.fetch_bytes)}, write "
-        f"{most}{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
+        f"{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
         f"{plan.seconds:.0f} s without the download{', check included' if is_checked else ''}"
     )

@@ -22,8 +22,8 @@ from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.setup.device_choice import source_of
 from edgespec.setup.head_target import require_agreement
-from edgespec.setup.hub import LocalSource
 from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
+from edgespec.setup.snapshot import LocalSource
 from edgespec.system.split_files import utf8_name, whole_name
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Report

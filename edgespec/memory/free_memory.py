@@ -144,6 +144,16 @@ def free_memory(limit_bytes: int | None = None) -> FreeMemory:
     return tightest(bounds)
 
 
+def total_memory() -> int:
+    """The most bytes that a process can hold here: the memory of the machine, or a control group's limit."""
+    bounds = [psutil.virtual_memory().total]
+    with suppress(OSError):
+        for folder, (limit, _), _ in _groups_above(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT):
+            with suppress(OSError, ValueError):  # no limit, or none that can be read
+                bounds.append(int((folder / limit).read_text()))
+    return min(bounds)
+
+
 def tightest(bounds: Sequence[FreeMemory]) -> FreeMemory:
     """The bound that leaves the fewest bytes, with a reserve that keeps the reserve of each of them.
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from edgespec.errors import IntegrityError, ModelError
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
-from edgespec.setup.hub import download, explain_folder_errors, file_url, is_reachable
+from edgespec.setup.hub import download, file_url, is_reachable
 from edgespec.setup.repository import RemoteFile
+from edgespec.setup.snapshot import explain_folder_errors
 from edgespec.system.disk import explain_write_errors, require_disk_space
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress

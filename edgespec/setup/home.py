@@ -3,9 +3,10 @@
 import difflib
 import hashlib
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -15,14 +16,23 @@ from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import DeviceUnavailable, ModelError, UsageError
 from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import FILE_NAME, Origin, read_manifest
+from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.fetch import fetch
 from edgespec.setup.half_floats import fits_in_half_floats, prefers_half_floats
-from edgespec.setup.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id
+from edgespec.setup.snapshot import (
+    Judge,
+    LocalSource,
+    Preview,
+    explain_folder_errors,
+    fetch_snapshot,
+    preview_snapshot,
+)
+from edgespec.system.disk import require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.types import Report
@@ -90,11 +100,12 @@ class ModelHome:
                 return fixed
             if name in CATALOG:
                 entry = CATALOG[name]
-                return self._prepare(name, wanted, entry.precision, lambda: self._fetch(entry))
+                return self._prepare(name, wanted, entry.precision, lambda judge: self._fetch(entry, judge))
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
                 return self._from_path(path.resolve(), wanted)
             if hub_id := _hub_id(name):
-                return self._prepare(hub_id.name, wanted, "source", lambda: self._fetch_snapshot(hub_id))
+                fetch = partial(self._fetch_snapshot, hub_id, "main")
+                return self._prepare(hub_id.name, wanted, "source", fetch)
             for folder in (path, self.models / model):
                 require_pair_file(folder)
             raise ModelError(self._describe_unknown(model, path))
@@ -154,19 +165,21 @@ class ModelHome:
             "file, a safetensors folder or a hub id (org/name)"
         )
 
-    def locate(self, source: str, revision: str | None = None) -> LocalSource:
+    def locate(self, source: str, revision: str | None = None, judge: Judge | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
+
+        judge: Called before weights are fetched from the hub.
 
         Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
         """
         if hub_id := _hub_id(source):
-            return self._fetch_snapshot(hub_id, revision or "main")
+            return self._fetch_snapshot(hub_id, revision or "main", judge)
         if revision is not None:
             raise UsageError(
                 f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
             )
         if source in CATALOG and not Path(source).exists():
-            return self._fetch(CATALOG[source])
+            return self._fetch(CATALOG[source], judge)
         return LocalSource(path=Path(source))
 
     def source_of(self, model: str) -> LocalSource:
@@ -186,10 +199,27 @@ class ModelHome:
         hub_name = f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
         return self.locate(hub_name, source.revision)
 
-    def sizes(self, source: str, revision: str | None = None) -> tuple[int, int] | None:
-        """Bytes of the weights of a hub id, and of the files still to fetch; None for a file or folder."""
-        hub_id, revision = _hub_id(source), revision or "main"
-        return sizes(hub_id, self._hub_folder, revision=revision, offline=self.offline) if hub_id else None
+    @contextmanager
+    def preview(self, source: str, revision: str | None = None) -> Iterator[Preview | None]:
+        """A source of an export, of which no weights are fetched; raises as locate() does.
+
+        None for a file of the catalogue that is not here yet, of which the catalogue says all.
+        """
+        hub_id, entry = _hub_id(source), CATALOG.get(source)
+        if revision is None and entry is not None and not Path(source).exists():
+            if isinstance(entry.source, HubRepository):
+                hub_id, revision = HubId(entry.source.repository), entry.source.revision
+            elif not (file := self.path / "downloads" / entry.source.file).exists():
+                yield None
+                return
+            else:
+                source = str(file)
+        if hub_id is None:
+            yield Preview(path=self.locate(source, revision).path, sizes={}, fetch_bytes=0)
+            return
+        settings = {"revision": revision or "main"}
+        with preview_snapshot(hub_id, self._hub_folder, self.report, offline=self.offline, **settings) as found:
+            yield found
 
     @property
     def models(self) -> Path:
@@ -199,7 +229,7 @@ class ModelHome:
     def _hub_folder(self) -> Path:
         return self.path / "downloads" / "hub"
 
-    def _fetch_snapshot(self, hub_id: HubId, revision: str = "main") -> LocalSource:
+    def _fetch_snapshot(self, hub_id: HubId, revision: str, judge: Judge | None) -> LocalSource:
         return fetch_snapshot(
             hub_id,
             self._hub_folder,
@@ -207,12 +237,13 @@ class ModelHome:
             revision=revision,
             offline=self.offline,
             progress=self.progress,
+            judge=judge,
         )
 
-    def _fetch(self, entry: CatalogEntry) -> LocalSource:
+    def _fetch(self, entry: CatalogEntry, judge: Judge | None = None) -> LocalSource:
         source = entry.source
         if isinstance(source, HubRepository):
-            found = self._fetch_snapshot(HubId(source.repository), source.revision)
+            found = self._fetch_snapshot(HubId(source.repository), source.revision, judge)
             origin = replace(found.origin, license=found.origin.license or entry.license)
             return replace(found, origin=origin)
         downloads = self.path / "downloads"
@@ -256,7 +287,7 @@ class ModelHome:
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
         name = f"{Path(whole_name(source.name)).stem}-{key}"
-        return self._prepare(name, wanted, "source", lambda: LocalSource(path=source))
+        return self._prepare(name, wanted, "source", lambda judge: LocalSource(path=source))
 
     def _require_writable(self) -> None:
         """Raises EdgeSpecError: No model can be prepared in this home."""
@@ -265,7 +296,9 @@ class ModelHome:
             with TemporaryFile(dir=self.models):  # permission bits alone say nothing on Windows, or to root
                 pass
 
-    def _prepare(self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[], LocalSource]) -> Path:
+    def _prepare(
+        self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[Judge], LocalSource]
+    ) -> Path:
         """The folder of a source, by its name and what is wanted of it, exported unless it is there.
 
         usual: The precision that a folder without a precision in its name has.
@@ -301,12 +334,22 @@ class ModelHome:
                 f"{name} is not prepared in w8a16, for which its activations are measured on prompts; "
                 f"run: edgespec models pull MODEL:w8a16 --device npu"
             )
-        source = fetch_source()
         self._require_writable()
+        source = fetch_source(partial(self._judge, precision, form))
         if gpu_bytes and prefers_half_floats(source.path, usual, self.models, gpu_bytes, self.report):
             precision, folder = "fp16", fast
         self._export(source, folder, precision, form)
         return folder
+
+    def _judge(self, precision: str, form: str, preview: Preview) -> None:
+        """Raises what speaks against preparing a model for this machine."""
+        from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
+        from edgespec.export.plan import foresee_cost, require_memory
+
+        cost = foresee_cost(preview.path, ExportOptions(precision=precision, form=form), preview.sizes)
+        if form == "cpu":
+            require_memory(cost, total_memory())
+        require_disk_space(self.models, preview.fetch_bytes + cost.write_bytes)
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
         """Export a source to a folder, unless another process does so meanwhile."""
@@ -322,6 +365,7 @@ class ModelHome:
                 open_decoder=None if self.is_quick and form == "npu" else self.open_decoder,
                 is_quick=self.is_quick,
                 measure_ranges=self.measure_ranges,
+                most_bytes=total_memory() if form == "cpu" else None,
                 report=self.report,
                 progress=self.progress,
             )

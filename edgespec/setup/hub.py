@@ -1,6 +1,4 @@
-"""Models of the Hugging Face hub: from an id to files of one commit on this disk.
-
-Fetches configuration, tokenizer, safetensors and GGUF, never code and never a pickle; runs nothing of it.
+"""The Hugging Face hub: what a repository holds at a commit, and the download of a file.
 
 A file is resumed where it was cut, and checked against the listing of its commit. Not by hf_hub_download: that of
 huggingface_hub 2.4 deletes what it has when a download fails (of 25.6 MB cut at 24 MB, the next run fetched all
@@ -8,131 +6,38 @@ huggingface_hub 2.4 deletes what it has when a download fails (of 25.6 MB cut at
 """
 
 import hashlib
-import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.manifest import Origin
 from edgespec.setup.catalog import HubRepository
-from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
-from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, sync
+from edgespec.setup.repository import Commit, HubId, RemoteFile
+from edgespec.system.disk import sync
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
-from edgespec.system.text_files import read_plain
-from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ANSWER_S = 10.0
-_OFFLINE = (
-    "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
-)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSource:
-    """A file or folder on this machine to export, and where it came from if that is known."""
-
-    path: Path
-    origin: Origin = Origin()  # noqa: RUF009  frozen
-
-
-def fetch_snapshot(
-    hub_id: HubId,
-    folder: Path,
-    report: Report,
-    *,
-    revision: str = "main",
-    offline: bool = False,
-    progress: ReportProgress = lambda progress: None,
-) -> LocalSource:
-    """Fetch the files of a model at the commit that revision names now, unless they are below folder already.
-
-    Args:
-        folder: Shared by all repositories.
-        revision: A branch, tag or commit.
-        offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
-
-    Raises:
-        ModelError: The repository, the revision or the file is missing, or access to it; it holds nothing that
-            can be exported, or several files to choose from; no network, or offline and never fetched.
-        IntegrityError: Fetched bytes differ from those that the commit lists.
-        DiskFull: There is no room.
-    """
-    offline = offline or _is_offline()
-    commit, here, chosen = _choose(hub_id, folder, revision, offline)
-    with _lock(here, report):
-        if not offline:
-            _record(commit, here.parents[1], {revision, commit.sha})
-        _complete(commit, revision, chosen, here, report, progress, offline=offline)
-        if INDEX in (file.name for file in chosen):
-            weights = shard_files(commit, read_plain(here / INDEX, _MAX_JSON_BYTES))
-            _complete(commit, revision, weights, here, report, progress, offline=offline)
-    first = chosen[0].name
-    return LocalSource(
-        path=here / first if first.endswith(".gguf") else here,
-        origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
-    )
-
-
-def sizes(hub_id: HubId, folder: Path, *, revision: str = "main", offline: bool = False) -> tuple[int, int]:
-    """Bytes of the weights of a model, and of its files that are still to fetch; raises as fetch_snapshot."""
-    commit, here, chosen = _choose(hub_id, folder, revision, offline or _is_offline())
-    if INDEX in (file.name for file in chosen):  # the names in it are known once it is fetched
-        chosen += [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
-    weights = [file for file in chosen if file.name.endswith((".safetensors", ".gguf"))]
-    missing = [file for file in chosen if not _is_here(here / file.name, file)]
-    return sum(file.bytes for file in weights), sum(file.bytes for file in missing)
-
-
-def _choose(hub_id: HubId, folder: Path, revision: str, offline: bool) -> tuple[Commit, Path, list[RemoteFile]]:
-    """The commit that revision names, the folder of its files, and the files that the model needs."""
-    place = folder / hub_id.repository.replace("/", "--")
-    commit = _read_record(hub_id, place, revision) if offline else _ask(hub_id, revision)
-    here = place / commit.sha / hub_id.repository.rpartition("/")[2]
-    return commit, here, choose_files(commit, hub_id.choice)
-
-
-@contextmanager
-def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a folder, since only one process at a time may fetch into it."""
-    with ExitStack() as stack:
-        with explain_folder_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder.with_name(".lock")
-            stack.enter_context(hold_lock(path, lambda who: report(f"{who} is fetching this model; waiting")))
-        yield
-
-
-@contextmanager
-def explain_folder_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of writing to a folder, within the block, into messages that say what to do."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror
-        raise EdgeSpecError(
-            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written"
-        ) from None
-
-
-def _is_offline() -> bool:
+def is_offline() -> bool:
+    """True if the environment forbids to ask the hub."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _ask(hub_id: HubId, revision: str) -> Commit:
+def ask(hub_id: HubId, revision: str) -> Commit:
+    """The commit that a revision names now. Raises ModelError: There is none, no access to it, or no network."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -141,7 +46,7 @@ def _ask(hub_id: HubId, revision: str) -> Commit:
             f"{hub_id.repository} is not a file or folder on this machine, and the hub ({api.endpoint}) does not "
             "answer; check the network, or use an earlier download with --offline"
         )
-    with _explain_errors(hub_id.repository, revision):
+    with explain_errors(hub_id.repository, revision):
         try:
             info = api.model_info(hub_id.repository, revision=revision, files_metadata=True, timeout=_ANSWER_S)
             return _commit(hub_id.repository, info)
@@ -197,55 +102,6 @@ def is_reachable(url: str, timeout_s: float) -> bool:
     return answered.is_set()
 
 
-def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
-    """Store the commit that revisions name now, for use without a network."""
-    for revision in revisions:
-        path = _record_path(place, revision)
-        path.parent.mkdir(exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(commit)), encoding="utf-8")
-        new.replace(path)
-
-
-def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
-    try:
-        stated = json.loads(read_plain(_record_path(place, revision), _MAX_JSON_BYTES))
-        return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None
-
-
-def _record_path(place: Path, revision: str) -> Path:
-    return place / "revisions" / f"{quote(revision, safe='')}.json"
-
-
-def _complete(
-    commit: Commit,
-    revision: str,
-    files: list[RemoteFile],
-    here: Path,
-    report: Report,
-    progress: ReportProgress,
-    *,
-    offline: bool,
-) -> None:
-    """Fetch the files that are missing; the others were checked when they were fetched."""
-    missing = [file for file in files if not _is_here(here / file.name, file)]
-    if missing and offline:
-        raise ModelError(f"{missing[0].name} of {commit.repository} {_OFFLINE}")
-    needed = sum(file.bytes for file in missing)
-    require_disk_space(here, needed)
-    for file in missing:
-        report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {commit.repository} at {commit.sha[:12]}")
-        with explain_write_errors(here, needed), _explain_errors(commit.repository, revision):
-            url = file_url(commit.repository, commit.sha, file.name)
-            download(url, file, here / file.name, report, progress)
-
-
-def _is_here(path: Path, file: RemoteFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.bytes
-
-
 def file_url(repository: str, revision: str, name: str) -> str:
     """The address of a file of a repository at a revision."""
     from huggingface_hub import constants
@@ -254,7 +110,8 @@ def file_url(repository: str, revision: str, name: str) -> str:
 
 
 @contextmanager
-def _explain_errors(repository: str, revision: str) -> Iterator[None]:
+def explain_errors(repository: str, revision: str) -> Iterator[None]:
+    """Turn errors of the hub, within the block, into messages that say what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -313,25 +170,7 @@ def download(
         ModelError: The transfer kept failing.
         IntegrityError: The bytes differ from those that the commit lists.
     """
-    part = path.with_name(f"{path.name}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.touch()
-    if part.stat().st_size > file.bytes:
-        os.truncate(part, 0)
-    failures = 0
-    while (num_held := part.stat().st_size) < file.bytes:
-        try:
-            _append(url, file, part, num_held, progress)
-        except _Interrupted as reason:
-            num_received = part.stat().st_size
-            failures = 0 if num_received > num_held else failures + 1
-            if failures == _TRIES:
-                raise ModelError(
-                    f"the download of {file.name} stopped at {num_received} of {file.bytes} bytes ({reason}); "
-                    "run the command again to continue from there"
-                ) from None
-            report(f"{file.name}: {reason}; continuing at byte {num_received}")
-            time.sleep(_PAUSE_S)
+    part = extend(url, file, path, report, file.bytes, progress)
     if (found := _digest(part, file)) != file.digest:
         part.unlink()
         raise IntegrityError(
@@ -342,15 +181,45 @@ def download(
     part.replace(path)
 
 
-def _append(url: str, file: RemoteFile, part: Path, num_held: int, progress: ReportProgress) -> None:
+def extend(
+    url: str,
+    file: RemoteFile,
+    path: Path,
+    report: Report,
+    stop: int,
+    progress: ReportProgress = lambda progress: None,
+) -> Path:
+    """Fetch a file up to a byte; returns the .part file beside its path. Raises as download does."""
+    part = path.with_name(f"{path.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.touch()
+    if part.stat().st_size > file.bytes:
+        os.truncate(part, 0)
+    failures = 0
+    while (num_held := part.stat().st_size) < stop:
+        try:
+            _append(url, file, part, num_held, stop, progress)
+        except _Interrupted as reason:
+            num_received = part.stat().st_size
+            failures = 0 if num_received > num_held else failures + 1
+            if failures == _TRIES:
+                raise ModelError(
+                    f"the download of {file.name} stopped at {num_received} of {file.bytes} bytes ({reason}); "
+                    "run the command again to continue from there"
+                ) from None
+            report(f"{file.name}: {reason}; continuing at byte {num_received}")
+            time.sleep(_PAUSE_S)
+    return part
+
+
+def _append(url: str, file: RemoteFile, part: Path, num_held: int, stop: int, progress: ReportProgress) -> None:
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    with (
-        part.open("r+b") as out,
-        tqdm(total=file.bytes, initial=num_held, desc=file.name, unit="B", unit_scale=True, disable=None) as bar,  # type: ignore[no-untyped-call]
-    ):
+    is_start = stop < file.bytes  # too little for a bar
+    settings = {"desc": file.name, "unit": "B", "unit_scale": True, "disable": is_start or None}
+    with part.open("r+b") as out, tqdm(total=file.bytes, initial=num_held, **settings) as bar:  # type: ignore[no-untyped-call]
         end = num_held
-        for position, chunk in _read_body(url, num_held):
+        for position, chunk in _read_body(url, num_held, stop if is_start else None):
             if position + len(chunk) > file.bytes:
                 out.truncate(0)
                 raise IntegrityError(
@@ -362,18 +231,23 @@ def _append(url: str, file: RemoteFile, part: Path, num_held: int, progress: Rep
             end = position + len(chunk)
             bar.update(len(chunk))
             progress(LoadProgress("download", file.name, end, file.bytes))
-    if end < file.bytes:
+            if is_start and end >= stop:  # of a server without ranges
+                return
+    if end < stop:
         raise _Interrupted(f"the hub ended the transfer after {end} of {file.bytes} bytes")
 
 
-def _read_body(url: str, num_held: int) -> Iterator[tuple[int, bytes]]:
-    """Positions and bytes after those held already, or of the whole file where the server knows no ranges."""
+def _read_body(url: str, num_held: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
+    """Positions and bytes after those held already, up to stop if that is given.
+
+    Those of the whole file where the server knows no ranges.
+    """
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    if num_held:
-        headers["Range"] = f"bytes={num_held}-"
+    if num_held or stop is not None:
+        headers["Range"] = f"bytes={num_held}-{'' if stop is None else stop - 1}"
     try:
         with get_session().stream("GET", url, headers=headers, timeout=_STALL_S) as response:
             if response.is_error:

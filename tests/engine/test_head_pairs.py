@@ -19,9 +19,9 @@ from edgespec.errors import SourceError, UsageError, require_context
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.setup.head_target import HeadAgreement, _compare, measure_agreement
-from edgespec.setup.hub import LocalSource
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.pair import DRAFTER, TARGET
+from edgespec.setup.snapshot import LocalSource
 from edgespec.types import Logits, TokenIds
 
 WEIGHTS = made_heads.quiet(made_heads.target_weights())

@@ -16,14 +16,15 @@ from fake_hub import FakeHub
 
 import edgespec.engine.pair_export
 import edgespec.setup.hub
+import edgespec.setup.snapshot
 from edgespec.cli.main import main
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CatalogFile, HubSource
 from edgespec.setup.fetch import fetch
 from edgespec.setup.home import ModelHome
-from edgespec.setup.hub import LocalSource, fetch_snapshot
 from edgespec.setup.repository import HubId
+from edgespec.setup.snapshot import LocalSource, fetch_snapshot
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
 from edgespec.system.units import format_bytes
@@ -31,6 +32,7 @@ from edgespec.system.units import format_bytes
 pytestmark = pytest.mark.slow  # a module of many models or processes
 
 TINY = HubId("org/tiny")
+HEAD_BYTES = 4096  # of a file of weights, asked for first
 LARGE = bytes(range(256)) * 100
 
 
@@ -39,6 +41,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     hub = FakeHub()
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(edgespec.setup.hub, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(edgespec.setup.snapshot, "_HEAD_BYTES", HEAD_BYTES)
     yield hub
     hub.close()
 
@@ -290,6 +293,116 @@ def test_index_can_only_name_weights_of_the_repository(
         get(tmp_path)
 
 
+# -- what is seen before the weights are fetched -----------------------------------------------------
+
+FACES = [
+    ["chat", "{source}", "-p", "hi"],
+    ["models", "pull", "{source}"],
+    ["export", "{source}", "--output", "{out}"],
+    ["export", "{source}", "--output", "{out}", "--dry-run"],
+]
+
+
+def weights_sent(hub: FakeHub) -> int:
+    return sum(sent for name, sent in hub.sent.items() if name.endswith((".safetensors", ".gguf")))
+
+
+@pytest.mark.parametrize("face", FACES, ids=["chat", "pull", "export", "dry run"])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
+def test_a_family_that_is_not_read_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub,
+    folder_files: dict[str, bytes],
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    face: list[str],
+    family: str,
+) -> None:
+    weights = {name: bytes(1 << 20) for name in folder_files if name.endswith("-of-00002.safetensors")}
+    hub.commit("org/new", folder_files | weights | {"config.json": json.dumps({"model_type": family}).encode()})
+    said = refused(*(part.format(source="org/new", out=output) for part in face), capsys=capsys)
+    assert f"org/new is of the family '{family}'" in said
+    assert weights_sent(hub) <= 2 * HEAD_BYTES
+
+
+@pytest.mark.parametrize("face", FACES, ids=["chat", "pull", "export", "dry run"])
+@pytest.mark.parametrize("change", ["family", "type"])
+def test_a_gguf_that_cannot_be_exported_is_refused_by_its_header(
+    hub: FakeHub, tiny_gguf: Path, output: Path, capsys: pytest.CaptureFixture[str], face: list[str], change: str
+) -> None:
+    old, new = {"family": (b"llama", b"bloom"), "type": (b"blk.0.ffn_up.weight", b"blk.0.ffn_xx.weight")}[change]
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes().replace(old, new) + bytes(1 << 20)})
+    said = refused(*(part.format(source="org/g", out=output) for part in face), capsys=capsys)
+    assert {"family": "org/g/m.gguf is of the family 'bloom'", "type": "has no tensor blk.0.ffn_up"}[
+        change
+    ] in said
+    assert weights_sent(hub) < tiny_gguf.stat().st_size + HEAD_BYTES
+
+
+@pytest.mark.parametrize("source", ["org/tiny", "org/g"])
+def test_a_dry_run_of_a_model_on_the_hub_says_what_it_says_of_its_files(
+    hub: FakeHub,
+    repository: str,
+    tiny_gguf: Path,
+    output: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    command = ["--output", str(output), "--precision", "int8", "--dry-run", "--json"]
+    assert main(["export", source, *command]) == 0
+    (foreseen,) = json.loads(capsys.readouterr().out)
+    asked = weights_sent(hub)
+    local = ModelHome(tmp_path / "home").locate(source).path
+    assert asked <= weights_sent(hub) == sum(
+        path.stat().st_size for path in local.parent.rglob("*.safetensors")
+    ) or (source == "org/g")
+    assert main(["export", str(local), *command]) == 0
+    (known,) = json.loads(capsys.readouterr().out)
+    assert foreseen["fetch_bytes"] > 0 == known["fetch_bytes"]
+    names = ("precision", "write_bytes", "peak_bytes", "seconds", "source_bytes", "problem")
+    assert [foreseen[name] for name in names] == [known[name] for name in names]
+
+
+def test_what_was_fetched_of_a_header_is_not_fetched_again(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes() + bytes(1 << 20)})
+    ModelHome(tmp_path).resolve("org/g")
+    assert weights_sent(hub) == tiny_gguf.stat().st_size + (1 << 20)
+
+
+def test_a_checkpoint_in_4_bits_is_judged_by_its_settings(
+    hub: FakeHub, folder_files: dict[str, bytes], output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its headers say too little: which rows have which scales stands among the weights."""
+    settings = json.loads(folder_files["config.json"])
+    for method, code in (("gptq", 0), ("hqq", 3)):
+        stated = json.dumps({**settings, "quantization_config": {"quant_method": method, "bits": 4}})
+        hub.commit("org/q", folder_files | {"config.json": stated.encode()})
+        assert main(["export", "org/q", "--output", str(output), "--dry-run"]) == code
+    assert "org/q is quantised by hqq, which is not read" in capsys.readouterr().err
+    assert weights_sent(hub) <= 2 * 2 * HEAD_BYTES
+
+
+@pytest.mark.parametrize(("disk", "memory", "code"), [(1 << 20, 1 << 40, 1), (1 << 40, 1 << 18, 5)])
+def test_a_model_without_room_on_this_machine_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub,
+    repository: str,
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    disk: int,
+    memory: int,
+    code: int,
+) -> None:
+    usage = shutil.disk_usage("/")
+    weights = sum(len(each) for name, each in hub.commits["org/tiny"][repository].items() if "-of-" in name)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=min(disk, weights * 3 // 2)))
+    monkeypatch.setattr(edgespec.setup.home, "total_memory", lambda: memory)
+    assert main(["chat", "org/tiny", "-p", "hi"]) == code
+    assert ("no room in" if code == 1 else "put :int4 behind the name") in capsys.readouterr().err
+    assert weights_sent(hub) <= 2 * HEAD_BYTES
+
+
 # -- networks that fail ------------------------------------------------------------------------------
 
 
@@ -525,7 +638,7 @@ def test_a_drafting_head_is_exported_by_its_id(
     sha = hub.commit("org/head", head_files(tmp_path / "head"))
     command = ["export", str(target), "--drafter", "org/head", "--no-check", "--output", str(tmp_path / "pair")]
     assert main([*command, "--dry-run"]) == 0
-    assert hub.fetched() == []
+    assert hub.sent["model.safetensors"] <= 2 * HEAD_BYTES
     assert "org/head, cpu form" in capsys.readouterr().out
     monkeypatch.setattr(edgespec.engine.pair_export, "check_if_here", lambda *arguments: None)
     assert main(command) == 0
@@ -533,15 +646,17 @@ def test_a_drafting_head_is_exported_by_its_id(
     assert (manifest.source.repository, manifest.source.revision, manifest.name) == ("org/head", sha, "head")
 
 
-def test_a_plan_for_a_head_fetches_no_target(
-    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_for_a_head_fetches_no_weights_of_its_target(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     made_heads.eagle3("specforge").write(tmp_path / "head")
-    command = ["export", "org/tiny", "--dry-run", "--output", str(tmp_path / "pair"), "--drafter"]
+    target = made_heads.write_target(tmp_path / "target")
+    hub.commit("org/target", {path.name: path.read_bytes() for path in target.iterdir()})
+    command = ["export", "org/target", "--dry-run", "--output", str(tmp_path / "pair"), "--drafter"]
     assert main([*command, str(tmp_path / "head")]) == 0
     assert main([*command, "mtp"]) == 0
-    assert hub.fetched() == []
+    assert all(sent <= 4 * HEAD_BYTES for name, sent in hub.sent.items() if name.endswith(".safetensors"))
 
 
 def test_a_pickled_head_on_the_hub_is_not_fetched(

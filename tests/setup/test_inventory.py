@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,10 +24,10 @@ from edgespec.export.plan import plan_model
 from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CATALOG, HubRepository
 from edgespec.setup.home import ModelHome
-from edgespec.setup.hub import LocalSource
 from edgespec.setup.inventory import Inventory
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.repository import HubId
+from edgespec.setup.snapshot import LocalSource
 
 
 @pytest.fixture
@@ -207,6 +209,23 @@ def test_dry_run_writes_nothing(tiny_gguf: Path, tmp_path: Path, capsys: pytest.
     assert main([*arguments, "--precision", "auto"]) == 0
     assert "int8 (" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-7b"])
+def test_dry_run_takes_names_of_the_catalogue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("edgespec.setup.home.preview_snapshot", seen := Mock(return_value=nullcontext(None)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Mock(free=1 << 40))
+    assert main(["export", name, "--output", str(tmp_path / "out"), "--dry-run", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert (plan["source"], plan["fetch_bytes"]) == (name, CATALOG[name].fetch_bytes)
+    source = CATALOG[name].source
+    if isinstance(source, HubRepository):
+        assert seen.call_args.args[0] == HubId(source.repository)
+        assert seen.call_args.kwargs["revision"] == source.revision
+    assert not (tmp_path / "home").exists()
 
 
 def test_card_says_what_the_model_is_and_how_it_was_checked(tiny_gguf: Path, tmp_path: Path) -> None:

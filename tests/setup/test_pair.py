@@ -21,8 +21,8 @@ from edgespec.export.output import RESERVE_BYTES
 from edgespec.export.plan import plan_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import free_memory, machine_reserve
-from edgespec.setup.hub import LocalSource
 from edgespec.setup.pair import DRAFTER, FILE_NAME, TARGET, PairCheck, read_pair, write_pair
+from edgespec.setup.snapshot import LocalSource
 from edgespec.text.tokenizer import Tokenizer, have_same_tokens
 
 pytestmark = pytest.mark.slow  # a module of many models or processes

@@ -20,9 +20,9 @@ from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, Usag
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, device_key, find_device
 from edgespec.setup.home import ModelHome
-from edgespec.setup.hub import LocalSource
 from edgespec.setup.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.setup.resolve import Resolved, resolve
+from edgespec.setup.snapshot import LocalSource
 from edgespec.setup.wish import Wish
 
 CPU = find_device("cpu")

@@ -28,6 +28,7 @@ class FakeHub:
         self.faults: dict[str, list[Any]] = defaultdict(list)
         self.requests: list[tuple[str, str | None]] = []  # paths and ranges of GETs
         self.headers: list[dict[str, str]] = []
+        self.sent: dict[str, int] = defaultdict(int)  # bytes by file name
         self.knows_ranges = True
         self.redirect: str | None = None
         self.after_listing = lambda: None
@@ -146,15 +147,16 @@ class FakeHub:
             self.send(request, content, fault)
 
     def send(self, request: Any, content: bytes, fault: Any) -> None:
-        start, status, headers = 0, 200, {}
+        start, stop, status, headers = 0, len(content), 200, {}
         asked = request.headers.get("Range")
         if asked and self.knows_ranges:
-            start, status = int(asked.removeprefix("bytes=").removesuffix("-")), 206
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop, status = int(first), int(last or len(content) - 1) + 1, 206
             if start >= len(content):
                 request.answer(416)
                 return
-            headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        body = content[start:]
+            headers["Content_Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        body = content[start:stop]
         if isinstance(fault, bytes):
             body = fault
         elif fault is not None:
@@ -162,5 +164,6 @@ class FakeHub:
             if kind == "cut":
                 headers["Content_Length"] = str(len(body))
             body = body[:count]
+        self.sent[request.path.rpartition("/")[2]] += len(body)
         request.answer(status, body, **headers)
         request.close_connection = fault is not None

@@ -16,7 +16,7 @@ from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
-from edgespec.setup.hub import LocalSource
+from edgespec.setup.snapshot import LocalSource
 from edgespec.training import train
 from edgespec.training.fit import Data, Trainer
 from edgespec.training.head_file import write_head

@@ -1,0 +1,254 @@
+"""A model of the hub at one commit, as files on this disk. Its headers are read before its weights are fetched."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.export import gguf, safetensors
+from edgespec.manifest import Origin
+from edgespec.setup.hub import MAX_JSON_BYTES, ask, download, explain_errors, extend, file_url, is_offline
+from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
+from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
+from edgespec.system.progress import ReportProgress
+from edgespec.system.text_files import read_plain
+from edgespec.system.units import format_bytes
+from edgespec.types import Report
+
+_HEAD_BYTES, _GROWTH = (
+    1 << 20,
+    4,
+)  # fetched first of a file of weights; and by how much more, until its header is here
+_WEIGHTS = (".safetensors", ".gguf")
+_OFFLINE = (
+    "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSource:
+    """A file or folder on this machine to export, and where it came from if that is known."""
+
+    path: Path
+    origin: Origin = Origin()  # noqa: RUF009  frozen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """A source whose files of weights are here as far as their headers go.
+
+    sizes: Of these files. fetch_bytes: What is still to fetch.
+    """
+
+    path: Path
+    sizes: Mapping[Path, int]
+    fetch_bytes: int
+
+
+Judge = Callable[[Preview], None]
+"""Raises what speaks against fetching the weights of a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Snapshot:
+    """The files that a model needs, of a commit that a revision names; here: the folder for them on this disk."""
+
+    commit: Commit
+    revision: str
+    here: Path
+    report: Report
+    progress: ReportProgress
+    offline: bool
+
+    def missing(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+        return [file for file in files if not self.has(file)]
+
+    def has(self, file: RemoteFile) -> bool:
+        path = self.here / file.name
+        return path.is_file() and path.stat().st_size == file.bytes
+
+    def url(self, file: RemoteFile) -> str:
+        return file_url(self.commit.repository, self.commit.sha, file.name)
+
+    def complete(self, files: Iterable[RemoteFile]) -> None:
+        """Fetch the files that are missing; the others were checked when they were fetched."""
+        missing = self.missing(files)
+        self.require_fetching(missing)
+        needed = sum(file.bytes for file in missing)
+        require_disk_space(self.here, needed)
+        for file in missing:
+            repository, sha = self.commit.repository, self.commit.sha
+            self.report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {repository} at {sha[:12]}")
+            with explain_write_errors(self.here, needed), explain_errors(repository, self.revision):
+                download(self.url(file), file, self.here / file.name, self.report, self.progress)
+
+    def require_fetching(self, missing: list[RemoteFile]) -> None:
+        if missing and self.offline:
+            raise ModelError(f"{missing[0].name} of {self.commit.repository} {_OFFLINE}")
+
+    @contextmanager
+    def preview(self, texts: list[RemoteFile], weights: list[RemoteFile]) -> Iterator[Preview]:
+        """A folder with copies of the texts, which are here, and of the headers of the weights."""
+        missing = self.missing(weights)
+        self.require_fetching(missing)
+        with TemporaryDirectory(prefix=".headers-", dir=self.here.parent) as temporary:
+            folder = Path(temporary) / self.here.name
+            for file in (*texts, *weights):
+                (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+            for file in texts:
+                shutil.copyfile(self.here / file.name, folder / file.name)
+            for file in weights:
+                self._copy_header(file, folder / file.name)
+            try:
+                yield Preview(
+                    path=_source_path(folder, weights),
+                    sizes={folder / file.name: file.bytes for file in weights},
+                    fetch_bytes=sum(file.bytes for file in missing),
+                )
+            except EdgeSpecError as error:  # which names the copies
+                error.args = (str(error).replace(str(folder), self.commit.repository), *error.args[1:])
+                raise
+
+    def _copy_header(self, file: RemoteFile, copy: Path) -> None:
+        """Copy the start of a file of weights, as far as its header goes, and fetch it as far where need be."""
+        kind = gguf if file.name.endswith(".gguf") else safetensors
+        count, path = _HEAD_BYTES, self.here / file.name
+        while True:
+            count = min(count, file.bytes)
+            if not self.has(file):
+                with explain_write_errors(self.here, count), explain_errors(self.commit.repository, self.revision):
+                    path = extend(self.url(file), file, self.here / file.name, self.report, count)
+            with path.open("rb") as start:
+                copy.write_bytes(start.read(count))
+            if count == file.bytes or kind.has_whole_header(copy, file.bytes):
+                return
+            count *= _GROWTH
+
+
+def fetch_snapshot(
+    hub_id: HubId,
+    folder: Path,
+    report: Report,
+    *,
+    revision: str = "main",
+    offline: bool = False,
+    progress: ReportProgress = lambda progress: None,
+    judge: Judge | None = None,
+) -> LocalSource:
+    """Fetch the files of a model at the commit that revision names now, unless they are below folder already.
+
+    Args:
+        folder: Shared by all repositories.
+        revision: A branch, tag or commit.
+        offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
+        judge: Called before weights are fetched, once all else and their headers are here.
+
+    Raises:
+        ModelError: The repository, the revision or the file is missing, or access to it; it holds nothing that
+            can be exported, or several files to choose from; no network, or offline and never fetched.
+        IntegrityError: Fetched bytes differ from those that the commit lists.
+        DiskFull: There is no room.
+    """
+    with _open(hub_id, folder, report, revision, offline, progress) as (snapshot, texts, weights):
+        if missing := snapshot.missing(weights):
+            snapshot.require_fetching(missing)
+            require_disk_space(snapshot.here, sum(file.bytes for file in missing))
+            if judge is not None:
+                with snapshot.preview(texts, weights) as preview:
+                    judge(preview)
+            snapshot.complete(weights)
+    commit = snapshot.commit
+    return LocalSource(
+        path=_source_path(snapshot.here, weights),
+        origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
+    )
+
+
+@contextmanager
+def preview_snapshot(
+    hub_id: HubId, folder: Path, report: Report, *, revision: str = "main", offline: bool = False
+) -> Iterator[Preview]:
+    """A model of the hub without its weights; arguments and errors are those of fetch_snapshot."""
+    with ExitStack() as stack:
+        with _open(hub_id, folder, report, revision, offline, lambda progress: None) as (snapshot, texts, weights):
+            preview = stack.enter_context(snapshot.preview(texts, weights))
+        yield preview
+
+
+@contextmanager
+def _open(
+    hub_id: HubId, folder: Path, report: Report, revision: str, offline: bool, progress: ReportProgress
+) -> Iterator[tuple[_Snapshot, list[RemoteFile], list[RemoteFile]]]:
+    """A snapshot with all its files but the weights, and the lists of both; only one process at a time has it."""
+    offline = offline or is_offline()
+    place = folder / hub_id.repository.replace("/", "--")
+    commit = _read_record(hub_id, place, revision) if offline else ask(hub_id, revision)
+    chosen = choose_files(commit, hub_id.choice)
+    here = place / commit.sha / hub_id.repository.rpartition("/")[2]
+    snapshot = _Snapshot(
+        commit=commit, revision=revision, here=here, report=report, progress=progress, offline=offline
+    )
+    texts = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
+    weights = [file for file in chosen if file not in texts]
+    with _lock(here, report):
+        if not offline:
+            _record(commit, place, {revision, commit.sha})
+        snapshot.complete(texts)
+        if INDEX in (file.name for file in texts):
+            weights = shard_files(commit, read_plain(here / INDEX, MAX_JSON_BYTES))
+        yield snapshot, texts, weights
+
+
+def _source_path(folder: Path, weights: list[RemoteFile]) -> Path:
+    """The file or folder that an export takes."""
+    return folder / weights[0].name if weights[0].name.endswith(".gguf") else folder
+
+
+@contextmanager
+def _lock(folder: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of a folder, since only one process at a time may fetch into it."""
+    with ExitStack() as stack:
+        with explain_folder_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder.with_name(".lock")
+            stack.enter_context(hold_lock(path, lambda who: report(f"{who} is fetching this model; waiting")))
+        yield
+
+
+@contextmanager
+def explain_folder_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of writing to a folder, within the block, into messages that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror
+        raise EdgeSpecError(
+            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written"
+        ) from None
+
+
+def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
+    """Store the commit that revisions name now, for use without a network."""
+    for revision in revisions:
+        path = _record_path(place, revision)
+        path.parent.mkdir(exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(commit)), encoding="utf-8")
+        new.replace(path)
+
+
+def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
+    try:
+        stated = json.loads(read_plain(_record_path(place, revision), MAX_JSON_BYTES))
+        return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None
+
+
+def _record_path(place: Path, revision: str) -> Path:
+    return place / "revisions" / f"{quote(revision, safe='')}.json"
