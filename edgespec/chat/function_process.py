@@ -5,17 +5,12 @@ call is ended.
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import weakref
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
 from edgespec import EdgeSpecError, Tool, ToolCall, UsageError, parse_tools
+from edgespec.system.line_process import LineProcess, ask, dispose, kill, start_python
 
 _WAKE_S = 0.02  # how often Ctrl-C is noticed where the system does not wake a waiting thread for it
 
@@ -43,7 +38,7 @@ class FunctionProcess:
             raise UsageError(f"{path} is no file; wanted a file of Python with functions")
         self.path = path
         self.tools: tuple[Tool, ...] = ()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: LineProcess | None = None
         self._start()
 
     def run(self, call: ToolCall) -> CallResult:
@@ -64,7 +59,7 @@ class FunctionProcess:
         The next call runs the file anew.
         """
         if self._process is not None:
-            _kill(self._process)
+            kill(self._process)
 
     def close(self) -> None:
         """End the process; it must not be running a call."""
@@ -72,9 +67,12 @@ class FunctionProcess:
             self._finalizer()
             self._process = None
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        self._process = process = _start_python(self.path)
-        self._finalizer = weakref.finalize(self, _dispose, process)
+    def _start(self) -> LineProcess:
+        try:
+            process = start_python("-m", "edgespec.chat.function_worker", str(self.path.absolute()))
+        except OSError as error:
+            raise EdgeSpecError(f"cannot start Python to run {self.path} ({error})") from None
+        self._process, self._finalizer = process, weakref.finalize(self, dispose, process)
         said = _ask(process, None)
         if said is None or "error" in said:
             self.close()
@@ -83,60 +81,11 @@ class FunctionProcess:
         return process
 
 
-def _start_python(path: Path) -> "subprocess.Popen[bytes]":
-    # -P: no module of the current folder hides one of Python's.
-    command = [sys.executable or "python3", "-P", "-m", "edgespec.chat.function_worker", str(path.absolute())]
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # Ctrl-C is for the chat, and all that the functions start can be ended with them.
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
-        )
-    except OSError as error:
-        raise EdgeSpecError(f"cannot start Python to run {path} ({error})") from None
-
-
-def _ask(process: "subprocess.Popen[bytes]", request: Any) -> dict[str, Any] | None:
+def _ask(process: LineProcess, request: Any) -> dict[str, Any] | None:
     """The next line of the process, behind a request if there is one; None if it ends first."""
-    replies: list[bytes] = []
-    exchange = Thread(target=_exchange, args=(process, request, replies), name="tool call", daemon=True)
-    exchange.start()
-    while exchange.is_alive():
-        exchange.join(_WAKE_S)
     try:
-        return dict(json.loads(replies[0]))
-    except (IndexError, ValueError):  # it was ended before or within its reply
+        return dict(
+            json.loads(ask(process, b"" if request is None else json.dumps(request).encode() + b"\n", _WAKE_S))
+        )
+    except ValueError:  # it was ended before or within its reply
         return None
-
-
-def _exchange(process: "subprocess.Popen[bytes]", request: Any, replies: list[bytes]) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(OSError, ValueError):  # the process has ended
-        if request is not None:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-        replies.append(process.stdout.readline())
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    if process.returncode is not None:  # its number may be another's by now
-        return
-    with suppress(OSError):
-        if sys.platform == "win32":
-            process.terminate()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _dispose(process: "subprocess.Popen[bytes]") -> None:
-    _kill(process)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # a request that was not sent whole
-            if pipe is not None:
-                pipe.close()

@@ -5,19 +5,19 @@ memory it may hold can only be bounded from another process.
 """
 
 import json
-import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import RLock, Thread
+from threading import RLock
 from time import monotonic
 from typing import Any
 
 import psutil
 
 from edgespec.errors import ConversationError, ModelError
+from edgespec.system.line_process import LineProcess, ask, dispose, start_python
 from edgespec.system.printable import one_line
 
 _MAX_S = 10.0
@@ -26,6 +26,7 @@ _BYTES_PER_CHARACTER = 40  # of the request; its escapes and copies take some 20
 _POLL_S = 0.02
 _MAX_WORDS = 300  # characters of what a template says
 _MAX_ROLES = 8  # of messages, that are named
+_SANDBOX = Path(__file__).with_name("template_sandbox.py")
 _REFUSED = "the chat template of this model does not take the conversation"
 
 
@@ -34,16 +35,16 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: LineProcess | None = None
 
-    def start(self) -> "subprocess.Popen[bytes]":
+    def start(self) -> LineProcess:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 try:
-                    self._process = _start_python()
+                    self._process = start_python(str(_SANDBOX))
                 except OSError as error:
                     raise ModelError(f"cannot start Python to render the chat template ({error})") from None
-                self._end = weakref.finalize(self, _kill, self._process)
+                self._end = weakref.finalize(self, dispose, self._process)
             return self._process
 
     def close(self) -> None:
@@ -85,51 +86,18 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([*shown, *([f"and {num_more} more"] if num_more else [])]) or "none"
 
 
-def _start_python() -> "subprocess.Popen[bytes]":
-    # -P: no module of the script's folder hides one of Python's.
-    return subprocess.Popen(
-        [sys.executable or "python3", "-P", str(Path(__file__).with_name("template_sandbox.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Ctrl-C is for the chat.
-        start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
-    )
-
-
-def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
-    answers: list[bytes] = []
-    exchange = Thread(target=_exchange, args=(process, request, answers), daemon=True)
-    exchange.start()
+def _ask(process: LineProcess, request: bytes) -> bytes:
     started, most_bytes = monotonic(), _MAX_BYTES + _BYTES_PER_CHARACTER * len(request)
-    while exchange.is_alive():
-        exchange.join(_POLL_S)
+
+    def require_bounded() -> None:
         if monotonic() - started > _MAX_S:
             raise ModelError(f"{_REFUSED}: it does not finish within {_MAX_S:.0f} s")
         with suppress(psutil.Error):
             if psutil.Process(process.pid).memory_info().rss > most_bytes:
                 raise ModelError(f"{_REFUSED}: it takes more than {most_bytes >> 20} MiB")
-    if not answers or not answers[0]:
+
+    if not (answer := ask(process, request, _POLL_S, require_bounded)):
         raise ModelError(
             f"{_REFUSED}: {sys.executable}, which renders it, ended; was the engine closed, or is memory short?"
         )
-    return answers[0]
-
-
-def _exchange(process: "subprocess.Popen[bytes]", request: bytes, answers: list[bytes]) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(OSError, ValueError):  # the process ended, or was closed from another thread
-        process.stdin.write(request)
-        process.stdin.flush()
-        answers.append(process.stdout.readline())
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # a request that was not sent whole
-            if pipe is not None:
-                pipe.close()
+    return answer

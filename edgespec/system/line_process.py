@@ -1,0 +1,69 @@
+"""A process of Python that answers lines: a request is one to its stdin, and a reply one from its stdout."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+
+LineProcess = subprocess.Popen[bytes]
+
+
+def start_python(*arguments: str) -> LineProcess:
+    """Start it; what it writes to stderr is dropped. Raises OSError: It cannot be started."""
+    return subprocess.Popen(
+        # -P: no module of the folder hides one of Python's.
+        [sys.executable or "python3", "-P", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C is for the process that asks, and all that this one starts can be ended with it.
+        start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
+    )
+
+
+def ask(process: LineProcess, request: bytes, wake_s: float, watch: Callable[[], None] = lambda: None) -> bytes:
+    """The next line of the process, behind a request unless that is empty; an empty one if the process ends first.
+
+    watch: Called every wake_s seconds meanwhile; what it raises ends the waiting, as Ctrl-C does.
+    """
+    replies: list[bytes] = []
+
+    def exchange() -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError, ValueError):  # the process ended, or was closed from another thread
+            process.stdin.write(request)
+            process.stdin.flush()
+            replies.append(process.stdout.readline())
+
+    thread = Thread(target=exchange, name="lines", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(wake_s)
+        watch()
+    return replies[0] if replies else b""
+
+
+def kill(process: LineProcess) -> None:
+    """End the process and those that it has started; from a signal handler too."""
+    if process.returncode is not None:  # its number may be another's by now
+        return
+    with suppress(OSError):
+        if sys.platform == "win32":
+            process.terminate()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def dispose(process: LineProcess) -> None:
+    """End the process, wait for that, and close its pipes."""
+    kill(process)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # a request that was not sent whole
+            if pipe is not None:
+                pipe.close()
