@@ -30,6 +30,7 @@ _MAX_ITEMS = 20_000  # of the parser at one place; 4 for each optional property 
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _LOCATED_S = 2.0  # for which they are tried
 _MAX_COMPILED = 32  # grammars that are kept for later answers
+_MAX_KEPT = 1 << 19  # their sizes together; each of it takes up to 450 bytes
 _OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
 _LIBRARY_GRAMMARS: dict[str, Any] = {
     "json_schema": partial(llguidance.LLMatcher.grammar_from_json_schema, overrides=_JSON_OPTIONS),
@@ -46,6 +47,7 @@ class CompiledGrammar:
     kind: That of its ResponseFormat.
     matcher: At the beginning of a text; each thread has a copy.
     largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
+    size: Characters of its source, and states of numbers.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class CompiledGrammar:
     vocabulary: GrammarVocabulary
     closer: Closer
     largest_opening: int
+    size: int
 
 
 class GrammarCompiler:
@@ -64,6 +67,7 @@ class GrammarCompiler:
         self._closing_tokens = ClosingTokens(self._vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
+        self._turn = Lock()  # one at a time, as Python's part of it keeps the interpreter from other threads
 
     def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
         """The tokens, by their spelling, that a grammar has to name because no text matches them."""
@@ -71,17 +75,27 @@ class GrammarCompiler:
 
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
+        if (known := self._known(wanted)) is not None:
+            return known
+        with self._turn:
+            if (known := self._known(wanted)) is not None:  # another thread has compiled it meanwhile
+                return known
+            size = len(wanted.source) + require_bounded(wanted)
+            made = run_with_stack(lambda: self._compile(wanted, size), _STACK_BYTES)
+            with self._lock:
+                self._compiled[wanted] = made
+                while len(self._compiled) > 1 and (
+                    len(self._compiled) > _MAX_COMPILED
+                    or sum(each.size for each in self._compiled.values()) > _MAX_KEPT
+                ):
+                    self._compiled.popitem(last=False)
+        return made
+
+    def _known(self, wanted: ResponseFormat) -> CompiledGrammar | None:
         with self._lock:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
-                return self._compiled[wanted]
-        require_bounded(wanted)
-        made = run_with_stack(lambda: self._compile(wanted), _STACK_BYTES)
-        with self._lock:
-            self._compiled[wanted] = made
-            while len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return made
+            return self._compiled.get(wanted)
 
     def find_fault(self, wanted: ResponseFormat) -> str | None:
         """Why a format cannot be used, and where in it; None where it can."""
@@ -94,7 +108,7 @@ class GrammarCompiler:
     def _fault(self, wanted: ResponseFormat, reason: str | None) -> str | None:
         return None if reason is None else f"{reason}{self._place(wanted, reason)}"
 
-    def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
+    def _compile(self, wanted: ResponseFormat, size: int) -> CompiledGrammar:
         matcher, reason = self._matcher(wanted)
         if (fault := self._fault(wanted, reason)) is not None:
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {fault}")
@@ -106,7 +120,7 @@ class GrammarCompiler:
             schemas = schemas_in(wanted.source)
             opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
-        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
+        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening, size)
 
     def _matcher(self, wanted: ResponseFormat) -> tuple[Any, str | None]:
         """The library's matcher, and what the library says where the source is wrong."""

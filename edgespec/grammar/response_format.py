@@ -136,19 +136,20 @@ def _within_bounds(text: str, name: str) -> str:
     return text
 
 
-def require_bounded(wanted: ResponseFormat) -> None:
-    """Raises FormatError: It is larger than what is worked on."""
+def require_bounded(wanted: ResponseFormat) -> int:
+    """The number of states for multipleOf. Raises FormatError: It is larger than what is worked on."""
     require_at_most("characters", len(wanted.source), MAX_SOURCE)
     match wanted.kind:
         case "json_schema":
-            _require_small_schemas([json.loads(wanted.source)])
+            return _require_small_schemas([json.loads(wanted.source)])
         case "regex":
             _require_few_repetitions(count_repetitions(wanted.source))
+            return 0
         case _:
             size = measure_lark(wanted.source)
             require_at_most("parts (texts, names, repetitions and alternatives)", size.num_parts, MAX_PARTS)
             _require_few_repetitions(size.num_repetitions)
-            _require_small_schemas(list(schemas_in(wanted.source)))
+            return _require_small_schemas(list(schemas_in(wanted.source)))
 
 
 def require_at_most(what: str, num: int, most: int) -> None:
@@ -161,15 +162,17 @@ def _require_few_repetitions(num: int) -> None:
     require_at_most("repetitions (*, +, ? and {}) in one regular expression or terminal", num, MAX_REPETITIONS)
 
 
-def _require_small_schemas(schemas: list[Any]) -> None:
+def _require_small_schemas(schemas: list[Any]) -> int:
+    """The states for all multipleOf in schemas."""
     parts = [part for schema in schemas for _, part in subschemas(schema)]
     require_at_most("schemas within each other", len(parts), MAX_SCHEMAS)
-    require_at_most("states for multipleOf", _num_states(parts), MAX_STATES)
+    require_at_most("states for multipleOf", num_states := _num_states(parts), MAX_STATES)
     for part in parts:
         stated = (part.get("pattern"), *part.get("patternProperties", ())) if isinstance(part, Mapping) else ()
         for pattern in stated:
             if isinstance(pattern, str):
                 _require_few_repetitions(count_repetitions(pattern))
+    return num_states
 
 
 def _num_states(parts: list[Any]) -> int:

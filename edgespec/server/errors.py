@@ -25,6 +25,7 @@ _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
 # Names that messages of the engine begin with, and the fields of a request that they are.
 _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
     "draft_length": "speculation.length",
+    "template_options": "chat_template_kwargs",
     "token_ids": "tokens",
     "tools": "tools",
 }

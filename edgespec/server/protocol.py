@@ -6,6 +6,7 @@ of HTTP.
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -252,6 +253,7 @@ def parse(kind: type[T], body: bytes) -> T:
     Raises ApiError: 400, it is no JSON, an object has a name twice, or a field has a wrong type.
     """
     try:
+        body = body.removeprefix(BOM_UTF8)  # curl and PowerShell send files as they are
         stated = msgspec.json.decode(body)
         if not isinstance(stated, dict):
             raise ApiError(400, "the body is no JSON object; send the fields of the request as one")

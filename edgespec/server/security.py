@@ -16,7 +16,7 @@ from edgespec import UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.sse import error_response
 
-_OPEN = "/health"  # says nothing but that the server runs
+OPEN_PAGE = "/health"  # says nothing but that the server runs
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")  # a name, or an address of IPv6, and a port
 _SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -77,7 +77,7 @@ class Security:
             raise ApiError(403, "wrong host name; this server is for this machine alone: ask localhost")
         if "origin" in headers:
             raise ApiError(403, "pages of other sites may not use this server; ask from a program")
-        if self._key is not None and path != _OPEN and not self._has_key(headers):
+        if self._key is not None and path != OPEN_PAGE and not self._has_key(headers):
             raise ApiError(
                 401,
                 "the key is missing or wrong; send it as Authorization: Bearer KEY",

@@ -7,22 +7,27 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import current_thread, main_thread
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec import EdgeSpecError, Engine
 from edgespec.server.answers import Services
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import RETRY_S, ApiError
 from edgespec.server.limits import Drain, Limits
+from edgespec.server.security import OPEN_PAGE
+from edgespec.server.sse import error_response
 from edgespec.system.signals import ENDING
 
 _LOG = logging.getLogger("edgespec.server")
 _GRACE_S = 5.0  # beyond the time that answers have, for clients that do not read their end
+# Parts of a body that may come, and one more for so many bytes; each takes 14 µs of all clients' time.
+_MAX_PARTS, _PART_BYTES = 4_000, 64
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -120,7 +125,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None]) -> Server:
-    bounds = {"headers_s": limits.headers_s, "reader_s": limits.reader_s}
+    bounds = {"limits": limits}
     config = uvicorn.Config(
         app,
         http=type("PatientProtocol", (_PatientProtocol,), bounds),  # uvicorn takes a class
@@ -132,7 +137,6 @@ def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[
         log_level="critical",  # what goes wrong is logged by the application
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=limits.num_connections,
         timeout_graceful_shutdown=int(limits.drain_s + _GRACE_S),
         h11_max_incomplete_event_size=limits.headers_bytes,
     )
@@ -155,27 +159,64 @@ async def run_server(
     return 0 if server.stopped_by is None else 128 + server.stopped_by
 
 
+class _BoundedConnection(h11.Connection):
+    """A connection that takes bodies in no more parts than their bytes justify: a chunk may have a single byte."""
+
+    _spare = 0  # parts that may still come without bytes of their own
+
+    def next_event(self) -> Any:
+        """Raises RemoteProtocolError: What comes is no HTTP, or in too many parts."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._spare = _MAX_PARTS * _PART_BYTES
+        elif isinstance(event, h11.Data):
+            self._spare += len(event.data) - _PART_BYTES
+            if self._spare < 0:
+                raise h11.RemoteProtocolError("the body comes in too many parts")
+        return event
+
+
 class _PatientProtocol(H11Protocol):
     """HTTP/1.1 that closes connections of clients that send or read nothing for too long.
 
     uvicorn limits the time between two requests alone. So a client that sends one byte now and then, or never
-    reads the end of a response, could hold a connection for ever.
+    reads the end of a response, could hold a connection for ever. Where there are too many connections, the one
+    that has asked for nothing for longest is closed for a new one; where all ask, the new one is refused.
     """
 
-    headers_s: float  # in which the whole head of a request has to come
-    reader_s: float  # in which a client has to take something of what is left of a response
+    limits: Limits
     _deadline: asyncio.TimerHandle | None = None
+    _idle_since_s = 0.0
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.conn = _BoundedConnection(h11.SERVER, self.limits.headers_bytes)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self.headers_s, self._give_up)
+        self._idle_since_s = self.loop.time()
+        self._deadline = self.loop.call_later(self.limits.headers_s, self._give_up)
+        if len(self.connections) > self.limits.num_connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connection that waits for a request for longest, or refuse this one."""
+        peers = [each for each in self.connections if isinstance(each, _PatientProtocol)]
+        left = [each for each in peers if not each.transport.is_closing()]
+        idle = [each for each in left if each.conn.their_state is h11.IDLE and each is not self]
+        if len(left) <= self.limits.num_connections:
+            return
+        if idle:
+            min(idle, key=lambda each: each._idle_since_s).transport.abort()
+        else:
+            self.app = partial(_refuse_more, self.app, self.limits.num_connections)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._end_deadline()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.headers_s, self._give_up)
+            self._deadline = self.loop.call_later(self.limits.headers_s, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_deadline()
@@ -187,7 +228,9 @@ class _PatientProtocol(H11Protocol):
             self.transport.close()
             return
         body = json.dumps(
-            ApiError(400, "this is no request in HTTP/1.1, or its head is too large").body()
+            ApiError(
+                400, "this is no request in HTTP/1.1, its head is too large, or its body comes in too small parts"
+            ).body()
         ).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -203,6 +246,7 @@ class _PatientProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
+        self._idle_since_s = self.loop.time()
         super().on_response_complete()
         self._await_reader()
 
@@ -212,7 +256,7 @@ class _PatientProtocol(H11Protocol):
         if num_left and num_left_before is not None and num_left >= num_left_before:
             self.transport.abort()
         elif num_left:
-            self.loop.call_later(self.reader_s, self._await_reader, num_left)
+            self.loop.call_later(self.limits.reader_s, self._await_reader, num_left)
 
     def _end_deadline(self) -> None:
         if self._deadline is not None:
@@ -223,3 +267,13 @@ class _PatientProtocol(H11Protocol):
         self._deadline = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
+
+
+async def _refuse_more(app: Any, num_connections: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Say that there are too many connections, except to who asks if the server runs."""
+    full = ApiError(
+        503,
+        f"{num_connections} connections are open, and no more may be; ask again later",
+        headers={"Retry-After": str(RETRY_S), "Connection": "close"},
+    )
+    await (app if scope["path"] == OPEN_PAGE else error_response(full))(scope, receive, send)

@@ -20,6 +20,7 @@ from edgespec.tools.tool_template import Render, ToolTemplate
 from edgespec.types import TokenIds
 
 ROLES = ("system", "user", "assistant")
+_NAMED = 400  # characters of ids that a message names
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
 
 
@@ -93,7 +94,7 @@ def require_answerable(messages: Sequence[object]) -> None:
         elif isinstance(message, ResultMessage) and (
             not known or (message.call_id and message.call_id not in known)
         ):
-            there = ", ".join(sorted(known)) or "none"
+            there = ", ".join(sorted(known))[:_NAMED] or "none"
             raise UsageError(
                 f"messages has the role tool with the tool_call_id '{message.call_id[:80]}', which no tool_calls "
                 f"before it has (there are: {there}); send the assistant's message with its tool_calls too"

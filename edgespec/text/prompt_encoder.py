@@ -211,7 +211,7 @@ def _require_template_options(stated: Any) -> None:
         raise UsageError(f"template_options is {reprlib.repr(stated)}; wanted names with values of JSON")
     if taken := sorted(_OWN_NAMES & set(stated or ())):
         raise UsageError(
-            f"a name for the chat template is {taken[0]!r}, which edgespec gives to it itself; leave it out"
+            f"template_options has {taken[0]!r}, which edgespec gives to the chat template itself; leave it out"
         )
 
 

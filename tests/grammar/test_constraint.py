@@ -1,6 +1,7 @@
 """A grammar as the constraint of one answer: masks, forced tokens, and the way to the end."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -406,3 +407,36 @@ def test_true_is_a_schema_and_false_is_refused(compiler: GrammarCompiler) -> Non
     assert len(allowed(constraint_of(compiler, schema(True)), np.zeros(0, np.int32))) > 5
     with pytest.raises(FormatError, match="no value"):
         constraint_of(compiler, schema(False))
+
+
+def test_large_grammars_are_kept_up_to_a_bound(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, a multiple of 99,000 takes 25 MB."""
+    monkeypatch.setattr("edgespec.grammar.compile._MAX_KEPT", 1_900)
+    small = read_format({"type": "regex", "regex": "in"})
+    large = [
+        read_format({"type": "json_schema", "schema": {"const": str(i) + "a" * 300, "type": "string"}})
+        for i in range(6)
+    ]
+    first = [compiler.compile(wanted) for wanted in (small, *large) if wanted]
+    again = [compiler.compile(wanted) for wanted in (*reversed(large), small) if wanted]
+    assert [one is other for one, other in zip(reversed(first), again, strict=True)] == [True] * 5 + [False] * 2
+
+
+def test_one_grammar_is_compiled_at_a_time(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty at once took 2 s from whoever waited for the interpreter."""
+    busy, most, whole = 0, 0, GrammarCompiler._compile
+
+    def count(self: GrammarCompiler, *given: Any) -> Any:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        try:
+            return whole(self, *given)
+        finally:
+            busy -= 1
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", count)
+    formats = [read_format({"type": "regex", "regex": "|".join(f"{i}_{j}" for j in range(99))}) for i in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(compiler.compile, formats * 2))
+    assert most == 1

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Semaphore
@@ -283,6 +283,39 @@ def test_heads_and_bodies_that_never_end_are_given_up(names: ModelNames, tiny_mo
         assert nothing.recv(4096) == b""
         assert head.recv(4096) == b""
         assert b" 408 " in body.recv(4096)
+        assert served.client.get("/health").status_code == 200
+
+
+def test_idle_connections_give_way_to_new_ones(names: ModelNames, tiny_model: Path) -> None:
+    limits = replace(PATIENT, num_connections=4)
+    with (
+        serving(names, lambda name: table_engine(tiny_model), limits=limits) as served,
+        ExitStack() as opened,
+    ):
+        silent = [opened.enter_context(served.raw()) for _ in range(20)]
+        for connection in silent[1:]:
+            connection.sendall(b"GET /hea")
+        assert served.client.post(CHAT, json=HI).status_code == 200
+        assert served.client.get("/health").status_code == 200
+        served.wait_until(lambda: len(served.server.server_state.connections) <= 4)
+        assert rest_of(silent[0]) == b""
+
+
+def test_beyond_the_bound_of_connections_one_is_told_so(names: ModelNames, tiny_model: Path) -> None:
+    limits = replace(PATIENT, num_connections=3)
+    sending = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    )
+    with (
+        serving(names, lambda name: table_engine(tiny_model), limits=limits) as served,
+        ExitStack() as opened,
+    ):
+        for _ in range(3):
+            opened.enter_context(served.raw()).sendall(sending.encode())
+        served.wait_until(lambda: len(served.server.server_state.tasks) == 3)
+        answer = served.client.get("/v1/models")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["message"].startswith("3 connections are open")
         assert served.client.get("/health").status_code == 200
 
 

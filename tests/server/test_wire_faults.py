@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
         (CHAT, {"temperature": 1e300}, "temperature"),
         (CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
         (CHAT, {"speculation": {"length": 0}}, "speculation"),
-        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (CHAT, {"max_completion_tokens": -2}, "max_completion_tokens"),
         (CHAT, {"speculation": {"x" * 9000: 0}}, "speculation"),
         (CHAT, {"prediction": {"type": "audio", "content": "x"}}, "prediction"),
         (CHAT, {"stream_options": [1], "stream": True}, "stream_options"),
@@ -392,6 +393,46 @@ def test_bytes_behind_a_broken_stream_end_it(served: Served) -> None:
     found = ask_raw(served, head_of(CHAT, len(body)) + body + b"\x00\x01 no request\r\n\r\n")
     assert found.startswith(b"HTTP/1.1 ")
     assert served.client.get("/health").status_code == 200
+
+
+def in_chunks(body: bytes, size: int) -> bytes:
+    """A request whose body comes in chunks of so many bytes."""
+    chunks = (body[at : at + size] for at in range(0, len(body), size))
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    lines = "Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked", "Connection: close"
+    return "\r\n".join([f"POST {CHAT} HTTP/1.1", *lines, "", ""]).encode() + framed + b"0\r\n\r\n"
+
+
+def test_a_body_may_come_in_small_chunks_but_not_in_a_hundred_thousand(served: Served) -> None:
+    """Each takes the time of all clients: a million of them took 14 s."""
+    body = json.dumps({**HI, "user": "a" * 500}).encode()
+    assert ask_raw(served, in_chunks(body, 1)).startswith(b"HTTP/1.1 200 ")
+    large = json.dumps({**HI, "user": "a" * 2_000_000}).encode()
+    assert ask_raw(served, in_chunks(large, 64)).startswith(b"HTTP/1.1 200 ")
+    with served.raw() as connection, suppress(OSError):  # it may be closed while this is sent
+        connection.sendall(in_chunks(large[:100_000], 1))
+    with served.raw() as connection:
+        connection.sendall(in_chunks(large[:5_000], 1).removesuffix(b"0\r\n\r\n"))
+        found = json.loads(rest_of(connection).partition(b"\r\n\r\n")[2])
+        assert "in too small parts" in found["error"]["message"]
+
+
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(served: Served) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps(HI).encode()
+    assert served.client.post(CHAT, content=body, headers=JSON).status_code == 200
+
+
+def test_of_many_ids_of_calls_some_are_named(served: Served) -> None:
+    calls = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(9000)
+    ]
+    messages = [{"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "", "tool_call_id": "x"}]
+    assert len(error_of(served, CHAT, {**HI, "messages": messages})["message"]) < 1000
+
+
+def test_a_name_that_the_template_has_is_refused_with_its_field(served: Served) -> None:
+    found = error_of(served, CHAT, {**HI, "chat_template_kwargs": {"messages": []}})
+    assert (found["param"], found["message"].split()[0]) == ("chat_template_kwargs", "chat_template_kwargs")
 
 
 def test_a_client_may_wait_to_be_asked_for_its_body(served: Served) -> None:
