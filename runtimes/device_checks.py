@@ -23,8 +23,8 @@ from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argma
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.session import fast_model, load_graph
-from edgespec.system.record_file import RecordFile
 from edgespec.system.system_info import processor_name
+from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, TokenIds
 
 FILE_NAME = "device_checks.json"

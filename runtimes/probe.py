@@ -18,7 +18,7 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.node_placement import read_node_placement, require_placement
 from edgespec.runtimes.session import refuse_device, session_settings, translate_errors
-from edgespec.system.record_file import RecordFile
+from edgespec.system.typed_json import RecordFile
 
 FILE_NAME = "devices.json"
 

@@ -33,8 +33,8 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
 from edgespec.system.cancel import Cancel
-from edgespec.system.record_file import RecordFile
 from edgespec.system.system_info import processor_name
+from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, Report, TokenIds
 
 _LEVEL2_CACHE_SIZE = 191  # _SC_LEVEL2_CACHE_SIZE in glibc's bits/confname.h, which os.sysconf_names lacks

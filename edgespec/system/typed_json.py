@@ -1,20 +1,24 @@
 """JSON that may be hostile: files read in bounded time and memory, values checked against their types.
 
-Types may carry bounds: `Annotated[int, msgspec.Meta(ge=1)]`.
+Types may carry bounds: `Annotated[int, msgspec.Meta(ge=1)]`. Also files of such values by key, which are written.
 """
 
 import json
 import re
 import reprlib
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from edgespec.system.disk import replace_file
 from edgespec.system.text_files import decode_text, read_plain
 
 T = TypeVar("T")
+_LARGEST_BYTES = 1 << 20  # of records
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
@@ -97,3 +101,53 @@ def _explain(message: str, stated: Any) -> str:
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place[1]):
         stated = stated[int(index)] if index else stated[name]
     return f"{place[1]} is {reprlib.repr(stated)}: {text}"
+
+
+class RecordFile(Generic[T]):
+    """A file of dataclasses by key, those written last: what was found out once, to be looked up.
+
+    One that is damaged, or of another version, counts as empty.
+    """
+
+    def __init__(self, path: Path, kind: type[dict[str, T]], field: str, *, version: int, most: int) -> None:
+        """Read nothing yet.
+
+        Args:
+            field: The field of the document that holds the records.
+            most: How many are kept.
+        """
+        self.path = path
+        self._kind, self._field, self._version, self._most = kind, field, version, most
+
+    def read(self) -> dict[str, T]:
+        with suppress(ValueError):
+            return self._load()
+        return {}
+
+    def write(self, key: str, record: T) -> str:
+        """Store a record; returns what was wrong with the file, which is made again then, and "" if nothing was.
+
+        Raises OSError: The file cannot be written.
+        """
+        damage = ""
+        try:
+            records = self._load()
+        except ValueError as error:
+            records, damage = {}, str(error)
+        records.pop(key, None)
+        kept: list[tuple[str, Any]] = [*records.items(), (key, record)][-self._most :]
+        document = {"version": self._version, self._field: {key: asdict(each) for key, each in kept}}
+        replace_file(self.path, json.dumps(document, indent=1).encode())
+        return damage
+
+    def _load(self) -> dict[str, T]:
+        """Raises ValueError: It is damaged."""
+        try:
+            document = read_json(self.path, _LARGEST_BYTES)
+        except OSError:
+            return {}
+        if not isinstance(document, dict):
+            raise ValueError("it holds no JSON object")
+        if document.get("version") != self._version:
+            return {}
+        return read_as(self._kind, document.get(self._field))

@@ -100,5 +100,5 @@ def test_a_folder_that_is_read_only_is_checked_each_time(folder: Path, monkeypat
     def refuse(path: Path, data: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("edgespec.system.record_file.replace_file", refuse)
+    monkeypatch.setattr("edgespec.system.typed_json.replace_file", refuse)
     assert num_passes(monkeypatch, folder) == num_passes(monkeypatch, folder) > 2
