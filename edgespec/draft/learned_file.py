@@ -36,20 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CORRECTIONS = ("active", "previous", "candidate")
 _COPIED = ("trial", "back", "plain", "tally", "num_new", "num_swaps", "changed")  # as they are, into the document
 # What numpy and zipfile raise for files that are no such archives.
-_DAMAGE = (
-    *(
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        SyntaxError,
-        TokenError,
-        EOFError,
-        RuntimeError,
-        MemoryError,
-    ),
-    *(zipfile.BadZipFile, zlib.error),
-)
+_WRONG_BYTES = (ValueError, KeyError, AttributeError, TypeError, SyntaxError, TokenError, EOFError, RuntimeError)
+_DAMAGE = (*_WRONG_BYTES, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from edgespec.setup.device_choice import Placement, device_facts, require_togeth
 from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import (
     Decision,
-    Search,
     Where,
     in_one_line,
     read_decision,
+    search,
     where_of,
     write_decision,
 )
@@ -236,9 +236,7 @@ class AutoDevices:
         def is_wanted(where: Where) -> bool:
             return options.is_known(where) or (measures_prepared and options.is_prepared(where))
 
-        search = Search(foresee=options.foresee, measure=options.measure, is_wanted=is_wanted)
-        plan = search.best_of(placements)
-        plan = options.with_text_drafters(plan)
+        plan = options.with_text_drafters(search(placements, options.foresee, options.measure, is_wanted))
         where = where_of(plan)
         targets = [name for name in self.candidates.targets if name not in refused]
         shown = {name: options.devices[name] for name in dict.fromkeys((*targets, *where))}

@@ -7,7 +7,7 @@ nothing of how costs are foreseen or measured.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -45,60 +45,47 @@ class Refusal(NamedTuple):
         return all(refused in (None, name) for refused, name in pairs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How placements are weighed.
+def search(
+    placements: Sequence[Where],
+    foresee: Callable[[Where], Sequence[Weighed]],
+    measure: Callable[[Where], Sequence[Weighed] | Refusal],
+    is_wanted: Callable[[Where], bool] = lambda where: False,
+) -> Plan:
+    """The plan of all placements, of which the chosen one is always measured.
 
-    foresee: Options of a placement, with what is known by then of its target.
-    measure: Options of a placement whose models were measured there, or why there are none.
-    is_wanted: Whether a placement is measured whatever it promises; asked again after each measurement, for which
-        models may have been prepared.
-    text_drafters: Names of drafters that draft from the text, wherever models run.
+    Args:
+        foresee: Options of a placement, with what is known by then of its target.
+        measure: Options of a placement whose models were measured there, or why there are none.
+        is_wanted: Whether a placement is measured whatever it promises; asked again after each measurement, for
+            which models may have been prepared.
+
+    Raises MemoryExhausted: No placement has room for the target.
     """
-
-    foresee: Callable[[Where], Sequence[Weighed]]
-    measure: Callable[[Where], Sequence[Weighed] | Refusal]
-    is_wanted: Callable[[Where], bool] = lambda where: False
-    text_drafters: Sequence[str] = ("suffix",)
-
-    def best_of(self, placements: Sequence[Where]) -> Plan:
-        """The plan of all placements, of which the chosen one is always measured.
-
-        Raises MemoryExhausted: No placement has room for the target.
-        """
-        options = {where: self.foresee(where) for where in placements}
-        measured: set[Where] = set()
-        refused: dict[Where, str] = {}
-        while True:
-            plan = decide(_in_order(options, measured), self.text_drafters)
-            where = self._next(options, measured | refused.keys(), plan)
-            if where is None:
-                return plan
-            found = self.measure(where)
-            if isinstance(found, Refusal):
-                refused |= {each: found.reason for each in options if found.hits(each)}
-            else:
-                options[where] = found
-                measured.add(where)
-            for each in options.keys() - measured:
-                options[each] = [_refuse(one, refused.get(each, "")) for one in self.foresee(each)]
-
-    def _next(
-        self, options: Mapping[Where, Sequence[Weighed]], done: Collection[Where], plan: Plan
-    ) -> Where | None:
-        """The most promising placement that is not measured yet and may be the best one."""
+    options = {where: foresee(where) for where in placements}
+    measured: set[Where] = set()
+    refused: dict[Where, str] = {}
+    while True:
+        in_order = sorted(options, key=lambda where: where not in measured)  # of equal ones the first counts
+        plan = decide([weighed for where in in_order for weighed in options[where]])
+        done = measured | refused.keys()
         waiting = {where: _best_rate(weighed) for where, weighed in options.items() if where not in done}
-        least = _REACH * plan.chosen.tokens_per_second
-        in_reach = [where for where, rate in waiting.items() if rate >= least]
-        if in_reach:
-            return max(in_reach, key=waiting.__getitem__)
-        return next(filter(self.is_wanted, waiting), None)
+        where = _most_promising(waiting, plan) or next(filter(is_wanted, waiting), None)
+        if where is None:
+            return plan
+        found = measure(where)
+        if isinstance(found, Refusal):
+            refused |= {each: found.reason for each in options if found.hits(each)}
+        else:
+            options[where] = found
+            measured.add(where)
+        for each in options.keys() - measured:
+            options[each] = [_refuse(one, refused.get(each, "")) for one in foresee(each)]
 
 
-def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[Where]) -> list[Weighed]:
-    """Put measured options first: of equal options the first one counts."""
-    ordered = sorted(options, key=lambda where: where not in measured)
-    return [weighed for where in ordered for weighed in options[where]]
+def _most_promising(rates: Mapping[Where, float], plan: Plan) -> Where | None:
+    """The placement with the highest rate, if it may turn out better than a plan."""
+    best = max(rates, key=rates.__getitem__, default=None)
+    return None if best is None or rates[best] < _REACH * plan.chosen.tokens_per_second else best
 
 
 def _best_rate(weighed: Sequence[Weighed]) -> float:

@@ -18,6 +18,7 @@ from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.system.command_line import quote
+from edgespec.system.disk import replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
 from edgespec.types import Report
@@ -244,9 +245,7 @@ def _checks(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
 def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:
     """Write the checks of a pair folder; without any, its speed is unknown."""
     document = {"schema_version": SCHEMA_VERSION, "checks": [asdict(check) for check in checks]}
-    new = folder / f".{FILE_NAME}.new"
-    new.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / FILE_NAME)
+    replace_file(folder / FILE_NAME, (json.dumps(document, indent=2) + "\n").encode(), 0o666)
 
 
 def record_check(pair: Pair, check: PairCheck, devices: tuple[str, str], parts: tuple[Path, Path]) -> None:

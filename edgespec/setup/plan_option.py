@@ -29,7 +29,6 @@ class Layout(NamedTuple):
 
     drafter: The name of its manifest.
     is_measured: False where the costs are estimated from a model's size and a probe of its device.
-    obstacle: Why it is compared and never chosen; empty if it may be.
     """
 
     target: Place
@@ -37,7 +36,6 @@ class Layout(NamedTuple):
     drafter: str | None = None
     drafter_place: Place | None = None
     is_measured: bool = True
-    obstacle: str = ""
 
 
 class MemoryNeeds(NamedTuple):

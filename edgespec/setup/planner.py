@@ -135,7 +135,7 @@ def weigh(
     return found
 
 
-def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str]) -> Plan:
+def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str] = ("suffix",)) -> Plan:
     """The best of the options that were weighed, perhaps for several forms of one target.
 
     Raises MemoryExhausted: None of them can run.
@@ -234,7 +234,6 @@ def _option(case: Case, schedule: AnySchedule, policy: AheadPlan) -> PlannedOpti
         context_length=case.fit.context_length,
         memory_bytes=case.fit.memory_bytes,
         is_measured=case.layout.is_measured,
-        obstacle=case.layout.obstacle,
     )
 
 

@@ -125,30 +125,9 @@ class Profile:
         costs = ContextCosts.between(near, self.passes_s[near], far, self.passes_s[far])
         return costs.padded(self.widths) if self.widths else costs
 
-    def refine(
-        self,
-        ratios: Mapping[int, float] | None,
-        drafter: str | None,
-        drafts: tuple[float, float] | None,
-        contention: tuple[float, float] | None = None,
-    ) -> "Profile":
-        """Apply what use has shown since: ratios of passes by width, a drafter's steps, and contention.
-
-        Only ratios are stored, for the machine's speed changes; what a longer text adds stays as it was.
-        """
-        profile = self._with_ratios(PassCosts(dict(ratios), widths=self.widths)) if ratios else self
-        if drafter is None or drafts is None or drafter not in self.drafters:
-            return profile
-        step_s = self.pass_s(1, 0)
-        known = self.drafters[drafter]
-        drafter_now = replace(
-            known, step_s=drafts[0] * step_s, row_s=drafts[1] * step_s, slowed=contention or known.slowed
-        )
-        return replace(profile, drafters={**self.drafters, drafter: drafter_now})
-
-    def _with_ratios(self, used: PassCosts) -> "Profile":
-        near_s, known = self._near_s, self.costs()
-
+    def with_ratios(self, ratios: Mapping[int, float]) -> "Profile":
+        """This profile with other ratios of passes by width; what a longer text adds stays as it was."""
+        used, near_s, known = PassCosts(dict(ratios), widths=self.widths), self._near_s, self.costs()
         passes_s: dict[int, dict[int, float]] = {}
         for past, taken_s in self.passes_s.items():
             passes_s[past] = {}
@@ -197,10 +176,18 @@ class LearnedStats:
     spreads: Mapping[str, Mapping[_Width, _Spread]] = field(default_factory=dict)
 
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
-        """Apply to a machine's profile what use has shown since of the target and of one drafter."""
-        drafts = self.drafts.get(machine, {}).get(lane) if lane else None
-        contention = self.contention.get(machine, {}).get(lane) if lane else None
-        return profile.refine(self.ratios.get(machine), lane, drafts, contention)
+        """Apply to a machine's profile what use has shown since of the target and of one drafter.
+
+        Only ratios are stored, for the machine's speed changes.
+        """
+        ratios, drafts = self.ratios.get(machine), self.drafts.get(machine, {}).get(lane or "")
+        refined = profile.with_ratios(ratios) if ratios else profile
+        if lane is None or drafts is None or lane not in profile.drafters:
+            return refined
+        step_s, known = profile.pass_s(1, 0), profile.drafters[lane]
+        slowed = self.contention.get(machine, {}).get(lane, known.slowed)
+        now = replace(known, step_s=drafts[0] * step_s, row_s=drafts[1] * step_s, slowed=slowed)
+        return replace(refined, drafters={**profile.drafters, lane: now})
 
     def with_profile(
         self,

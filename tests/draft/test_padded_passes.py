@@ -116,7 +116,7 @@ def test_a_stored_profile_that_denies_the_padding_is_corrected() -> None:
     profile = complete_profile(stored, Padding(9, seed=0), {})
     assert profile.costs().ratio(2) == 1.0
     assert profile.costs().ratio(3) == profile.costs().ratio(4) == 1.82
-    refined = profile.refine({1: 1.0, 2: 1.56, 3: 1.5, 4: 1.6}, None, None)
+    refined = profile.with_ratios({1: 1.0, 2: 1.56, 3: 1.5, 4: 1.6})
     assert refined.pass_s(2, 0) == refined.pass_s(1, 0)
     assert refined.pass_s(3, 0) == refined.pass_s(4, 0)
     speculation = Speculation(ratios={1: 1.0, 2: 1.56}, widths=EVEN_WIDTHS)

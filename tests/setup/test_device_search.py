@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.errors import MemoryExhausted
-from edgespec.setup.device_search import Refusal, Search, Where
+from edgespec.setup.device_search import Refusal, Where, search
 from edgespec.setup.plan_option import MemoryNeeds, Plan
 from edgespec.setup.planner import Weighed, weigh
 from edgespec.setup.profile import Place
@@ -45,8 +45,7 @@ class Machine:
         return [(case, replace(option, obstacle=EMULATOR)) for case, option in found]
 
     def search(self, *wanted: Where) -> Plan:
-        searched = Search(foresee=self.foresee, measure=self.measure, is_wanted=wanted.__contains__)
-        return searched.best_of(list(self.foreseen_ms))
+        return search(list(self.foreseen_ms), self.foresee, self.measure, wanted.__contains__)
 
 
 def test_only_what_is_within_reach_of_the_best_is_measured() -> None:
@@ -103,8 +102,8 @@ def test_what_becomes_wanted_while_another_placement_is_measured_is_measured_too
     def is_wanted(where: Where) -> bool:
         return where == GPU and CPU in machine.measured
 
-    search = Search(foresee=machine.foresee, measure=machine.measure, is_wanted=is_wanted)
-    assert all(option.is_measured for option in search.best_of([CPU, GPU]).options)
+    plan = search([CPU, GPU], machine.foresee, machine.measure, is_wanted)
+    assert all(option.is_measured for option in plan.options)
     assert machine.measured == [CPU, GPU]
 
 
@@ -141,7 +140,7 @@ def test_drafters_device_that_promises_little_is_left_alone_though_its_target_is
         slow = [(case, replace(option, tokens_per_second=1.01 * rate)) for case, option in found[1:]]
         return [*measured, *slow]
 
-    chosen = Search(foresee=foresee, measure=plain.measure).best_of([GPU, beside]).chosen
+    chosen = search([GPU, beside], foresee, plain.measure).chosen
     assert (chosen.target.device, plain.measured) == ("gpu", [GPU])
 
 

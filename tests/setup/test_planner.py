@@ -15,7 +15,7 @@ from edgespec.draft.overlap import best_pipelined, best_serial, pipelined_rate, 
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Head, Manifest
 from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, PlannedOption, branching_cost, shortage
-from edgespec.setup.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
+from edgespec.setup.planner import decide, draft_rates, is_counted, make_plan, plan_on, schedule_of, weigh
 from edgespec.setup.profile import DrafterProfile, Place, drafter_key
 
 GPU, CPU = Place("gpu", 2), Place("cpu", 2)
@@ -40,17 +40,19 @@ def test_drafter_on_a_device_of_its_own_is_overlapped() -> None:
 def test_reason_names_the_devices_that_were_compared() -> None:
     alone = [Layout(place, layout(place, CPU, step_ms=ms).profile) for place, ms in ((GPU, 20.0), (CPU, 40.0))]
 
-    def reason(*layouts: Layout) -> str:
-        return make_plan(TARGET, {}, layouts, {}, PLENTY).chosen.reason
+    def reason(*layouts: Layout, on: Place = GPU, obstacle: str = "") -> str:
+        weighed = weigh(TARGET, {}, layouts, {}, PLENTY)
+        marked = [(case, replace(each, obstacle=obstacle * (each.target == on))) for case, each in weighed]
+        return decide(marked).chosen.reason
 
     assert reason(*alone) == "gpu is faster than the CPU (25.0 tokens/s, measured)"
     assert reason(alone[0]) == "no drafter model is named"
     guessed = alone[1]._replace(is_measured=False)
     assert reason(alone[0], guessed) == "gpu is faster than the CPU (about 25.0 tokens/s, estimated)"
-    emulated = alone[0]._replace(obstacle="gpu is emulated in software")
-    assert reason(emulated, alone[1]) == "gpu is emulated in software"
-    slow = guessed._replace(obstacle="it does not run here")
-    assert reason(alone[0], slow).endswith("estimated); it does not run here")
+    emulated = "gpu is emulated in software"
+    assert reason(*alone, obstacle=emulated) == emulated
+    slow = reason(alone[0], guessed, on=CPU, obstacle="it does not run here")
+    assert slow.endswith("estimated); it does not run here")
     with_drafter = plan(layout(GPU, CPU), layout(CPU, CPU, step_ms=40.0)).chosen.reason
     assert with_drafter.startswith("gpu is faster than the CPU (")
     assert with_drafter.endswith(" times plain decoding")
