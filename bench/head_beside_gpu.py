@@ -68,9 +68,9 @@ from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.tree import can_run_trees
-from edgespec.setup.head_target import layers_read
 from edgespec.setup.open_model import (
     ModelFolder,
+    layers_read,
     load_translation,
     open_drafter,
     open_model,

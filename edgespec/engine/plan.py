@@ -18,10 +18,9 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Ranking
 from edgespec.setup.drafter_search import rank_drafters
 from edgespec.setup.drafting_target import find_target
-from edgespec.setup.head_target import require_whole_model
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import Planned, weigh_models
-from edgespec.setup.open_model import ModelFolder, read_folder
+from edgespec.setup.open_model import ModelFolder, read_folder, require_whole_model
 from edgespec.setup.pair import FILE_NAME
 from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of

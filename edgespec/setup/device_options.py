@@ -7,19 +7,16 @@ from functools import reduce
 from edgespec.draft.acceptance_rates import Key
 from edgespec.draft.model_rates import alternatives_key
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
-from edgespec.manifest import Manifest
-from edgespec.memory.device_memory import Places
-from edgespec.memory.estimate import bytes_by_place, estimate_full_context
 from edgespec.memory.free_memory import ReadFreeMemory
-from edgespec.memory.ladder import Bytes
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_search import Refusal, Where
-from edgespec.setup.foresee import ModelForms, ModelSize, foresee_drafter, foresee_target
+from edgespec.setup.foresee import ModelForms, foresee_drafter, foresee_target
 from edgespec.setup.measured_placements import Planned, WeighedModels, weigh_models, without_trees
+from edgespec.setup.memory_fit import memory_needs, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats
-from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan
+from edgespec.setup.plan_option import Layout, Plan
 from edgespec.setup.planner import Weighed, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile
 from edgespec.setup.row_proof import settle_placement
@@ -75,7 +72,8 @@ class DeviceOptions:
                 Layout(placement.target_place, beside, each.manifest.name, placement.drafter_place, False)
             )
         manifests = {each.manifest.name: without_trees(each.manifest, other) for each in drafters}
-        memory = self._memory(placement, [(size, device), *((each, other) for each in drafters)])
+        space = read_memory(placement, self.free, lambda line: None)
+        memory = memory_needs(placement, space, [size, *drafters], lambda reserve: reserve.opening_bytes)
         return self._mark(where, weigh(size.manifest, manifests, layouts, self.past(), memory))
 
     def measure(self, where: Where) -> list[Weighed] | Refusal:
@@ -196,19 +194,6 @@ class DeviceOptions:
         """The folders of a model, once each."""
         found = (model.find(device) for device in self.devices.values())
         return list({folder.folder: folder for folder in found if folder}.values())
-
-    def _memory(self, placement: Placement, models: Sequence[tuple[ModelSize, Device]]) -> MemoryNeeds:
-        places = Places((placement.device.place, placement.drafter_device.place), self.free, lambda line: None)
-        free = places()
-        sizes = {(size.manifest.name, device.name): size.file_bytes for size, device in models}
-        at = {device.name: places.place_of(device.place) for _, device in models}
-
-        def needed(manifest: Manifest, context: int, device: str) -> Bytes:
-            estimate = estimate_full_context(manifest, sizes[manifest.name, device], context)
-            return bytes_by_place(estimate, at[device], free)
-
-        rooms = {place: room.free_bytes - room.reserve.opening_bytes for place, room in free.items()}
-        return MemoryNeeds(needed, rooms)
 
 
 def _refuse_form(error: EdgeSpecError, device: Device, where: Where) -> Refusal:

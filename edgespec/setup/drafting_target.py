@@ -18,9 +18,8 @@ from edgespec.draft.acceptance_rates import AcceptanceRates, Key
 from edgespec.draft.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
 from edgespec.draft.overlap import Ratio, best_length, expected_tokens
 from edgespec.manifest import Manifest
-from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
-from edgespec.memory.free_memory import FreeByPlace, ReadFreeMemory
+from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.runtimes.devices import device_key
 from edgespec.setup import genai
 from edgespec.setup.catalog import (
@@ -37,6 +36,7 @@ from edgespec.setup.drafter_ranking import Basis
 from edgespec.setup.foresee import ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.measured_placements import known_layout, without_trees
+from edgespec.setup.memory_fit import MemoryReading, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.setup.pair import Pair
 from edgespec.setup.plan_option import shortage
@@ -157,7 +157,7 @@ class DraftingTarget:
     source: What it would be exported from again; None where nothing says that.
     folder: Where it is prepared; None where it is not.
     size: As prepared or foreseen; None where only a download would tell.
-    places: Where target and drafter have their memory; free: What is free there.
+    memory: What is free where target and drafter have their memory.
     devices: Options of commands that name the devices.
     """
 
@@ -167,8 +167,7 @@ class DraftingTarget:
     folder: ModelFolder | None
     size: ModelSize | None
     placement: Placement
-    places: tuple[str, str]
-    free: FreeByPlace
+    memory: MemoryReading
     devices: Mapping[str, str]
 
     @property
@@ -210,15 +209,15 @@ class DraftingTarget:
 
     def memory_of(self, drafter: Manifest, size: WeightsSize | int) -> tuple[int, str]:
         """Bytes that a drafter takes, and which memory is too small for it beside the target; empty if it fits."""
-        needed = bytes_by_place(estimate_memory(drafter, size), self.places[1], self.free)
+        needed = bytes_by_place(estimate_memory(drafter, size), self.memory.drafter_place, self.memory.free)
         return sum(needed.values()), self.find_shortage(needed)
 
     def find_shortage(self, needed: Mapping[str, int]) -> str:
         """Which memory is too small for so many bytes beside the target; empty if all fits."""
         if self.size is None:
             return ""
-        own = bytes_by_place(estimate_memory(self.size.manifest, self.size.file_bytes), self.places[0], self.free)
-        rooms = {place: room.free_bytes - room.reserve.opening_bytes for place, room in self.free.items()}
+        own = bytes_by_place(estimate_memory(*self.size), self.memory.target_place, self.memory.free)
+        rooms = self.memory.rooms(lambda reserve: reserve.opening_bytes)
         num_tokens = min(FORESEEN_TOKENS, self.size.manifest.context_length)
         return shortage(sum_bytes([own, needed]), rooms, num_tokens)
 
@@ -237,8 +236,6 @@ def find_target(
 
     Raises ModelError: Its source on this machine is damaged or unsupported.
     """
-    kinds = placement.device.place, placement.drafter_device.place
-    places = Places(kinds, free, lambda line: None)
     return DraftingTarget(
         model=model,
         names=frozenset(map(plain_name, _names(model, folder))),
@@ -246,8 +243,7 @@ def find_target(
         folder=folder,
         size=_size(home, model, folder, placement.device.form),
         placement=placement,
-        places=(places.place_of(kinds[0]), places.place_of(kinds[1])),
-        free=places(),
+        memory=read_memory(placement, free, lambda line: None),
         devices=devices,
     )
 

@@ -28,10 +28,12 @@ from edgespec.setup.device_choice import source_of
 from edgespec.setup.open_model import (
     ModelFolder,
     find_subset,
+    layers_read,
     open_with_states,
     read_chat_template,
     read_folder,
     read_tokenizer,
+    require_whole_model,
 )
 from edgespec.setup.pair import TARGET, read_pair
 from edgespec.system.command_line import quote
@@ -50,17 +52,6 @@ def read_whole_model(folder: Path, name: str) -> ModelFolder:
     model = read_folder(found)
     require_whole_model(model.manifest, name)
     return model
-
-
-def require_whole_model(manifest: Manifest, name: str) -> None:
-    """Raises ModelError: The model cannot serve as a target: it is a drafting head, or its head was trimmed."""
-    if manifest.head is not None:
-        raise ModelError(
-            f"{manifest.name} is a drafting head ({manifest.head.method}), which drafts for its target and "
-            f"gives no text by itself; name the target, and this with --drafter {quote(name)}"
-        )
-    if manifest.vocab_subset:
-        raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {name}")
 
 
 def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str | None = None) -> None:
@@ -103,11 +94,6 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
             f"{name} reads the hidden states of layers {_list(head.target_layers)} of its target, and "
             f"{target.name} gives {given}; {remake}, which exports a target that gives them"
         )
-
-
-def layers_read(drafters: Iterable[Manifest]) -> tuple[int, ...]:
-    """Layers of the target whose hidden states some of the drafters read, ascending."""
-    return tuple(sorted({layer for drafter in drafters if drafter.head for layer in drafter.head.target_layers}))
 
 
 def _list(layers: Sequence[int]) -> str:

@@ -15,27 +15,26 @@ from edgespec.manifest import Manifest
 from edgespec.memory.estimate import (
     FORESEEN_TOKENS,
     bytes_by_place,
-    estimate_full_context,
     estimate_memory,
     sum_bytes,
 )
-from edgespec.memory.free_memory import ReadFreeMemory, free_memory
-from edgespec.memory.ladder import Bytes
+from edgespec.memory.free_memory import ReadFreeMemory, Reserve, free_memory
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement
-from edgespec.setup.head_target import layers_read, require_own_target
+from edgespec.setup.head_target import require_own_target
 from edgespec.setup.measure import LONGEST, complete_profile
-from edgespec.setup.memory_fit import MemoryReading, fit_memory, read_memory
+from edgespec.setup.memory_fit import MemoryReading, fit_memory, memory_needs, read_memory
 from edgespec.setup.open_model import (
     ModelFolder,
     known_stats,
+    layers_read,
     load_translation,
     open_drafter,
     open_model,
     weights_size,
 )
-from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, Schedule, ScheduleChoice, shortage
+from edgespec.setup.plan_option import Layout, Plan, Schedule, ScheduleChoice, shortage
 from edgespec.setup.planner import Weighed, is_counted, plan_on, schedule_of, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile, write_learned_stats
 from edgespec.types import Report
@@ -247,12 +246,13 @@ def weigh_models(
     )
     layouts, took = placements.layouts(remeasure=remeasure)
     past = known_stats(target)
+    sizes = [(each.manifest, weights_size(each)) for each in (target, *drafters)]
     weighed = weigh(
         target.manifest,
         {each.manifest.name: without_trees(each.manifest, placement.drafter_device) for each in drafters},
         layouts,
         past.chances,
-        _memory([target, *drafters], placement, space),
+        memory_needs(placement, space, sizes, _kept),
     )
     return WeighedModels(weighed, layouts, past, took, _text_drafters(texts, target, placement, layouts[0]))
 
@@ -262,19 +262,8 @@ def without_trees(drafter: Manifest, device: Device) -> Manifest:
     return drafter if can_run_trees(drafter, device) else replace(drafter, tree_graph=None)
 
 
-def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryReading) -> MemoryNeeds:
-    sizes = {model.manifest.name: weights_size(model) for model in models}
-    places = {placement.drafter_device.name: space.drafter_place, placement.device.name: space.target_place}
-
-    def needed(manifest: Manifest, context: int, device: str) -> Bytes:
-        estimate = estimate_full_context(manifest, sizes[manifest.name], context)
-        return bytes_by_place(estimate, places[device], space.free)
-
-    return MemoryNeeds(needed, _free(space))
-
-
-def _free(space: MemoryReading) -> Bytes:
-    return {place: room.free_bytes - room.reserve.context_bytes for place, room in space.free.items()}
+def _kept(reserve: Reserve) -> int:
+    return reserve.context_bytes
 
 
 def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryReading, num_tokens: int) -> str:
@@ -284,7 +273,7 @@ def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryRead
     if drafter is not None:
         estimate = estimate_memory(drafter.manifest, weights_size(drafter))
         parts.append(bytes_by_place(estimate, space.drafter_place, space.free))
-    return shortage(sum_bytes(parts), _free(space), num_tokens)
+    return shortage(sum_bytes(parts), space.rooms(_kept), num_tokens)
 
 
 def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryReading) -> int:

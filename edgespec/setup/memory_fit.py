@@ -3,24 +3,28 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import (
     MemoryEstimate,
     WeightsSize,
     arena_bytes,
     bytes_by_place,
+    estimate_full_context,
     estimate_memory,
     fitting_context,
     require_memory,
 )
-from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory
+from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory, Reserve
 from edgespec.memory.ladder import Bytes
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
+from edgespec.setup.plan_option import MemoryNeeds
 from edgespec.types import Report
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +42,10 @@ class MemoryReading(NamedTuple):
     drafter_place: str
     unknown: Sequence[str] = ()
 
+    def rooms(self, kept: Callable[[Reserve], int]) -> Bytes:
+        """Bytes that models may take in each place: all but a part of its reserve."""
+        return {place: room.free_bytes - kept(room.reserve) for place, room in self.free.items()}
+
 
 def read_memory(placement: Placement, host: ReadFreeMemory, report: Report) -> MemoryReading:
     """Read how much memory is free; report takes a line for each place that is not checked any more later."""
@@ -46,6 +54,24 @@ def read_memory(placement: Placement, host: ReadFreeMemory, report: Report) -> M
     free = places()
     places.report = report
     return MemoryReading(places, free, places.place_of(kinds[0]), places.place_of(kinds[1]), unknown)
+
+
+def memory_needs(
+    placement: Placement,
+    space: MemoryReading,
+    models: Sequence[tuple[Manifest, WeightsSize | int]],
+    kept: Callable[[Reserve], int],
+) -> MemoryNeeds:
+    """The needs of models, the target first; arguments as of MemoryReading.rooms."""
+    places = {placement.drafter_device.name: space.drafter_place, placement.device.name: space.target_place}
+    devices = chain([placement.device.name], repeat(placement.drafter_device.name))
+    sizes = {(manifest.name, device): size for (manifest, size), device in zip(models, devices, strict=False)}
+
+    def needed(manifest: Manifest, context: int, device: str) -> Bytes:
+        estimate = estimate_full_context(manifest, sizes[manifest.name, device], context)
+        return bytes_by_place(estimate, places[device], space.free)
+
+    return MemoryNeeds(needed, space.rooms(kept))
 
 
 @dataclass(frozen=True, kw_only=True)

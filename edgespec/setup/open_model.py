@@ -14,7 +14,7 @@ from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pa
 from edgespec.decoding.head_rows import UNKNOWN
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.draft.cross_vocabulary import Translation, find_translation
-from edgespec.errors import ManifestError, UsageError
+from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.runtimes import foreign
@@ -29,6 +29,7 @@ from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import genai
 from edgespec.setup.profile import LearnedStats, read_learned_stats
 from edgespec.system.cancel import Cancel
+from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import verify_files
 from edgespec.system.progress import ReportProgress
 from edgespec.text.chat_template import read_template
@@ -120,6 +121,22 @@ def read_folder(folder: Path, report: Report = lambda line: None) -> ModelFolder
         return ModelFolder(folder, read_manifest(folder))
     report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
     return ModelFolder(folder, foreign.inspect(folder, genai.read_genai(folder)))
+
+
+def require_whole_model(manifest: Manifest, name: str) -> None:
+    """Raises ModelError: The model cannot serve as a target: it is a drafting head, or its head was trimmed."""
+    if manifest.head is not None:
+        raise ModelError(
+            f"{manifest.name} is a drafting head ({manifest.head.method}), which drafts for its target and "
+            f"gives no text by itself; name the target, and this with --drafter {quote(name)}"
+        )
+    if manifest.vocab_subset:
+        raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {name}")
+
+
+def layers_read(drafters: Iterable[Manifest]) -> tuple[int, ...]:
+    """Layers of the target whose hidden states some of the drafters read, ascending."""
+    return tuple(sorted({layer for drafter in drafters if drafter.head for layer in drafter.head.target_layers}))
 
 
 def weights_bytes(model: ModelFolder) -> int:

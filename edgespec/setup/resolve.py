@@ -25,9 +25,9 @@ from edgespec.setup.device_choice import (
     usable_form,
 )
 from edgespec.setup.device_search import describe
-from edgespec.setup.head_target import require_own_target, require_whole_model
+from edgespec.setup.head_target import require_own_target
 from edgespec.setup.home import ModelHome
-from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, self_drafter
+from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.setup.row_proof import known_proof, settle_mode
 from edgespec.setup.wish import Wish

@@ -13,11 +13,10 @@ from edgespec.memory.estimate import WeightsSize, fitting_caches
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement, require_form, require_together
-from edgespec.setup.head_target import layers_read
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import choose_schedule, choose_threads
 from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
-from edgespec.setup.open_model import ModelFolder, known_stats, weights_size
+from edgespec.setup.open_model import ModelFolder, known_stats, layers_read, weights_size
 from edgespec.setup.plan_option import Schedule
 from edgespec.setup.profile import LearnedStats
 from edgespec.setup.resolve import NamedDrafter, Resolved

@@ -13,7 +13,7 @@ from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.probe import DeviceProbe
-from edgespec.setup import device_options
+from edgespec.setup import device_options, memory_fit
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import Refusal, Where
@@ -52,7 +52,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DeviceOptions]:
             def __call__(self) -> Mapping[str, FreeMemory]:
                 return free
 
-        monkeypatch.setattr(device_options, "Places", Places)
+        monkeypatch.setattr(memory_fit, "Places", Places)
         known = {
             "texts": {"auto"},
             "placement": Placement(device=CPU, drafter_device=CPU, num_threads=2),
