@@ -81,7 +81,7 @@ class GatedModel:
         self._session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
         cache = manifest.kv_cache
         empty = np.zeros((1, cache.num_kv_heads, 0, cache.head_dim), np.float32)
-        self._past = {past: empty for past, _ in manifest.signature.caches(cache.num_layers)}
+        self._past = {past: empty for past, _ in manifest.signature.caches(cache.attention_layers)}
 
     def likeliest(self, answer: Answer, gates: Gates) -> npt.NDArray[np.intp]:
         """The likeliest token for each place of an answer, [num_tokens]."""

@@ -5,7 +5,7 @@ SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,29 @@ Penalty = Annotated[float, Meta(ge=0.01, le=100)]  # by which logits are divided
 
 
 @dataclass(frozen=True, kw_only=True)
+class Convolutions:
+    """Layers with a short convolution in the place of attention; what it reads is kept as a row for each token.
+
+    width: Numbers in a row.
+    num_before: How many tokens before its own the convolution reads.
+    """
+
+    layers: tuple[Index, ...]
+    width: Width
+    num_before: Size
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Of each layer the names of the rows before a pass, and of those that the pass makes."""
+        return [row_names(layer) for layer in self.layers]
+
+
+def row_names(layer: int) -> tuple[str, str]:
+    """Names of the rows of a short convolution that a pass reads, and of those that it makes."""
+    return f"past_rows.{layer}", f"present_rows.{layer}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class KVCache:
     """Keys and values of each layer, [1, num_kv_heads, positions, head_dim].
 
@@ -45,7 +68,8 @@ class KVCache:
         length rewinds it; growing, where present is past with the new positions appended; or static, where past
         is as long as the context, without the batch, and present holds the new positions alone.
     dtype: A static cache may be of uint16, quantized by scales that are in the graph.
-    num_layers: 0 for a drafting head without attention, which has no cache.
+    num_layers: All layers of the model; 0 for a drafting head without attention, which has no cache.
+    convolutions: The layers among them that have a row for each token in place of keys and values.
     """
 
     form: str = "shared_buffer"
@@ -53,10 +77,32 @@ class KVCache:
     num_kv_heads: Size
     head_dim: Size
     dtype: str = "float32"
+    convolutions: Convolutions | None = None
+
+    @property
+    def convolved_layers(self) -> tuple[int, ...]:
+        return self.convolutions.layers if self.convolutions else ()
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values."""
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.convolved_layers)
+
+    @property
+    def numbers_per_token(self) -> int:
+        row = self.convolutions.width if self.convolutions else 0
+        keys_values = 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim
+        return keys_values + len(self.convolved_layers) * row
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _CACHE_DTYPES[self.dtype]
+        return self.numbers_per_token * _CACHE_DTYPES[self.dtype]
+
+    def of_layers(self, kept: Sequence[int]) -> "KVCache":
+        """The cache of a model that has some of the layers alone, numbered anew."""
+        rows = tuple(number for number, layer in enumerate(kept) if layer in self.convolved_layers)
+        convolutions = replace(self.convolutions, layers=rows) if self.convolutions else None
+        return replace(self, num_layers=len(kept), convolutions=convolutions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +145,11 @@ class Signature:
                     found.append((role, name.replace("%d", str(layer))))
         return inputs, outputs
 
-    def caches(self, num_layers: int) -> list[tuple[str, str]]:
+    def caches(self, layers: Iterable[int]) -> list[tuple[str, str]]:
         """Names of past and present that belong together: keys, then values, layer by layer."""
         return [
             (past.replace("%d", str(layer)), present.replace("%d", str(layer)))
-            for layer in range(num_layers)
+            for layer in layers
             for past, present in ((self.past_key, self.present_key), (self.past_value, self.present_value))
         ]
 
@@ -410,8 +456,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if kv.dtype == "uint16" and kv.form != "static":
         yield f"a {kv.form} cache is of uint16, which only a static one can be"
     layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    if max(layers, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
-        yield f"it names layers {[*manifest.hidden_layers, *layers]} of {kv.num_layers}"
+    named = [*kv.convolved_layers, *layers]
+    if max(named, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
+        yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
+    if kv.convolutions and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
+        yield "with convolutions it has layers of attention, a shared_buffer cache and no graph for trees"
     yield from _shared_names(manifest.signature, kv.num_layers)
     if head is not None:
         yield from head.problems(vocab_size)

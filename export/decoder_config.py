@@ -13,6 +13,7 @@ from edgespec.export.families import FAMILIES, Family, family_of, family_of_hugg
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
+from edgespec.manifest import Convolutions
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
@@ -45,7 +46,7 @@ _UNUSED: dict[str, float] = {
     "rope.scaling.yarn_log_multiplier": 0,
 }
 # Settings that change the arithmetic and have no place in the graph.
-_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers")
+_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers", "conv_bias")
 _SEEING = ("gemma3", "mistral3")  # families of models that have a vision tower beside a text decoder
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
@@ -61,6 +62,7 @@ class Layer:
 
     rotary: Rotary | None  # None: positions are not encoded
     sliding_window: int | None = None  # how many tokens back attention sees
+    convolved: int = 0  # tokens that a short convolution in the place of attention reads, its own included
 
 
 class QueryGrowth(NamedTuple):
@@ -131,6 +133,13 @@ class DecoderConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def convolutions(self) -> Convolutions | None:
+        """What a cache keeps for the layers with a short convolution; None where there are none."""
+        layers = tuple(i for i, layer in enumerate(self.layers) if layer.convolved)
+        num_before = self.layers[layers[0]].convolved - 1 if layers else 0
+        return Convolutions(layers=layers, width=self.hidden_size, num_before=num_before) if layers else None
+
 
 def _require_read(stated: SourceSettings) -> None:
     """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
@@ -176,6 +185,7 @@ def config_from_gguf(
     )
     window = _window_from_gguf(stated, family, architecture, context_length)
     is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    num_kv_heads, convolved = _kv_heads(stated, family, heads, num_layers)
     local_rotary = rotary
     if family.is_local_plain:
         base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
@@ -186,7 +196,7 @@ def config_from_gguf(
         hidden_size=hidden,
         intermediate_size=inner or stated.count("feed_forward_length"),
         num_heads=heads,
-        num_kv_heads=stated.count("attention.head_count_kv", heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
         context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
@@ -196,6 +206,7 @@ def config_from_gguf(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
+            _convolved(stated, convolved, "shortconv.l_cache"),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -233,9 +244,9 @@ def config_from_huggingface(
     rotary, local_rotary = rotaries_from_huggingface(
         stated, head_dim, context_length, wanted_length, is_local_plain=family.is_local_plain
     )
-    is_local = _local_layers(
-        stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
-    )
+    kinds = stated.get("layer_types", stated.get("sliding_window_pattern"))
+    is_local = _local_layers(stated, family, kinds, num_layers)
+    convolved = [i for i, kind in enumerate(kinds) if kind == "conv"] if family.has_convolutions else []
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
     return DecoderConfig(
         architecture=architecture,
@@ -252,6 +263,7 @@ def config_from_huggingface(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
+            _convolved(stated, convolved, "conv_L_cache"),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -306,7 +318,22 @@ def decoder_part(
         }
     if architecture == "mimo":
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("model.mtp_layers.")}
-    return {**defaults, **settings, **(inner or {})}, dict(stored)
+    given = {**defaults, **settings, **(inner or {})}
+    return given | (_lfm2_settings(given) if architecture == "lfm2" else {}), dict(stored)
+
+
+def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names of other families; a width may be stated as that of an MLP of two matrices."""
+    inner = given.get("block_ff_dim", given.get("intermediate_size", 12288))
+    if given["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
+        if (factor := given["block_ffn_dim_multiplier"]) is not None:
+            unit = given["block_multiple_of"]
+            inner = -(-int(factor * inner) // unit) * unit
+    numbers = range(given["num_hidden_layers"])
+    attending = given.get("full_attn_idxs") or numbers
+    types = given.get("layer_types") or ["full_attention" if i in attending else "conv" for i in numbers]
+    return {"intermediate_size": inner, "rms_norm_eps": given.get("norm_eps", 1e-5), "layer_types": types}
 
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:
@@ -364,10 +391,34 @@ def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) ->
 
 
 def _layers(
-    full: Layer, local: Layer, is_local: Sequence[bool], without_rotary: frozenset[int]
+    full: Layer,
+    local: Layer,
+    is_local: Sequence[bool],
+    without_rotary: frozenset[int],
+    convolved: Mapping[int, Layer],
 ) -> tuple[Layer, ...]:
     layers = [local if sees_window else full for sees_window in is_local]
-    return tuple(replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers))
+    turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
+    return tuple(convolved.get(i, layer) for i, layer in enumerate(turned))
+
+
+def _kv_heads(stated: SourceSettings, family: Family, heads: int, num_layers: int) -> tuple[int, Sequence[int]]:
+    """The heads of keys and values, and the layers that a GGUF file gives none, since they have a convolution."""
+    key = "attention.head_count_kv"
+    counts = stated.get(key, heads)
+    if not family.has_convolutions or not isinstance(counts, list):
+        return stated.count(key, heads), ()
+    if len(counts) != num_layers:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is {counts}, wanted a number for each layer")
+    attending = SourceSettings(stated.path, {key: [count for count in counts if count != 0]})
+    return attending.count(key), [i for i, count in enumerate(counts) if count == 0]
+
+
+def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[int, Layer]:
+    """The layers with a short convolution, of the length under a key."""
+    if layers and stated.count(key) == 1:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is 1, wanted 2 or more tokens")
+    return {i: Layer(rotary=None, convolved=stated.count(key)) for i in layers}
 
 
 def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
@@ -377,6 +428,7 @@ def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_laye
         pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
     if isinstance(pattern, list):
         kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
+        kinds |= {"conv": False} if family.has_convolutions else {}
         found = [kinds.get(kind) for kind in pattern]
         if len(found) != num_layers or None in found or (every is None and any(found)):
             raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")

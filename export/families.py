@@ -1,10 +1,10 @@
 """The families of decoders that are read, each by its differences from llama.
 
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
-olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4 and hunyuan_v1_dense, and
-with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A gemma3 or mistral3 that sees is
-read without its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has
-experts.
+olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense and
+lfm2 (LFM2 and 2.5), and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A gemma3 or
+mistral3 that sees is read without its vision part, and granitemoehybrid (Granite 4) where all its layers have
+attention and none has experts.
 """
 
 from collections.abc import Mapping
@@ -37,6 +37,7 @@ class Family:
     normalizes_routing: bool = True  # unless norm_topk_prob says otherwise
     has_rounded_yarn: bool = True  # borders of YaRN are whole pairs of values, unless truncate says otherwise
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
+    has_convolutions: bool = False  # some layers have a short convolution in the place of attention
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
@@ -122,6 +123,28 @@ FAMILIES = {
             "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.shared_mlp.output_linear.weight"),
         },
     ),
+    "lfm2": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        names={
+            "final_norm": ("token_embd_norm.weight", "model.embedding_norm.weight"),
+            "{i}.input_norm": ("blk.{i}.attn_norm.weight", f"{_LAYER}.operator_norm.weight"),
+            "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", f"{_LAYER}.ffn_norm.weight"),
+            "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.q_layernorm.weight"),
+            "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.k_layernorm.weight"),
+            "{i}.o": ("blk.{i}.attn_output.weight", f"{_LAYER}.self_attn.out_proj.weight"),
+            "{i}.gate": ("blk.{i}.ffn_gate.weight", f"{_LAYER}.feed_forward.w1.weight"),
+            "{i}.up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.feed_forward.w3.weight"),
+            "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.feed_forward.w2.weight"),
+        },
+        has_convolutions=True,
+        defaults={
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+        },
+    ),
     "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
     "qwen3_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
@@ -151,7 +174,7 @@ _LACKING = {
     f"Gated DeltaNet layers, {_STATE} (ONNX Runtime has operators for them from 1.32 on)": (
         *("qwen3_next", "qwen3next", "qwen3_5", "qwen35", "kimi_linear", "olmo_hybrid"),
     ),
-    f"short convolutions, {_STATE} (ONNX Runtime has operators for them from 1.32 on)": ("lfm2",),
+    "experts beside short convolutions": ("lfm2moe", "lfm2_moe"),
     f"Mamba layers, {_STATE}": (
         *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
     ),

@@ -5,9 +5,12 @@ Inputs, for a batch of one:
     attention_mask       int64 [batch, total]        ones; total counts cached and new tokens
     num_logits_to_keep   int64 [1]                   how many of the last positions get logits
     past_key_values.{i}.key, .value  float32 or float16 [batch, num_kv_heads, capacity, head_dim]
+    past_rows.{i}                    [batch, num_before, hidden_size], the rows of the tokens before; of a layer
+                                     that has a short convolution and no keys and values
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
+    present_rows.{i}                 [batch, num_tokens, hidden_size], the rows of the new tokens
 A graph with a best token also outputs
     best                 float32 [batch, num_logits_to_keep, 2]   for each row the id of the likeliest token,
                                                                   the lowest of equal ones, and the sum of logits
@@ -96,8 +99,12 @@ class _Decoder:
         norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
         normed = write.norm(residual, norms[0])
         for number, i in enumerate(layers):
-            past, present = write.caches(number)
-            attended = write.norm(write.attention(i, normed, past, present, lengths), f"{i}.attended_norm")
+            past, present = write.caches(number, i)
+            if config.layers[i].convolved:
+                attended = write.convolution(i, normed, past[0], present[0])
+            else:
+                attended = write.attention(i, normed, past, present, lengths)
+            attended = write.norm(attended, f"{i}.attended_norm")
             attended = write.scale(attended, config.residual_scale)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
             fed = write.scale(write.norm(write.mlp(i, normed), f"{i}.fed_norm"), config.residual_scale)

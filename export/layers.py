@@ -13,6 +13,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
+from edgespec.manifest import row_names
 
 
 class LayerWriter:
@@ -45,8 +46,15 @@ class LayerWriter:
         self._scales: ir.Value | None = None
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
-    def caches(self, number: int) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Keys and values of a layer as inputs of the graph, and as its outputs."""
+    def caches(self, number: int, layer: int | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Keys and values of a layer, or the rows of its convolution, as inputs of the graph and as its outputs.
+
+        number: Of the layer among those that the graph has, where these are not all of the model's.
+        """
+        if tokens := self.config.layers[number if layer is None else layer].convolved:
+            (before, own), width = row_names(number), self.config.hidden_size
+            read = typed_value(before, self.type, ("batch", tokens - 1, width))
+            return [read], [typed_value(own, self.type, ("batch", "num_tokens", width))]
         shape = ("batch", self.config.num_kv_heads, "capacity", self.config.head_dim)
         past, present = (
             [typed_value(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
@@ -167,6 +175,29 @@ class LayerWriter:
             softcap=self.config.attention_cap or 0.0,
         )[0]
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]], [self.tensors.get(f"{i}.o_bias")])[0]
+
+    def convolution(self, i: int, x: ir.Value, past: ir.Value, present: ir.Value) -> ir.Value:
+        """A gated short convolution over the rows of tokens, as in LFM2.
+
+        A token's row is gated; the last rows, each times its weights, are added and gated once more.
+        """
+        whole = self.linear(f"{i}.conv_in", x, [self.tensors[f"{i}.conv_in"]])
+        outputs = [ir.Value(name=f"{i}.{part}") for part in ("row_gate", "sum_gate", "ungated")]
+        row_gate, sum_gate, ungated = self.nodes.node("Split", whole, outputs, axis=-1, num_outputs=3)
+        self.nodes.node("Mul", [row_gate, ungated], [present])
+        rows, axis = self.op("Concat", past, present, axis=1), self.constant("axis_1", np.array([1]))
+        count = self.config.layers[i].convolved
+        weights = self.tensors[f"{i}.conv"].vector().astype(self.floats).reshape(-1, count)
+        total: ir.Value | None = None
+        for at in range(count):
+            first = self.constant(f"row_{at}_first", np.array([at]))
+            end = self.constant(f"row_{at}_end", np.array([at + 1 - count or np.iinfo(np.int64).max]))
+            own = self.weights.append(f"{i}.conv.{at}", [np.ascontiguousarray(weights[:, at])], [len(weights)])
+            term = self.op("Mul", self.op("Slice", rows, first, end, axis), own)
+            total = term if total is None else self.op("Add", total, term)
+        assert total is not None
+        total.name = f"{i}.convolved"
+        return self.linear(f"{i}.conv_out", self.op("Mul", sum_gate, total), [self.tensors[f"{i}.conv_out"]])[0]
 
     def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""

@@ -177,7 +177,7 @@ def _read_graph(source: Path, graph: ir.Graph) -> dict[str, Any]:
     )
     num_layers = sum(name.endswith(".key") for name in inputs if name)
     known = {names.input_ids, names.attention_mask, names.position_ids}
-    known |= {past for past, _ in names.caches(num_layers)}
+    known |= {past for past, _ in names.caches(range(num_layers))}
     if unknown := sorted(name for name in inputs if name and name not in known):
         raise SourceError(f"optimum's graph of {source} takes {', '.join(unknown[:3])}, which is not supported")
     past = inputs.get("past_key_values.0.key")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from edgespec.errors import DeviceUnavailable, MemoryExhausted, SourceError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, SourceError, UsageError
 from edgespec.export.adapters import merge_adapter, say_left_out_adapters
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.folder_size import folder_bytes
@@ -165,6 +165,15 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
             f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
             "cpu, or --drafter-device cpu for a drafter"
         )
+    if config.convolutions is not None:
+        if form != "cpu":
+            raise DeviceUnavailable(
+                f"{config.architecture} has short convolutions, which are exported for the CPU only; use --device "
+                "cpu, or --drafter-device cpu for a drafter"
+            )
+        kept = trimming.layers(config.num_layers)
+        if kept and {*kept} <= {*config.convolutions.layers}:
+            raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
     is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise DeviceUnavailable(

@@ -37,7 +37,7 @@ FEW_WEIGHTS = 600_000_000
 # Matrices that suffer most in blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17
 # without, in symmetric blocks (docs/log/export-precision.md). In larger models only the head suffers. Gemma 3
 # 270M, which is stored in 5 bits and more, loses 0.07 nats by gate and up alone.
-_SENSITIVE = ("qkv", "o", "down")
+_SENSITIVE = ("qkv", "o", "conv_in", "conv_out", "down")
 
 
 def choose_precision(num_weights: int, *, is_blocks: bool, hidden_size: int = BLOCK_SIZES[0]) -> tuple[str, str]:

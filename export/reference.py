@@ -81,7 +81,8 @@ class _Reference:
         scale, residual = np.float32(config.embedding_scale), np.float32(config.residual_scale)
         rows = [scale * self._embed(stream, tokens[: stream.num_tokens]) for stream in self.streams]
         for i in range(config.num_layers):
-            attended = self._attention(i, self._norm(f"{i}.input_norm", rows))
+            mix = self._convolution if config.layers[i].convolved else self._attention
+            attended = mix(i, self._norm(f"{i}.input_norm", rows))
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
@@ -162,6 +163,16 @@ class _Reference:
             q = [x * growth.scales(len(x))[:, None] for x in q]
         sinks = self.tensors[f"{i}.sinks"].vector() if f"{i}.sinks" in self.tensors else None
         return self._linear([_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
+
+    def _convolution(self, i: int, rows: list[Floats]) -> list[Floats]:
+        count = self.config.layers[i].convolved
+        weights = self.tensors[f"{i}.conv"].vector().reshape(-1, count)
+        summed = []
+        for row_gate, sum_gate, x in (np.split(y, 3, axis=-1) for y in self._linear(rows, f"{i}.conv_in")):
+            own = np.concatenate([np.zeros((count - 1, x.shape[1]), np.float32), row_gate * x])
+            terms = [own[at : at + len(x)] * weights[:, at] for at in range(count)]
+            summed.append(sum_gate * np.sum(terms, axis=0))
+        return self._linear(summed, f"{i}.conv_out")
 
     def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
         rotary = self.config.layers[i].rotary

@@ -3,7 +3,7 @@
 Experts have the roles {layer}.gate.{expert}, {layer}.up.{expert} and {layer}.down.{expert}.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -29,6 +29,8 @@ _LAYER_NAMES = {
     "o": ("attn_output.weight", "self_attn.o_proj.weight"),
     "o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
     "sinks": ("attn_sinks.weight", "self_attn.sinks"),
+    "conv": ("shortconv.conv.weight", "conv.conv.weight"),
+    **{f"conv_{side}": (f"shortconv.{side}_proj.weight", f"conv.{side}_proj.weight") for side in ("in", "out")},
     "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
     **{part: (f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")},
@@ -45,6 +47,9 @@ _FUSED = {
     "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
     "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
 }
+_CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
+_ENDINGS = ("", "_bias", "_norm")
+_ATTENTION = frozenset({"o", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
@@ -89,11 +94,12 @@ def tensors_by_role(
     if config.routing is not None:
         found, used = _expert_tensors(path, config, stored, config.routing.num_experts, is_gguf=is_gguf)
     for role, name in _names(family, column).items():
-        own_names = [name.format(i=i) for i in (range(config.num_layers) if "{i}" in role else [0])]
+        layers = _layers_of(config, role)
+        own_names = [name.format(i=i) for i in layers]
         # A bias that some layers have is missing in the others.
         is_needed = not role.endswith(_OPTIONAL) or any(own in stored for own in own_names)
         is_needed |= role.removeprefix("{i}.") in family.needs
-        for i, own in enumerate(own_names):
+        for i, own in zip(layers, own_names, strict=True):
             if own in stored:
                 used.add(own)
                 found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role))
@@ -106,6 +112,16 @@ def tensors_by_role(
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
         found |= {role: replace(tensor, addend=family.gain_addend) for role, tensor in gains.items()}
     return found
+
+
+def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
+    """The layers that have a role; that of the whole model has the number 0."""
+    if "{i}" not in role:
+        return [0]
+    part, layers = role.removeprefix("{i}."), range(config.num_layers)
+    if part not in _CONVOLUTION | _ATTENTION:
+        return layers
+    return [i for i in layers if bool(config.layers[i].convolved) == (part in _CONVOLUTION)]
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
@@ -166,6 +182,8 @@ def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int,
         "q_norm": (1, q if whole else config.head_dim), "k_norm": (1, kv if whole else config.head_dim),
         "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        "conv_in": (3 * hidden, num_inputs), "conv_out": (hidden, hidden),
+        "conv": (hidden, max(layer.convolved for layer in config.layers)),
     }  # fmt: skip
 
 
@@ -219,7 +237,7 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
     found = {
         name.format(i=i): [RoleRows(role.format(i=i))]
         for role, name in _names(family, column).items()
-        for i in (range(config.num_layers) if "{i}" in role else [0])
+        for i in _layers_of(config, role)
     }
     for kind in family.fused:
         parts, usual = _FUSED[kind]

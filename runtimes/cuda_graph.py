@@ -176,7 +176,7 @@ class RecordedPass:
         width, names = self._graphs.width, self._names
         num_rows = 1 if self._is_single else width
         binding = self._graphs.session.io_binding()
-        for (past, present), buffer in zip(names.caches(len(buffers) // 2), buffers, strict=True):
+        for (past, present), buffer in zip(names.caches(range(len(buffers) // 2)), buffers, strict=True):
             binding.bind_ortvalue_input(past, buffer)
             binding.bind_ortvalue_output(present, buffer)
         self._graphs.age += 1  # what is taken here may lie in the workspace of other recordings

@@ -217,7 +217,7 @@ def _complete(path: Path, manifest: Manifest, graph: Any) -> Manifest:
 
     inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     names, kv = manifest.signature, manifest.kv_cache
-    past = names.caches(kv.num_layers)[0][0]
+    past = names.caches(kv.attention_layers)[0][0]
     dtype = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}.get(inputs.get(past, TensorProto.FLOAT))
     if dtype is None:
         kind = TensorProto.DataType.Name(inputs[past]).lower()

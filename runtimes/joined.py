@@ -19,7 +19,7 @@ from edgespec.runtimes import joined_graph
 from edgespec.runtimes.device_checks import are_close, probe_tokens
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined_graph import join_graph, part_name
-from edgespec.runtimes.kv_caches import SharedCache
+from edgespec.runtimes.kv_caches import SharedCache, bind_rows
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -78,12 +78,19 @@ class JoinedSession:
         self._is_exact = is_exact
         self._binding = session.io_binding()
         self._options = ort.RunOptions()
-        self._caches = manifest.signature.caches(kv.num_layers)
+        self._caches = manifest.signature.caches(kv.attention_layers)
         names = [value.name for value in session.get_outputs()]
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
         zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
         # Of one slot, for parts of the graph that no text has.
         self._unread = [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
+        self._convolutions = kv.convolutions
+        self._unread_rows: dict[str, Any] = {}
+        if rows := kv.convolutions:
+            none = np.zeros((1, 1, rows.num_before + 1, rows.width), kv.dtype)
+            self._unread_rows = {
+                past: ort.OrtValue.ortvalue_from_numpy(none.copy(), "cpu") for past, _ in rows.names
+            }
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
         # The binding knows addresses: arrays live as long as they are bound, and a pass writes into them.
         self._bound: dict[str, npt.NDArray[Any]] = {}
@@ -170,6 +177,7 @@ class JoinedSession:
         """Tell the graph which rows each part of it attends with, and where each row comes to lie by that."""
         used = dict(zip(numbers, zip(parts, ends, strict=True), strict=True))
         attending, sizes, order = list[int](), list[int](), [0] * num_tokens
+        convolved, num_before = [0] * num_tokens, self._convolutions.num_before if self._convolutions else 0
         for number in range(self.num_parts):
             num_past, rows = 0, [0]
             if number in used:
@@ -177,6 +185,11 @@ class JoinedSession:
                 start, num_past = stop - len(part.tokens), part.num_past
                 rows = [*range(start, stop), *[stop - 1] * part.num_padded]
                 order[start:stop] = range(len(attending), len(attending) + stop - start)
+                first = len(attending) + number * num_before
+                convolved[start:stop] = range(first, first + stop - start)
+            if self._convolutions:
+                held = used[number][0].cache.rows if number in used else self._unread_rows
+                bind_rows(self._binding, self._convolutions, held, num_past, len(rows), f".{number}")
             attending += rows
             sizes.append(len(rows))
             self._num_slots[number] = num_past + len(rows)
@@ -184,6 +197,8 @@ class JoinedSession:
         self._bind(joined_graph.ATTENDING, np.array(attending, np.int64))
         self._bind(joined_graph.SIZES, np.array(sizes, np.int64))
         self._bind(joined_graph.ORDER, np.array(order, np.int64))
+        if self._convolutions:
+            self._bind(joined_graph.CONVOLVED_ORDER, np.array(convolved, np.int64))
 
     def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
         """Give the next pass an input, in the array that is bound if it has the shape."""
@@ -316,7 +331,7 @@ def open_joined(
     Raises EdgeSpecError: It was cancelled, the graph cannot be taken apart, the session does not fit, or its rows
     are wrong.
     """
-    content = join_graph(graph, manifest.signature, manifest.kv_cache.num_layers, num_parts)
+    content = join_graph(graph, manifest.signature, manifest.kv_cache, num_parts)
     own: SessionOptions = {**options, "cancel": cancel}
     session = load_graph(graph, device, content, **own)
     with translate_memory_errors("making room for passes of several texts"):

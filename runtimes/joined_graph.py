@@ -10,12 +10,12 @@ that nobody reads; what comes of it is dropped. Part r is one of the texts; its 
 their names.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ManifestError
-from edgespec.manifest import Signature
+from edgespec.manifest import KVCache, Signature
 from edgespec.runtimes.device_rows import live_nodes, replace_fields
 from edgespec.runtimes.session import HIDDEN_STATES
 
@@ -24,9 +24,11 @@ SIZES = "part_sizes"  # int64 [num_parts]: how many of these each part has
 LAST_SLOT = "seqlens_k"  # int32 [1]: its cached and new tokens, less one
 NUM_SLOTS = "total_sequence_length"  # int32 [1]: its cached and new tokens
 ORDER = "order"  # int64 [num_tokens]: where each row lies among those that attention runs over
+CONVOLVED_ORDER = "convolved_order"  # int64 [num_tokens]: where it lies behind the rows of parts before a pass
 LOGIT_ROWS = "logit_rows"  # int64 [num_logits]: the rows that get logits
 _ATTENTION = "GroupQueryAttention"
 _PAST, _LAST_SLOT, _NUM_SLOTS, _TREE_INPUTS = 3, 5, 6, slice(9, 11)  # inputs of the attention
+CONVOLVED = ".convolved"  # the end of the name of what a short convolution gives
 
 
 def part_name(name: str, part: int) -> str:
@@ -34,7 +36,7 @@ def part_name(name: str, part: int) -> str:
     return f"{name}.{part}"
 
 
-def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: int) -> bytes:
+def join_graph(graph: Path, signature: Signature, kv_cache: KVCache, num_parts: int) -> bytes:
     """The model of a file as one that runs rows of num_parts texts; its weights stay in their file.
 
     Raises ManifestError: The graph is none that can be taken apart.
@@ -42,7 +44,8 @@ def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: in
     import onnx  # 0.15 s, and only programs that ask several things at once need it
 
     model = onnx.load(str(graph), load_external_data=False)
-    caches = {name for pair in signature.caches(num_layers) for name in pair}
+    rows = kv_cache.convolutions.names if kv_cache.convolutions else []
+    caches = {name for pair in (*signature.caches(kv_cache.attention_layers), *rows) for name in pair}
     inner = model.graph
     outputs = [
         each
@@ -50,21 +53,23 @@ def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: in
         if value.name in caches or value.name == signature.logits or value.name.startswith(HIDDEN_STATES)
         for each in _parts_of(value, caches, num_parts)
     ]
-    nodes = live_nodes(_rewritten(inner.node, signature, num_parts), {value.name for value in outputs})
+    rewritten = _rewritten(inner.node, signature, dict(rows), num_parts)
+    nodes = live_nodes(rewritten, {value.name for value in outputs})
     replaced = (signature.attention_mask, signature.num_logits_to_keep)
     kept = (value for value in inner.input if value.name not in replaced)
     inputs = [each for value in kept for each in _parts_of(value, caches, num_parts)]
-    inputs += _new_inputs(num_parts)
+    inputs += _new_inputs(num_parts, has_rows=bool(rows))
     known = {value.name for value in inputs} | {each.name for each in inner.initializer} | {""}
     known |= {output for node in nodes for output in node.output}
     used = {name for node in nodes for name in node.input}
-    if strange := sorted(used - known | ({ORDER, LOGIT_ROWS} - used)):
+    needed = {ORDER, LOGIT_ROWS, *([CONVOLVED_ORDER] if rows else [])}
+    if strange := sorted(used - known | (needed - used)):
         raise ManifestError(f"{graph} does not run several texts in one pass: see {', '.join(strange[:3])}")
     replace_fields(inner, node=nodes, input=inputs, output=outputs, value_info=[])
     return bytes(model.SerializeToString())
 
 
-def _rewritten(nodes: Iterable[Any], signature: Signature, num_parts: int) -> list[Any]:
+def _rewritten(nodes: Iterable[Any], signature: Signature, rows: Mapping[str, str], num_parts: int) -> list[Any]:
     from onnx import helper
 
     given = list(nodes)
@@ -73,6 +78,10 @@ def _rewritten(nodes: Iterable[Any], signature: Signature, num_parts: int) -> li
     for node in given:
         if node.op_type == _ATTENTION:
             written += _split_attention(node, num_parts)
+        elif node.op_type == "Concat" and node.input[0] in rows:
+            written += _split_rows(node, rows[node.input[0]], num_parts)
+        elif node.output[0].endswith(CONVOLVED):
+            written += _ordered(node, CONVOLVED_ORDER)
         elif node.op_type == "Slice" and signature.num_logits_to_keep in counted.get(node.input[1], ()):
             written.append(helper.make_node("Gather", [node.input[0], LOGIT_ROWS], node.output, axis=1))
         else:
@@ -106,9 +115,33 @@ def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
         own.input[:] = inputs
         own.output[:] = [part_name(name, part) for name in node.output]
         yield own
-    parts, together = [part_name(attended, part) for part in range(num_parts)], f"{attended}.all"
-    yield helper.make_node("Concat", parts, [together], axis=1)
-    yield helper.make_node("Gather", [together, ORDER], [attended], axis=1)
+    parts = [part_name(attended, part) for part in range(num_parts)]
+    yield from _ordered(helper.make_node("Concat", parts, [attended], axis=1), ORDER)
+
+
+def _split_rows(node: Any, present: str, num_parts: int) -> Iterator[Any]:
+    """The rows of each part behind those before its pass, all parts one after another.
+
+    A convolution runs over them all: what it gives for rows that reach into another part is left out of the order.
+    """
+    from onnx import helper
+
+    gathered, pieces = f"{node.input[1]}.attending", [part_name(present, part) for part in range(num_parts)]
+    yield helper.make_node("Gather", [node.input[1], ATTENDING], [gathered], axis=1)
+    yield helper.make_node("Split", [gathered, SIZES], pieces, axis=1)
+    pasts = [part_name(node.input[0], part) for part in range(num_parts)]
+    own = [name for pair in zip(pasts, pieces, strict=True) for name in pair]
+    yield helper.make_node("Concat", own, node.output, axis=1)
+
+
+def _ordered(node: Any, order: str) -> Iterator[Any]:
+    """A node whose rows are put in an order."""
+    from onnx import helper
+
+    wanted = node.output[0]
+    node.output[0] = f"{wanted}.all"
+    yield node
+    yield helper.make_node("Gather", [node.output[0], order], [wanted], axis=1)
 
 
 def _parts_of(value: Any, caches: set[str], num_parts: int) -> list[Any]:
@@ -127,7 +160,7 @@ def _parts_of(value: Any, caches: set[str], num_parts: int) -> list[Any]:
     return values
 
 
-def _new_inputs(num_parts: int) -> list[Any]:
+def _new_inputs(num_parts: int, *, has_rows: bool) -> list[Any]:
     from onnx import TensorProto, helper
 
     make = helper.make_tensor_value_info
@@ -140,6 +173,6 @@ def _new_inputs(num_parts: int) -> list[Any]:
         *own,
         make(ATTENDING, TensorProto.INT64, ["num_attending"]),
         make(SIZES, TensorProto.INT64, [num_parts]),
-        make(ORDER, TensorProto.INT64, ["num_tokens"]),
+        *(make(name, TensorProto.INT64, ["num_tokens"]) for name in (ORDER, CONVOLVED_ORDER)[: 1 + has_rows]),
         make(LOGIT_ROWS, TensorProto.INT64, ["num_logits"]),
     ]

@@ -3,11 +3,15 @@
 A graph of edgespec's own takes one buffer for each layer's keys and one for its values, longer than what fills it.
 It is bound as past and as present, and the total length says how much of it counts: a rewind costs nothing.
 
+A layer with a short convolution has a row for each token, in a buffer like that of a head's keys, behind rows of
+zeros that stand before a text. A pass reads the last few rows before it, and writes its own behind them: both are
+bound as views of the buffer.
+
 A graph traced from PyTorch copies past into present each pass, which is longer by the pass. A rewind shortens
 every head then, which leaves gaps that the graph cannot skip, so it is a copy as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
-from edgespec.manifest import Manifest
+from edgespec.manifest import Convolutions, Manifest
 from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.session import translate_error
 
+_UNBOUND = -1, -1
 _SPARE = 64  # positions more than are needed, where there is no memory to double them
 
 
@@ -34,8 +39,12 @@ class SharedCache:
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
-        self._names = manifest.signature.caches(self._kv.num_layers)
+        self._names = manifest.signature.caches(self._kv.attention_layers)
         self._context_length = manifest.context_length
+        self._rows = self._kv.convolutions
+        # How many rows of zeros stand before a text in a buffer, by its name.
+        self._num_before = {past: self._rows.num_before for past, _ in self._rows.names} if self._rows else {}
+        self._span = _UNBOUND  # the past and new positions that rows are bound for
         self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
         self._listed: Sequence[Any] = ()  # the same, once they were asked for
         self._capacity = 0
@@ -47,9 +56,19 @@ class SharedCache:
 
         Raises MemoryExhausted: The buffers do not fit. They hold what they held, and some may be longer.
         """
-        needed = num_past + num_new
-        if needed <= self._capacity:
-            return
+        if num_past + num_new > self._capacity:
+            self._make_room(num_past + num_new, num_past)
+        if self._rows and self._span != (num_past, num_new):
+            self._span = _UNBOUND  # an interrupt leaves some of them bound elsewhere
+            bind_rows(self._binding, self._rows, self._buffers, num_past, num_new)
+            self._span = num_past, num_new
+
+    @property
+    def rows(self) -> Mapping[str, Any]:
+        """The OrtValues of the rows of layers with a short convolution, by the name of their past."""
+        return {past: self._buffers[past] for past in self._num_before}
+
+    def _make_room(self, needed: int, num_past: int) -> None:
         doubled = next_capacity(self._capacity, needed, self._context_length)
         least = min(needed + _SPARE, self._context_length)
         for capacity in (doubled, least) if self._can_copy else (self._context_length,):
@@ -76,8 +95,12 @@ class SharedCache:
         if num_positions > self._capacity:
             self.clear()
             self.prepare(0, num_positions)
-        for buffer in self._buffers.values() if self._device.memory == "cpu" else ():
-            buffer.numpy()[:, :, :num_positions] = 0
+        for held in self._held() if self._device.memory == "cpu" else ():
+            held[:, :, :num_positions] = 0
+
+    def _held(self) -> list[npt.NDArray[Any]]:
+        """Views of all buffers by position, [1, heads, positions, numbers], without the rows before a text."""
+        return [buffer.numpy()[:, :, self._num_before.get(past, 0) :] for past, buffer in self._buffers.items()]
 
     def imitate(self, num_run: int, num_positions: int, seed: int) -> None:
         """Fill the slots after the first num_run up to num_positions with their values, mixed and scaled.
@@ -86,8 +109,7 @@ class SharedCache:
         """
         self.prepare(num_run, num_positions - num_run)
         rng = np.random.default_rng(seed)
-        for buffer in self._buffers.values():
-            held = buffer.numpy()  # a view
+        for held in self._held():
             picked = rng.integers(0, num_run, num_positions - num_run)
             scales = rng.uniform(0.7, 1.3, (len(picked), 1)).astype(held.dtype)
             held[:, :, num_run:num_positions] = held[:, :, picked] * scales
@@ -99,7 +121,7 @@ class SharedCache:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._buffers.clear()
-        self._listed = ()
+        self._listed, self._span = (), _UNBOUND
 
     @property
     def buffers(self) -> Sequence[Any]:
@@ -117,26 +139,30 @@ class SharedCache:
         Raises MemoryExhausted: The buffers do not fit.
         """
         self.prepare(0, num_positions)
-        for past, buffer in self._buffers.items():
-            buffer.numpy()[:, :, :num_positions] = other._buffers[past].numpy()[:, :, :num_positions]
+        for own, theirs in zip(self._held(), other._held(), strict=True):
+            own[:, :, :num_positions] = theirs[:, :, :num_positions]
 
     def read(self, num_positions: int) -> npt.NDArray[Any]:
-        """The first num_positions of all buffers, [2 * num_layers, num_kv_heads, num_positions, head_dim]; the
-        buffers must be the CPU's."""
+        """What the CPU's buffers hold of the first num_positions, [1, 1, num_positions, numbers_per_token]."""
         self.prepare(0, 1)
-        return np.concatenate([buffer.numpy()[:, :, :num_positions] for buffer in self.buffers])
+        parts = [held[0, :, :num_positions].swapaxes(0, 1) for held in self._held()]
+        return np.concatenate(
+            [each.reshape(num_positions, each.shape[1] * each.shape[2]) for each in parts], axis=1
+        )[None, None]
 
     def fill(self, values: npt.NDArray[Any]) -> None:
         """Hold what read has given; raises as copy_from does."""
         num_positions = values.shape[2]
         self.prepare(0, num_positions)
-        for buffer, held in zip(self.buffers, values, strict=True):
-            buffer.numpy()[0, :, :num_positions] = held
+        start = 0
+        for held in self._held():
+            part = values[0, 0, :, start : start + held.shape[1] * held.shape[3]]
+            held[0, :, :num_positions] = part.reshape(num_positions, held.shape[1], -1).swapaxes(0, 1)
+            start += part.shape[1]
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy slots, in rising order, to start and after it; the buffers must be the CPU's."""
-        for buffer in self._buffers.values():
-            held = buffer.numpy()  # a view
+        for held in self._held():
             held[:, :, start : start + len(slots)] = held[:, :, slots]
 
     def _grow(self, capacity: int, num_past: int) -> None:
@@ -144,7 +170,12 @@ class SharedCache:
         shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
         self.before_change()
         self._capacity = 0  # until all is done, whatever comes between
-        self._listed = ()
+        self._listed, self._span = (), _UNBOUND
+        for past, _ in self._rows.names if self._rows else ():
+            assert self._rows
+            length = self._rows.num_before + capacity
+            if past not in self._buffers or self._buffers[past].shape()[2] < length:
+                self._buffers[past] = self._allocate(past, (1, 1, length, self._rows.width), num_past)
         for layer in zip(self._names[::2], self._names[1::2], strict=True):
             held = [self._buffers.get(past) for past, _ in layer]
             lengths = [int(buffer.shape()[2]) if buffer is not None else 0 for buffer in held]
@@ -170,14 +201,37 @@ class SharedCache:
             return value
         # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN. They
         # are written: np.zeros takes no memory before it is used, and would count as free until then.
-        buffer = np.empty(shape, self._kv.dtype)
-        buffer[:, :, num_past:] = 0
-        if num_past:
-            buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
+        buffer, num_kept = np.empty(shape, self._kv.dtype), num_past and num_past + self._num_before.get(past, 0)
+        buffer[:, :, num_kept:] = 0
+        if num_kept:
+            buffer[:, :, :num_kept] = self._buffers[past].numpy()[:, :, :num_kept]
         if value is None:
             return self._ort.OrtValue.ortvalue_from_numpy(buffer, memory)
         value.update_inplace(buffer)
         return value
+
+
+def bind_rows(
+    binding: Any,
+    rows: Convolutions,
+    buffers: Mapping[str, Any],
+    num_past: int,
+    num_new: int,
+    ending: str = "",
+) -> None:
+    """Bind the rows before num_past as those that a pass reads, and those of num_new tokens as what it writes.
+
+    Args:
+        buffers: By the name of their past. What is bound are views of them, on the CPU.
+        ending: What the graph's names end with.
+    """
+    for past, present in rows.names:
+        value = buffers[past].numpy()
+        read, written = num_past, num_past + rows.num_before
+        shapes = (1, rows.num_before, rows.width), (1, num_new, rows.width)
+        address, row_bytes, kind = value.ctypes.data, value.strides[2], value.dtype.type
+        binding.bind_input(past + ending, "cpu", 0, kind, shapes[0], address + read * row_bytes)
+        binding.bind_output(present + ending, "cpu", 0, kind, shapes[1], address + written * row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +255,7 @@ class GrowingCache:
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
-        self._names = manifest.signature.caches(self._kv.num_layers)
+        self._names = manifest.signature.caches(self._kv.attention_layers)
         self._context_length = manifest.context_length
         self._held = _Buffers(self._allocate(0), self._allocate(0), 0, 0)
         self._next_length = 0
@@ -288,6 +342,11 @@ def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -
     Raises DeviceUnavailable: The cache's form is not for the device.
     """
     if manifest.kv_cache.form == "shared_buffer":
+        if manifest.kv_cache.convolutions and device.memory != "cpu":
+            raise DeviceUnavailable(
+                f"{manifest.name} has short convolutions, which '{device.name}' does not run; use --device cpu",
+                device=device.name,
+            )
         return SharedCache(session, binding, manifest, device)
     if device.memory != "cpu":
         raise DeviceUnavailable(

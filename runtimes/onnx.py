@@ -440,4 +440,4 @@ def _prefix_key(manifest: Manifest, device: Device, options: SessionOptions) -> 
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
     model = hashlib.sha256(repr(files).encode()).hexdigest()
     mode = "deterministic" if options.get("deterministic") else "fastest"
-    return f"{model[:32]}, {mode}, {proof_key(manifest, device, options.get('num_threads'))}"
+    return f"{model[:32]}, {mode}, {proof_key(manifest, device, options.get('num_threads'))}, by token"

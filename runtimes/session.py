@@ -239,7 +239,7 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
     differences = [f"{name} is not expected" for name in inputs if name not in wanted_inputs]
     differences += _differences(wanted_inputs, inputs) + _differences(wanted_outputs, outputs)
     if manifest.files and not differences:  # graphs of others name their dimensions as they like
-        past, present = manifest.signature.caches(1)[0]
+        past, present = manifest.signature.caches(manifest.kv_cache.attention_layers)[0]
         # A shared buffer is one dimension in past and present; a growing cache is longer in present.
         is_shared = inputs[past].shape[2] == outputs[present].shape[2]
         differences = _cache_differences(manifest, session, "shared_buffer" if is_shared else "growing")
@@ -269,9 +269,13 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     outputs: _Values = {names.logits: (("float", "float16"), (1, "rows", manifest.vocab_size))}
     if names.best:
         outputs[names.best] = (("float",), (1, "rows", 2))
-    for past, present in names.caches(kv.num_layers):
+    for past, present in names.caches(kv.attention_layers):
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    if rows := kv.convolutions:
+        for past, present in rows.names:
+            inputs[past] = ((cache_type,), (1, rows.num_before, rows.width))
+            outputs[present] = ((cache_type,), (1, "new", rows.width))
     if head := manifest.head:
         inputs["hidden"] = (("float",), (1, "new", head.state_size))
         outputs["state"] = (("float",), (1, "new", head.state_size))

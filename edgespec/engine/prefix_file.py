@@ -54,7 +54,7 @@ def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
             _require_stored(file)
             with np.load(file, allow_pickle=False) as found:
                 if str(found["key"]) != key:
-                    raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
+                    raise UsageError(f"{path} was kept with another model, device, processor or version")
                 tokens: TokenIds = found["tokens"]
                 values: npt.NDArray[Any] = found["values"]
         _require_whole(tokens, values, decoder, cache)
@@ -98,7 +98,7 @@ def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cach
         raise UsageError(
             f"the kept text has {num_tokens} tokens, more than the context of {decoder.context_length}"
         )
-    shape = (2 * cache.num_layers, cache.num_kv_heads, num_tokens, cache.head_dim)
+    shape = (1, 1, num_tokens, cache.numbers_per_token)
     if tokens.dtype != np.int32 or tokens.ndim != 1 or not num_tokens:
         raise ValueError("its tokens are none of this model")
     if not (tokens.min() >= 0 and tokens.max() < decoder.vocab_size):

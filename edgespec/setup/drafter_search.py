@@ -302,7 +302,7 @@ def _with_export(
 
 def _with_layers(manifest: Manifest, num_layers: int) -> Manifest:
     """A manifest that stands for a drafter of so many layers like those of the target."""
-    kv_cache = replace(manifest.kv_cache, num_layers=num_layers)
+    kv_cache = manifest.kv_cache.of_layers(range(num_layers))
     return replace(manifest, kv_cache=kv_cache, tree_graph=None, hidden_layers=())
 
 

@@ -245,7 +245,7 @@ def self_drafter(manifest: Manifest) -> Manifest:
         graph=drafter.graph,
         tree_graph=None,
         signature=replace(manifest.signature, best=None),
-        kv_cache=replace(manifest.kv_cache, num_layers=len(drafter.layers)),
+        kv_cache=manifest.kv_cache.of_layers(drafter.layers),
         vocab_subset=drafter.vocab_subset,
         hidden_layers=(),
     )

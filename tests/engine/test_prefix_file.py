@@ -78,7 +78,7 @@ def test_it_serves_its_own_model_and_mode_alone(tiny_model: Path, tmp_path: Path
     for model, is_deterministic in ((tmp_path / "other", True), (tiny_model, False)):
         with (
             open_tiny(model, deterministic=is_deterministic) as engine,
-            pytest.raises(UsageError, match="was kept with another model, device, processor or ONNX Runtime"),
+            pytest.raises(UsageError, match="was kept with another model, device, processor or version"),
         ):
             engine.load_prefix(path)
 

@@ -310,7 +310,10 @@ def test_gguf_says_which_layers_see_a_window(
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "family 'gemma'; known are"),
-        ("lfm2", {}, "short convolutions.*1.32"),
+        ("lfm2moe", {}, "experts beside short convolutions"),
+        ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
+        ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
+        ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
         ("qwen35", {}, "Gated DeltaNet"),
     ],
 )

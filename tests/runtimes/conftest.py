@@ -2,10 +2,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
+from families import FAMILIES, weights_of
 
+from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.passes import Passes
+
+
+@pytest.fixture(scope="session")
+def convolved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights, two layers of attention and three with short convolutions."""
+    folder = tmp_path_factory.mktemp("convolved")
+    config = {**FAMILIES["lfm2"]["config"], "max_position_embeddings": 1024}
+    tiny.write_huggingface(folder / "hf", weights_of("lfm2"), config=config)
+    export_model(folder / "hf", folder / "out", precision="fp32")
+    return folder / "out"
 
 
 @pytest.fixture

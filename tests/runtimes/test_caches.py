@@ -143,6 +143,10 @@ def test_shared_cache_says_the_same_after_any_history(tiny_model: Path) -> None:
     assert walk(onnx(tiny_model), 8) > 50
 
 
+def test_cache_with_rows_of_convolutions_says_the_same_after_any_history(convolved_model: Path) -> None:
+    assert walk(onnx(convolved_model), 8) > 50
+
+
 def test_growing_cache_says_the_same_after_any_history(tmp_path: Path) -> None:
     assert walk(onnx(write_growing(tmp_path / "model")), 8) > 50
 

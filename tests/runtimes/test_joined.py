@@ -88,9 +88,9 @@ def test_rows_are_those_of_each_alone_within_rounding_without_deterministic_mode
             assert np.allclose(row, alone.logits(tokens, num_last), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "mistral", "lfm2"])
 def test_families_with_other_attention_run_several_texts(tmp_path: Path, family: str) -> None:
-    """Norms of heads, windows, caps and heads of more than 128 channels."""
+    """Norms of heads, windows, caps, heads of more than 128 channels, and layers without attention."""
     tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32")
     alone = decoder(tmp_path / "out")
@@ -276,10 +276,10 @@ def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None
     manifest = read_manifest(tiny_model)
     assert manifest.tree_graph is not None
     with pytest.raises(ManifestError, match="a graph for trees"):
-        join_graph(tiny_model / manifest.tree_graph, manifest.signature, manifest.kv_cache.num_layers, 2)
+        join_graph(tiny_model / manifest.tree_graph, manifest.signature, manifest.kv_cache, 2)
     unnamed = replace(manifest.signature, num_logits_to_keep="another")
     with pytest.raises(ManifestError, match="see logit_rows"):
-        join_graph(tiny_model / manifest.graph, unnamed, manifest.kv_cache.num_layers, 2)
+        join_graph(tiny_model / manifest.graph, unnamed, manifest.kv_cache, 2)
 
 
 def test_a_program_ends_while_a_session_is_opened(tiny_model: Path) -> None:

@@ -85,7 +85,7 @@ class FedDecoder:
     def logits(self, tokens: npt.NDArray[np.int32], num_last: int) -> npt.NDArray[np.float32]:
         manifest, kv = self.manifest, self.manifest.kv_cache
         shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
-        pairs = manifest.signature.caches(kv.num_layers)
+        pairs = manifest.signature.caches(kv.attention_layers)
         caches = {past: np.zeros(shape, kv.dtype) for past, _ in pairs}
         rows, start = [], 0
         while start < len(tokens):

@@ -77,6 +77,11 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 16,
         "rope.scaling.yarn_log_multiplier": 1.0,
     },
+    "lfm2": {
+        "attention.head_count_kv": [0, 2, 0, 0, 2],
+        "shortconv.l_cache": 3,
+        "rope.freq_base": 1e6,
+    },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
         **_HEADS,
@@ -113,6 +118,7 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
     },
 }
 MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "gpt_oss-limit")
+CONVOLVED = ("lfm2",)  # run on the CPU alone, and no trees
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 

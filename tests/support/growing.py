@@ -163,7 +163,7 @@ def _rename(graph: onnx.GraphProto, names: Signature) -> None:
     new = {"tokens": names.input_ids, "attended": names.attention_mask, "given": names.position_ids}
     new["rows"] = names.logits
     parts = [f"{part}{i}" for i in range(LAYERS) for part in ("key", "value")]
-    for part, (past, present) in zip(parts, names.caches(LAYERS), strict=True):
+    for part, (past, present) in zip(parts, names.caches(range(LAYERS)), strict=True):
         new |= {f"past_{part}": past, f"present_{part}": present}
     for value in [*graph.input, *graph.output]:
         value.name = new[value.name]

@@ -358,7 +358,7 @@ class Graphs:
 
     def rows(self, tokens: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits and states of tokens behind what is held, which are held then."""
-        pairs = self.manifest.signature.caches(self.manifest.kv_cache.num_layers)
+        pairs = self.manifest.signature.caches(self.manifest.kv_cache.attention_layers)
         inputs = {
             "input_ids": np.asarray(tokens, np.int64)[None],
             "hidden": states[None].astype(np.float32),

@@ -115,6 +115,14 @@ FAMILIES = {
         "residual_multiplier": 0.4,
         "logits_scaling": 3.0,
     },
+    "lfm2": {  # a width of 144, of which two thirds are meant
+        "num_hidden_layers": 5,
+        "intermediate_size": 144,
+        "block_multiple_of": 32,
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
     "qwen3_moe": {
         "head_dim": 32,

@@ -94,6 +94,8 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
         config["layer_types"] = ["sliding_attention", "full_attention"]
     elif "layer_types" in config:
         config["layer_types"] = config["layer_types"][:2]
+    if family == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:
@@ -145,12 +147,18 @@ def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transpose
         "up_proj": (shape.inner, shape.hidden),
         "gate_up_proj": (2 * shape.inner, shape.hidden),
         "down_proj": (shape.hidden, shape.inner),
+        **dict.fromkeys(("w1", "w3"), (shape.inner, shape.hidden)),
+        "w2": (shape.hidden, shape.inner),
+        "in_proj": (3 * shape.hidden, shape.hidden),
+        "out_proj": (shape.hidden, query if "self_attn" in name else shape.hidden),
+        "conv": (shape.hidden, 1, 3),
         "input_linear": (2 * shape.inner, shape.hidden),
         "output_linear": (shape.hidden, shape.inner),
         "q_norm": (shape.head_dim if by_head else query,),
         "k_norm": (shape.head_dim if by_head else key,),
         "query_layernorm": (shape.head_dim,),
         "key_layernorm": (shape.head_dim,),
+        **dict.fromkeys(("q_layernorm", "k_layernorm"), (shape.head_dim,)),
         "embed_tokens": (tiny.VOCAB, shape.hidden),
         "lm_head": (tiny.VOCAB, shape.hidden),
     }

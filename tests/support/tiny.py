@@ -147,6 +147,7 @@ _GGUF_NAMES = {
 }
 
 
+_CONVERTED = ("lfm2",)
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -155,6 +156,11 @@ _GLM_NAMES = {
 
 
 def _gguf_name(name: str, architecture: str) -> str:
+    if architecture in _CONVERTED:  # by the names of llama.cpp's converter
+        number = next(at for at, each in gguf.MODEL_ARCH_NAMES.items() if each == architecture)
+        converted = gguf.get_tensor_name_map(number, 64).get_name(name, try_suffixes=(".weight", ".bias"))
+        assert converted is not None, name
+        return converted
     name = name.replace("model.layers.", "blk.")
     for theirs, ours in _GLM_NAMES.items() if architecture == "glm4" else ():
         name = name.replace(theirs, ours)
