@@ -43,7 +43,7 @@ def collect_answers(target: Path, prompts: list[str], max_tokens: int) -> list[A
             prompt_ids = engine.encode(prompt)
             if len(prompt_ids) + max_tokens + BLOCK > CONTEXT:
                 continue
-            answer = engine.generate(prompt, max_tokens=max_tokens).token_ids
+            answer = engine.generate(prompt, max_tokens=max_tokens, temperature=0.0).token_ids
             answers.append((np.append(prompt_ids, np.array(answer, np.int32)), len(answer)))
     return answers
 
@@ -75,7 +75,7 @@ def compare(target: Logits, drafter: Logits) -> Doubles:
 def count_accepted(target: Path, drafter: Path, prompts: list[str], max_tokens: int) -> tuple[int, int]:
     """The number of drafted tokens that were accepted, and of all drafted tokens."""
     with edgespec.load(target, drafter=str(drafter), draft_length=DRAFT_LENGTH, schedule="serial") as engine:
-        stats = [engine.generate(prompt, max_tokens=max_tokens).stats for prompt in prompts]
+        stats = [engine.generate(prompt, max_tokens=max_tokens, temperature=0.0).stats for prompt in prompts]
     return sum(each.num_accepted for each in stats), sum(each.num_drafted for each in stats)
 
 

@@ -67,7 +67,7 @@ def _answer(pair: Path, lines: list[dict[str, str]], max_tokens: int, block: int
     print(f"{'answers':>9} {_RESIDENT}")
     with load(pair, drafter=str(pair)) as engine:
         for number, line in enumerate(lines, 1):
-            engine.generate(line["prompt"], max_tokens=max_tokens)
+            engine.generate(line["prompt"], max_tokens=max_tokens, temperature=0.0)
             if number % block == 0 or number == len(lines):
                 print(f"{number:9} {_resident()}", flush=True)
 
@@ -91,7 +91,7 @@ def _measure(
         assert learner is not None, "no head of this pair can learn"
         before, rested_s, most_kept, most_in_rest = ShadowCount(), 0.0, 0, 0
         for number, line in enumerate(lines, 1):
-            engine.generate(line["prompt"], max_tokens=max_tokens)
+            engine.generate(line["prompt"], max_tokens=max_tokens, temperature=0.0)
             started, allocated = process_time(), tracemalloc.get_traced_memory()[0]
             if is_traced:
                 tracemalloc.reset_peak()

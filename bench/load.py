@@ -85,7 +85,7 @@ def way_of(engine: Engine, way: str) -> Iterator[int]:
 
 
 def answer(engine: Engine, request: Request) -> tuple[int, ...]:
-    return engine.generate(request.prompt, max_tokens=request.max_tokens).token_ids
+    return engine.generate(request.prompt, max_tokens=request.max_tokens, temperature=0.0).token_ids
 
 
 def run(engine: Engine, requests: Sequence[Request], way: str) -> Outcome:
@@ -101,10 +101,10 @@ def run(engine: Engine, requests: Sequence[Request], way: str) -> Outcome:
 def passes_to_first_token(engine: Engine, requests: Sequence[Request], way: str) -> int:
     """Passes that end until a short request has its first token, beside three long ones in the middle."""
     with way_of(engine, way):
-        long = [engine.stream(each.prompt, max_tokens=_LONG_TOKENS) for each in requests[:3]]
+        long = [engine.stream(each.prompt, max_tokens=_LONG_TOKENS, temperature=0.0) for each in requests[:3]]
         for stream in long:
             next(stream)
-        short = engine.stream("Why?", max_tokens=1)
+        short = engine.stream("Why?", max_tokens=1, temperature=0.0)
         list(short)
         for stream in long:
             stream.close()

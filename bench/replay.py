@@ -213,7 +213,7 @@ def record(options: Namespace) -> None:
     with edgespec.load(options.model, drafter="none") as engine, options.file.open("a") as file:
         for category, texts in prompts.items():
             for text in texts[: options.per_category]:
-                answer = engine.generate(text, max_tokens=options.tokens)
+                answer = engine.generate(text, max_tokens=options.tokens, temperature=0.0)
                 prompt = engine.encode(text).tolist()
                 file.write(json.dumps({"category": category, "prompt": prompt, "answer": answer.token_ids}) + "\n")
 

@@ -155,7 +155,7 @@ def ask(engine: Engine, way: str, task: Task, score: Score) -> None:
     """Ask one request, and count what came of it."""
     started = perf_counter()
     answer = engine.generate(
-        task.prompt, max_tokens=_MAX_TOKENS, parallel_tool_calls=False, **options_of(way, task)
+        task.prompt, max_tokens=_MAX_TOKENS, parallel_tool_calls=False, temperature=0.0, **options_of(way, task)
     )
     score.seconds += perf_counter() - started
     score.num_requests += 1

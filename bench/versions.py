@@ -39,14 +39,14 @@ WARM_UP, STARTS = 2, 20  # rounds
 WORKER = """
 import json, sys
 from time import perf_counter
-from edgespec import load
+from edgespec import SamplingParams, load
 with load(sys.argv[1], drafter=sys.argv[2]) as engine:
     print("ready", flush=True)
     for line in sys.stdin:
         prompt, num_tokens = json.loads(line)
         started = perf_counter()
         first, num_tokens_after = None, 0
-        for chunk in engine.stream(prompt, max_tokens=num_tokens):
+        for chunk in engine.stream(prompt, sampling=SamplingParams(), max_tokens=num_tokens):
             num_tokens_after += len(chunk.token_ids) if first else 0
             first = first or perf_counter()
         speed = num_tokens_after / (perf_counter() - first)

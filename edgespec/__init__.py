@@ -85,7 +85,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import LoadProgress
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-    from edgespec.text.prompt_encoder import parse_ids, parse_messages
+    from edgespec.text.prompt_encoder import parse_ids, parse_messages, split_begun
     from edgespec.text.tokenizer import TextStream, Tokenizer
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order
     from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
@@ -101,6 +101,7 @@ __all__ = [
     "AnswerStream",
     "CallArguments",
     "CallEnd",
+    "CallMessage",
     "CallStart",
     "Chunk",
     "Completion",
@@ -113,6 +114,7 @@ __all__ = [
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",
+    "FormatError",
     "Gain",
     "IntegrityError",
     "Interval",
@@ -122,12 +124,14 @@ __all__ = [
     "Message",
     "ModelError",
     "Reply",
+    "ResultMessage",
     "Round",
     "SamplingParams",
     "SourceError",
     "Stats",
     "TokenLogprob",
     "ToolCall",
+    "ToolError",
     "UnsuitedModel",
     "UsageError",
     "VocabularyMismatch",
@@ -155,7 +159,7 @@ _HOMES = _by_name(
         "engine.request": "AnswerOptions Drafting",
         "engine.transcript": "Round",
         "system.progress": "LoadProgress",
-        "text.chat_template": "Message",
+        "text.chat_template": "CallMessage Message ResultMessage",
         "tools.call_events": "CallArguments CallEnd CallStart",
         "tools.tool": "ToolCall",
     }
@@ -183,7 +187,6 @@ _WING_NAMES = _by_name(
         "engine.reasoning": "ReasoningStream has_spent split_reasoning",
         "engine.request": "require_embedding_model require_writer",
         "engine.transcript": "Transcript",
-        "errors": "FormatError ToolError",
         "grammar.response_format": "read_format",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
@@ -208,8 +211,8 @@ _WING_NAMES = _by_name(
         "setup.profile": "Profile",
         "setup.snapshot": "LocalSource Preview",
         "setup.wish": "Wish",
-        "text.chat_template": "CallMessage ResultMessage Turn",
-        "text.prompt_encoder": "parse_ids parse_messages",
+        "text.chat_template": "Turn",
+        "text.prompt_encoder": "parse_ids parse_messages split_begun",
         "text.tokenizer": "TextStream Tokenizer",
         "tools.call_events": "in_order",
         "tools.tool": "Tool ToolUse parse_tools",

@@ -105,8 +105,8 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
     speeds, names = [], []
     for drafter in ("none", "auto"):
         with load(folder, drafter=drafter, num_threads=num_threads, offline=True) as engine:
-            engine.generate(_PROMPTS[0], max_tokens=2)
-            answer = engine.generate(_PROMPTS[0], max_tokens=2 * _NUM_TOKENS)
+            engine.generate(_PROMPTS[0], max_tokens=2, temperature=0.0)
+            answer = engine.generate(_PROMPTS[0], max_tokens=2 * _NUM_TOKENS, temperature=0.0)
             speeds.append(answer.stats.decode_tokens_per_second or 0.0)
             names.append(engine.speculation.name)
     return {

@@ -90,6 +90,9 @@ class Chunk:
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
@@ -108,6 +111,9 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def reasoning(self) -> str:

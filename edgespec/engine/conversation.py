@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import AnswerSettings, ReplyOptions, Settings, TalkOptions, check_path, require_known
+from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, answer_settings, check_path, require_known
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -31,7 +31,7 @@ class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
         with load("smollm2-135m") as engine:
-            talk = engine.chat("You answer in one sentence.", overflow="drop-oldest")
+            talk = engine.chat(system="You answer in one sentence.", overflow="drop-oldest")
             print(talk.say("Why is the sky blue?").text)
 
     One answer is generated at a time; the next can begin when it is over or closed, and raises UsageError until
@@ -55,12 +55,10 @@ class Conversation:
             raise UsageError(f"system is {system!r}; wanted a text")
         self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", OVERFLOWS[0])
         answers: TalkOptions = settings
-        given = AnswerSettings(**answers)
-        if not isinstance(given.sampling, SamplingParams | None):
-            raise UsageError(f"sampling is {given.sampling!r}; wanted SamplingParams")
+        given = answer_settings(answers, engine.model_sampling)
         if given.max_tokens == 0:
             raise UsageError("max_tokens is 0; wanted a whole number from 1")
-        self.sampling = given.sampling or engine.model_sampling or SamplingParams()
+        self.sampling = given.sampling or SamplingParams()
         self.max_tokens, self.stop, self.ends_loops = given.max_tokens, given.stop, given.ends_loops
         self.response_format, self.tools, self.tool_choice = (
             given.response_format,
@@ -79,6 +77,9 @@ class Conversation:
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
+
+    def __repr__(self) -> str:
+        return f"<Conversation with {self.engine.manifest.name}, {len(self.messages)} messages>"
 
     @property
     def overflow(self) -> str:
@@ -119,7 +120,7 @@ class Conversation:
     @property
     def num_tokens(self) -> int:
         """Tokens of the messages that the model would be sent now."""
-        return self._count(sent) if (sent := self.sent) else 0
+        return self._count(sent, self.thinking) if (sent := self.sent) else 0
 
     @property
     def sent(self) -> tuple[Turn, ...]:
@@ -133,12 +134,15 @@ class Conversation:
         """
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         sent = self._sent([*self._rounds, Round(text, None)][num_dropped:])
-        return self.engine.context_length - self._count(sent)
+        return self.engine.context_length - self._count(sent, self.thinking)
 
     def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
-        """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
+        """Send a message; return its answer as a stream.
 
-        begun is the beginning of the answer, which the model continues.
+        Args:
+            begun: The beginning of the answer, which the model continues.
+            options: Those of Engine.stream, for this answer alone, in the place of the conversation's; system and
+                tools stay as they are.
 
         An earlier message without an answer stays, but is not sent to the model: chat templates want user and
         assistant to alternate.
@@ -374,18 +378,19 @@ class Conversation:
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
                 f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
             )
-        num_dropped = self._choose_num_dropped(rounds)
+        thinking = options.get("thinking", self.thinking)
+        num_dropped = self._choose_num_dropped(rounds, options.get("max_tokens", self.max_tokens), thinking)
         sent = self._sent(rounds[num_dropped:])
-        num_prompt = self._count(sent)
+        num_prompt = self._count(sent, thinking)
         stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
         stated |= {
             "sampling": replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64),
-            "prefill": (begun if is_written else self._in_reasoning(sent, begun)) or None,
+            "prefill": (begun if is_written else self._in_reasoning(sent, begun, thinking)) or None,
             "tools": self.tools or None,
             "tool_choice": "auto" if self.tools and rounds[-1].steps else self.tool_choice,
             "whole_tool_calls": True,
         }
-        stream = self.engine.stream(sent, **stated, **options)
+        stream = self.engine.stream(sent, **{**stated, **options})
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
@@ -395,32 +400,32 @@ class Conversation:
         self._reply = ref(reply)
         return reply
 
-    def _in_reasoning(self, sent: Sequence[Turn], begun: str) -> str:
+    def _in_reasoning(self, sent: Sequence[Turn], begun: str, thinking: bool | None) -> str:
         """The text that a model has written of its answer, with the mark of the reasoning in which it ended."""
-        if not begun or CLOSE in begun or not self.engine.opens_reasoning(sent, thinking=self.thinking):
+        if not begun or CLOSE in begun or not self.engine.opens_reasoning(sent, thinking=thinking):
             return begun
         return OPEN + begun
 
-    def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
+    def _choose_num_dropped(self, rounds: Sequence[Round], max_tokens: int | None, thinking: bool | None) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
         context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
-        num_tokens = self._count(self._sent(rounds[num_dropped:]))
+        num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
         if self._overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
-            wanted = min(self.max_tokens or share, share)
+            wanted = min(max_tokens or share, share)
             if num_tokens + wanted // 2 > context:
                 num_dropped += bisect_left(
                     range(num_dropped, most),
                     True,
-                    key=lambda num: self._count(self._sent(rounds[num:])) + wanted <= context,
+                    key=lambda num: self._count(self._sent(rounds[num:]), thinking) + wanted <= context,
                 )
-                num_tokens = self._count(self._sent(rounds[num_dropped:]))
+                num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
         if num_tokens > context:
             raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         return num_dropped
 
-    def _count(self, sent: Sequence[Turn]) -> int:
-        return self.engine.count(sent, thinking=self.thinking, tools=self.tools or None)
+    def _count(self, sent: Sequence[Turn], thinking: bool | None) -> int:
+        return self.engine.count(sent, thinking=thinking, tools=self.tools or None)
 
     def _take_answer(self, reply: Reply, finish_reason: str) -> None:
         """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""

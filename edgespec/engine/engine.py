@@ -6,7 +6,7 @@ Knows protocols: load() decides on decoders and drafters.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -31,7 +31,9 @@ from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.request import (
     AnswerOptions,
     AnswerSettings,
+    SamplingOptions,
     Settings,
+    answer_settings,
     require_embedding_model,
     require_known,
 )
@@ -56,7 +58,10 @@ def _lists_options(method: Method) -> Method:
     """Has help() and inspect.signature list the options of an answer, with their defaults, for **options."""
     stated = signature(method)
     own = [each for each in stated.parameters.values() if each.name != "options"]
-    options = signature(AnswerSettings).parameters.values()
+    options = [
+        *signature(AnswerSettings).parameters.values(),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in SamplingOptions.__annotations__),
+    ]
     vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
     return method
 
@@ -214,6 +219,10 @@ class Engine:
             raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
         return self._caches.open(cache)
 
+    def __repr__(self) -> str:
+        state = f"on {self.device_names[0]}" if self._decoders else "closed"
+        return f"<Engine {self.manifest.name}, {state}>"
+
     @property
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""
@@ -230,11 +239,11 @@ class Engine:
 
     @property
     def model_sampling(self) -> SamplingParams | None:
-        """The sampling that the model's own files suggest; None where they suggest none.
+        """The sampling that the model's own files suggest, and by which answers are made unless told otherwise.
 
-        answer = engine.generate("Why is the sky blue?", sampling=engine.model_sampling, max_tokens=60)
+        None, and answers are greedy, where they suggest none, or text has to be exact and only greedy text is.
         """
-        suggested = self.manifest.sampling
+        suggested = self.manifest.sampling if self._model.near_tie is None else None
         return None if suggested is None else SamplingParams(**asdict(suggested))
 
     @property
@@ -266,10 +275,12 @@ class Engine:
                 print(chunk.text, end="", flush=True)
 
         Args:
-            prompt: A text of the user, or a conversation that ends with one, as messages or as dicts with role and
-                content; or token ids, which the model reads as they are.
+            prompt: A text of the user, or a conversation, as messages or as dicts with role and content; or token
+                ids, which the model reads as they are. A last message of the assistant is continued.
             system: A system message to put first.
-            sampling: How tokens are chosen; greedy by default. The model's own suggestion is model_sampling.
+            sampling: How tokens are chosen; by default as model_sampling says, greedily where that is None.
+            temperature, top_k, top_p, min_p, seed and other fields of SamplingParams: Each by itself, in the place
+                of the sampling's own.
             max_tokens: The most tokens of an answer; by default as many as fit. 0 only reads the prompt.
             stop: One or several strings that end the answer and are not part of it.
             raw: The prompt is a text that the model continues, without the chat template. Special tokens that it
@@ -311,7 +322,7 @@ class Engine:
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
         require_known("Engine.stream", options, AnswerOptions)
-        return self._stream(prompt, AnswerSettings(**options))
+        return self._stream(prompt, answer_settings(options, self.model_sampling))
 
     @_lists_options
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
@@ -331,7 +342,7 @@ class Engine:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
         require_known("Engine.generate", options, AnswerOptions)
         options.setdefault("whole_tool_calls", True)
-        settings = AnswerSettings(**options)
+        settings = answer_settings(options, self.model_sampling)
         if not settings.whole_tool_calls:
             raise UsageError(
                 "whole_tool_calls is False; a whole answer has whole calls: use stream, or leave it out"
@@ -339,17 +350,20 @@ class Engine:
         stream = self._stream(prompt, settings)
         return join_chunks(list(stream), stream.prompt_tokens)
 
-    def chat(self, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
+    def chat(self, *texts: object, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
-        Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
-
         Raises:
-            UsageError: An argument has a wrong type, or the overflow policy does not exist.
+            UsageError: An argument has a wrong type or no name, or the overflow policy does not exist.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
         require_known("Engine.chat", settings, Settings)
+        if texts:
+            raise UsageError(
+                "chat begins a conversation, without a message: engine.chat().say(text) sends one, and "
+                "engine.chat(system=text) begins with a system message"
+            )
         return Conversation(self, system, **settings)
 
     def encode(

@@ -83,19 +83,38 @@ def under_constraint(choice: DraftChoice, constraint: TokenConstraint, num_promp
     return replace(choice, adapt=partial(constrained, constraint=constraint, num_prompt=num_prompt))
 
 
-class TalkOptions(TypedDict, total=False):
-    """How any answer of a conversation is to be given."""
+class SamplingOptions(TypedDict, total=False):
+    """Fields of SamplingParams by themselves; None leaves one as the sampling has it."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+
+
+class _MessageOptions(TypedDict, total=False):
+    """How any message of a conversation is to be answered."""
 
     sampling: SamplingParams | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
     response_format: Mapping[str, Any] | None
-    tools: Sequence[Any] | None
-    tool_choice: Any
-    parallel_tool_calls: bool
     thinking: bool | None
     thinking_budget: int | None
     ends_loops: bool
+
+
+class TalkOptions(_MessageOptions, total=False):
+    """Those, and the tools of a conversation."""
+
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
 
 
 class Settings(TalkOptions, total=False):
@@ -104,7 +123,7 @@ class Settings(TalkOptions, total=False):
     overflow: str
 
 
-class ReplyOptions(TypedDict, total=False):
+class ReplyOptions(_MessageOptions, SamplingOptions, total=False):
     """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
 
     drafting: Drafting | None
@@ -176,6 +195,15 @@ class AnswerSettings:
     @property
     def banned_texts(self) -> Sequence[str]:
         return check_texts("banned", self.banned)
+
+
+def answer_settings(options: AnswerOptions | TalkOptions, suggested: SamplingParams | None = None) -> AnswerSettings:
+    """The options; their sampling, or else the one that the model's files suggest, with single fields in it."""
+    given: dict[str, Any] = dict(options)
+    sampling = check_sampling(given.pop("sampling", None)) or suggested or SamplingParams()
+    stated = {name: given.pop(name, None) for name in SamplingOptions.__annotations__}
+    single = {name: value for name, value in stated.items() if value is not None}
+    return AnswerSettings(sampling=replace(sampling, **single) if single else sampling, **given)
 
 
 class CallReading(NamedTuple):
@@ -251,6 +279,13 @@ def check_path(name: str, given: str | Path) -> Path:
     return Path(given)
 
 
+def check_sampling(given: Any) -> SamplingParams | None:
+    """Raises UsageError: it is no SamplingParams."""
+    if not isinstance(given, SamplingParams | None):
+        raise UsageError(f"sampling is {given!r}; wanted SamplingParams")
+    return given
+
+
 def require_writer(manifest: Manifest) -> None:
     """Raises UnsuitedModel: The model gives vectors of texts, and writes none."""
     if manifest.pooling is not None:
@@ -275,11 +310,9 @@ def require_answerable(request: Request, manifest: Manifest, context_length: int
     Raises:
         ContextOverflow: The prompt does not fit.
         ManifestError: The prompt has a token that the model does not have.
-        UsageError: The prompt has no token, or the sampling is none or biases a token that the model lacks.
+        UsageError: The prompt has no token, or the sampling biases a token that the model lacks.
     """
     sampling, tokens = request.sampling, request.tokens
-    if not isinstance(sampling, SamplingParams):
-        raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
     if (largest := max(sampling.logit_bias, default=0)) >= manifest.vocab_size:
         raise UsageError(
             f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "

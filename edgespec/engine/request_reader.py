@@ -21,7 +21,14 @@ from edgespec.engine.request import (
 from edgespec.errors import FormatError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.banned_texts import BannedTexts, SpellingIndex
-from edgespec.text.prompt_encoder import Prompt, PromptEncoder, is_ids
+from edgespec.text.prompt_encoder import (
+    Prompt,
+    PromptEncoder,
+    is_conversation,
+    is_ids,
+    parse_messages,
+    split_begun,
+)
 from edgespec.tools.tool import ToolUse, schema_refusal
 from edgespec.types import TokenMask, append
 
@@ -56,6 +63,10 @@ class RequestReader:
             target_context: The most tokens that the target takes, which may be fewer than the encoder's.
         """
         require_writer(self.manifest)
+        given = options.prefill
+        if not options.raw and is_conversation(prompt):
+            turns = parse_messages(prompt)
+            prompt, given = split_begun(turns) if given is None else (turns, given)
         encoder, context = self.encoder, self.encoder.context_length
         use = ToolUse.parse(options.tools, options.tool_choice, is_parallel=options.parallel_tool_calls)
         tokens = encoder.encode(
@@ -67,7 +78,7 @@ class RequestReader:
             template_options=options.template_options,
             is_bounded=True,
         )
-        given, opens_reasoning = options.prefill, not options.raw and self.reasoning.is_open(tokens)
+        opens_reasoning = not options.raw and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
         begun = encoder.encode_prefill(() if given is None else given)

@@ -3,14 +3,11 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from edgespec import Message, Turn, UsageError, parse_messages
+from edgespec import Turn, UsageError, parse_messages, split_begun
 from edgespec.server.errors import ApiError, wrong
 from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest, text_of
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
-
-
-_THOUGHT = "<think>\n{}\n</think>\n\n"
 
 
 class PlacedMessage(NamedTuple):
@@ -34,17 +31,9 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
     Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
     """
     try:
-        messages = parse_messages(_plain_message(each.place, each.message, param) for each in stated)
+        return split_begun(parse_messages(_plain_message(each.place, each.message, param) for each in stated))
     except UsageError as error:
         raise ApiError(400, str(error), param=param) from None
-    prefill = ""
-    last = messages[-1] if messages else None
-    if isinstance(last, Message) and last.role == "assistant":
-        messages.pop()
-        prefill = _THOUGHT.format(last.reasoning) + last.content if last.reasoning else last.content
-    if not messages:
-        raise wrong(param, "has nothing to answer; give a message of the user")
-    return messages, prefill
 
 
 def _plain_message(place: str, stated: ChatMessage, param: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class CallMessage(NamedTuple):
 
     @property
     def role(self) -> str:
+        """Whose turn it is."""
         return "assistant"
 
 
@@ -53,6 +54,7 @@ class ResultMessage(NamedTuple):
 
     @property
     def role(self) -> str:
+        """Whose turn it is."""
         return "tool"
 
 

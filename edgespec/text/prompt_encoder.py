@@ -37,6 +37,7 @@ _OWN_NAMES = frozenset(
         *("bos_token", "eos_token", "raise_exception", "strftime_now", "self", "template"),
     }
 )
+_THOUGHT = "<think>\n{}\n</think>\n\n"
 _LONG = 16  # characters a token, more than nearly any text has
 
 Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
@@ -228,7 +229,7 @@ def _texts(parsed: _Parsed) -> list[str]:
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {system!r}; wanted a text")
-    if isinstance(prompt, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompt, (str, Sequence)):
+    if not isinstance(prompt, str) and not is_conversation(prompt):
         raise UsageError(
             f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
         )
@@ -246,6 +247,20 @@ def parse_messages(messages: Iterable[object]) -> list[Turn]:
     return turns
 
 
+def split_begun(turns: list[Turn]) -> tuple[list[Turn], str]:
+    """A conversation, and the beginning of its answer: the text of a last message of the assistant, taken away.
+
+    Raises UsageError: Nothing is left to answer.
+    """
+    begun, last = "", turns[-1] if turns else None
+    if isinstance(last, Message) and last.role == "assistant":
+        begun = _THOUGHT.format(last.reasoning) + last.content if last.reasoning else last.content
+        turns = turns[:-1]
+    if not turns:
+        raise UsageError("the conversation has nothing to answer; give a message of the user")
+    return turns, begun
+
+
 def _message(each: object) -> Turn:
     if isinstance(each, (CallMessage, ResultMessage)):
         return each
@@ -254,17 +269,25 @@ def _message(each: object) -> Turn:
             return _tool_message(role, each)
         if not {"role", "content"} <= each.keys():
             raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
-        each = Message(each["role"], each["content"], each.get("reasoning_content") or "")
+        each = Message(each["role"], _joined(each["content"]), each.get("reasoning_content") or "")
     if not isinstance(each, tuple) or len(each) not in (2, 3) or not all(isinstance(part, str) for part in each):
-        raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
+        raise UsageError(f"a message is {each!r}; wanted a role and a content, which is text")
     if each[0] not in ROLES:
         raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
     return Message(*each)
 
 
+def _joined(content: Any) -> Any:
+    """The text of a content that consists of parts of text, as OpenAI's API has them; any other content itself."""
+    if not isinstance(content, list) or not content:
+        return content
+    texts: list[Any] = [each.get("text") if isinstance(each, Mapping) else None for each in content]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+
+
 def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
     """A message with calls, or one with what a tool gave back."""
-    content = stated.get("content") or ""
+    content = _joined(stated.get("content") or "")
     if not isinstance(content, str):
         raise UsageError(f"a message has the content {content!r}; wanted a text")
     if role == "tool":
@@ -275,6 +298,12 @@ def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
     if not isinstance(reasoning, str):
         raise UsageError(f"a message has the reasoning_content {reasoning!r}; wanted a text")
     return CallMessage(content, parse_calls(stated["tool_calls"]), reasoning)
+
+
+def is_conversation(prompt: Any) -> bool:
+    """True if a prompt is meant as messages."""
+    is_sequence = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray, memoryview))
+    return is_sequence and not is_ids(prompt)
 
 
 def is_ids(found: Any) -> bool:

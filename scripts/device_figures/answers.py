@@ -65,10 +65,10 @@ def answer_plainly(checked: Checked, precision: str) -> Iterator[Figure]:
     ):
         opened = {each.width for each in passes}
         passes.clear()
-        engine.generate(_PROMPT, max_tokens=16)
+        engine.generate(_PROMPT, max_tokens=16, temperature=0.0)
         yield _find_new_widths(f"{precision}, plain", engine, opened, passes)
         passes.clear()
-        speed = _speed(engine.generate(_PROMPT, max_tokens=checked.num_tokens))
+        speed = _speed(engine.generate(_PROMPT, max_tokens=checked.num_tokens, temperature=0.0))
     pass_s, gap_s = _pass_and_gap_s(passes[-checked.num_tokens + 1 :])
     yield Figure(
         f"{precision}: plain {speed:.1f} tokens/s, {1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
@@ -110,9 +110,9 @@ def answer_with_recordings(checked: Checked, precision: str) -> Iterator[Figure]
             record_passes() as passes,
             load(target.folder, device=device.name, cuda_graph=cuda_graph, **how) as engine,
         ):
-            engine.generate(_PROMPT, max_tokens=16)
+            engine.generate(_PROMPT, max_tokens=16, temperature=0.0)
             passes.clear()
-            answer = engine.generate(_PROMPT, max_tokens=checked.num_tokens)
+            answer = engine.generate(_PROMPT, max_tokens=checked.num_tokens, temperature=0.0)
             opened: Any = engine.target
             is_recording = getattr(opened, "_chain", opened)._passes.is_recording
         pass_s, gap_s = _pass_and_gap_s(passes[-checked.num_tokens + 1 :])

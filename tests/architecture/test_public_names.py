@@ -143,8 +143,7 @@ def test_types_that_public_names_give_and_take_are_public() -> None:
         for name in re.findall(r"\w+", hint)
         if owner not in INTERNAL and name in ours - set(edgespec.__all__)
     ]
-    # TypedDicts of keywords, and messages with calls, which programs give as dicts.
-    exempt = {"Settings", "ReplyOptions", "CallMessage", "ResultMessage"}
+    exempt = {"Settings", "ReplyOptions"}  # TypedDicts of keywords
     assert {each.partition(": ")[2] for each in hidden} == exempt
 
 

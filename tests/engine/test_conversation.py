@@ -122,7 +122,12 @@ def test_options_of_one_answer_are_those_of_the_engine(engine: Engine) -> None:
     )
     assert (other.token_ids, other.logprobs) == (wanted.token_ids, wanted.logprobs)
     assert len(other.logprobs[0].top) == 2
-    for wrong in ({"system": "be brief"}, {"raw": True}):
+    with conversation.retry(max_tokens=3, stop="z", temperature=0.9, seed=4) as reply:
+        other = reply.completion()
+    wanted = engine.generate("the in", stop="z", sampling=SamplingParams(temperature=0.9, seed=4), max_tokens=3)
+    assert other.token_ids == wanted.token_ids
+    assert conversation.retry().completion().finish_reason == plain.finish_reason  # as before
+    for wrong in ({"system": "be brief"}, {"raw": True}, {"tools": []}):
         with pytest.raises(UsageError, match="has no option"):
             conversation.say("the", **wrong)  # type: ignore[arg-type]
     assert len(conversation.rounds) == 1
@@ -269,7 +274,7 @@ def engine(tiny_model: Path) -> Engine:
 
 
 def test_a_conversation_answers_as_the_engine_answers_its_messages(engine: Engine) -> None:
-    conversation = engine.chat("the in", max_tokens=12)
+    conversation = engine.chat(system="the in", max_tokens=12)
     first = conversation.say("an on")
     second = conversation.say("the")
     messages = [

@@ -13,6 +13,7 @@ from table_decoder import TableDecoder
 
 from edgespec import (
     ContextOverflow,
+    Conversation,
     Engine,
     LoadProgress,
     ModelError,
@@ -332,6 +333,48 @@ def test_a_banned_text_may_not_be_completed_from_the_beginning_of_an_answer(engi
 # -- what the model's files suggest, embeddings, progress --------------------------------------------
 
 
+def tokens(asked: Engine | Conversation, **options: Any) -> tuple[int, ...]:
+    answer = asked.generate if isinstance(asked, Engine) else asked.say
+    return answer(PROMPT, max_tokens=20, **options).token_ids
+
+
+def test_fields_of_the_sampling_may_stand_by_themselves(engine: Engine) -> None:
+    single: dict[str, Any] = {"temperature": 0.8, "seed": 11, "top_k": 30, "logit_bias": {5: 2.0}}
+    wanted = tokens(engine, sampling=SamplingParams(**single))
+    assert tokens(engine, **single, top_p=None) == tokens(engine.chat(), **single) == wanted
+    other = tokens(engine, sampling=SAMPLED, seed=12)
+    assert other == tokens(engine, sampling=replace(SAMPLED, seed=12)) != tokens(engine, sampling=SAMPLED)
+    with pytest.raises(UsageError, match=r"temperature is '1'; wanted a number from 0\.0"):
+        engine.generate(PROMPT, temperature="1")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"sampling is 0.7; wanted SamplingParams"):
+        engine.generate(PROMPT, sampling=0.7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reasoning", ["", "hm"])
+def test_a_last_message_of_the_assistant_is_continued(engine: Engine, reasoning: str) -> None:
+    begun = {"role": "assistant", "content": "in", "reasoning_content": reasoning}
+    wanted = engine.generate(
+        PROMPT, prefill=f"<think>\n{reasoning}\n</think>\n\nin" if reasoning else "in", max_tokens=9
+    )
+    assert engine.generate([*MESSAGES, begun], max_tokens=9).token_ids == wanted.token_ids
+    for nothing in ([], [begun]):
+        with pytest.raises(UsageError, match="nothing to answer; give a message of the user"):
+            engine.generate(nothing)
+
+
+def test_the_content_of_a_message_may_be_parts_of_text(engine: Engine) -> None:
+    parts = [{"type": "text", "text": "in the"}, {"type": "text", "text": " an"}]
+    assert engine.encode([{"role": "user", "content": parts}]).tolist() == engine.encode(MESSAGES).tolist()
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(UsageError, match="wanted a role and a content, which is text"):
+        engine.encode([{"role": "user", "content": [*parts, picture]}])
+
+
+def test_a_question_is_no_system_message(engine: Engine) -> None:
+    with pytest.raises(UsageError, match=r"engine\.chat\(\)\.say\(text\)"):
+        engine.chat(PROMPT)
+
+
 def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
     assert engine.model_sampling is None
     suggested = SuggestedSampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
@@ -339,6 +382,8 @@ def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
     try:
         wanted = SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
         assert engine.model_sampling == wanted
+        assert tokens(engine) == tokens(engine, sampling=wanted) == tokens(engine.chat())
+        assert tokens(engine, temperature=0.0) == tokens(engine, sampling=replace(wanted, temperature=0.0))
     finally:
         engine.manifest = before
 
@@ -370,3 +415,10 @@ def test_what_a_progress_raises_ends_the_loading(tiny_model: Path) -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         load(tiny_model, drafter="none", progress=stop)
+
+
+def test_what_an_engine_gives_prints_shortly(engine: Engine) -> None:
+    conversation = engine.chat(system="the", max_tokens=3)
+    answer = conversation.say(PROMPT)
+    assert str(answer) == answer.text == "".join(map(str, engine.stream(conversation.messages[:2], max_tokens=3)))
+    assert (repr(engine), repr(conversation)) == ("<Engine tiny, on cpu>", "<Conversation with tiny, 3 messages>")

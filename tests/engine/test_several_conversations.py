@@ -31,7 +31,7 @@ def num_fed(engine: Engine) -> int:
 
 
 def begin(engine: Engine, topic: str) -> Conversation:
-    return engine.chat(topic, sampling=HOT, max_tokens=6)
+    return engine.chat(system=topic, sampling=HOT, max_tokens=6)
 
 
 def talk(engine: Engine, conversations: Sequence[Conversation], order: Sequence[int]) -> list[tuple[str, int]]:
@@ -96,7 +96,10 @@ def test_the_conversation_that_rested_the_longest_is_read_again(tiny_model: Path
 def test_memory_is_counted_where_the_texts_are(tiny_model: Path) -> None:
     with open_engine(tiny_model) as engine:
         watch = engine._pool.watch
-        long, short = engine.chat("the in " * 200, max_tokens=6), engine.chat("an on " * 20, max_tokens=6)
+        long, short = (
+            engine.chat(system="the in " * 200, max_tokens=6),
+            engine.chat(system="an on " * 20, max_tokens=6),
+        )
         long.say("the")
         num_long = watch._num_held[0]
         short.say("the")

@@ -260,7 +260,7 @@ def test_a_conversation_runs_the_functions_that_are_called(make: Make) -> None:
         return "It is sunny." if "sunny in Rome" in prompt else f"I look.\n{CALL}"
 
     with make(answer) as engine:
-        talk = engine.chat("Be brief.", tools=[get_weather])
+        talk = engine.chat(system="Be brief.", tools=[get_weather])
         assert talk.run("Weather in Rome?").text == "It is sunny."
         roles = ["system", "user", "assistant", "tool", "assistant"]
         assert [message.role for message in talk.messages] == roles

@@ -296,7 +296,7 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
 
 def test_conversations_that_go_on_by_turns_are_not_read_again(folder_of: Callable[[str], Path]) -> None:
     with load(folder_of("fp32"), drafter="none", device="webgpu") as engine:
-        conversations = [engine.chat(topic * 30, max_tokens=4) for topic in ("the in ", "an on ")]
+        conversations = [engine.chat(system=topic * 30, max_tokens=4) for topic in ("the in ", "an on ")]
         num_read = []
         for conversation in [*conversations, *conversations]:
             decoders = engine._caches.decoders
