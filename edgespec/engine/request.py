@@ -197,7 +197,9 @@ class AnswerSettings:
         return check_texts("banned", self.banned)
 
 
-def answer_settings(options: AnswerOptions | TalkOptions, suggested: SamplingParams | None = None) -> AnswerSettings:
+def answer_settings(
+    options: AnswerOptions | TalkOptions, suggested: SamplingParams | None = None
+) -> AnswerSettings:
     """The options; their sampling, or else the one that the model's files suggest, with single fields in it."""
     given: dict[str, Any] = dict(options)
     sampling = check_sampling(given.pop("sampling", None)) or suggested or SamplingParams()
