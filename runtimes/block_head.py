@@ -17,7 +17,7 @@ from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import SessionOptions, translate_errors, translate_memory_errors
 from edgespec.types import Logits, TokenIds
@@ -62,9 +62,7 @@ class BlockHead(HeadDecoder, Cache):
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
         self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
-        require_run(self, folder.device)
-        self.forget()
-        self.num_fed = 0
+        self._try_out(folder.device)
 
     @property
     def can(self) -> Can:

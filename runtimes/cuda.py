@@ -1,14 +1,15 @@
-"""NVIDIA's provider: whether it works here, how to fix it if not, and the options of its sessions.
+"""NVIDIA's provider: whether it works here, how to fix it if not, the options of its sessions, and their gate.
 
 Written from ONNX Runtime's documentation and tried with its 1.31 build only on a machine without a GPU.
 """
 
 import io
 import os
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import cache
+from threading import Condition
 from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
@@ -106,3 +107,31 @@ def _one_node() -> bytes:
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "one", values[:1], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())
+
+
+class RecordingGate:
+    """Lets many threads use GPUs at once, or one alone: a recording is spoilt by taking memory beside it."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._num_inside = 0
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        with self._changed:
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_inside == 0)
+            yield
+
+
+GATE = RecordingGate()

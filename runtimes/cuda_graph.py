@@ -24,7 +24,6 @@ from edgespec.runtimes.device_checks import are_close, is_argmax_sound
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, to_argmax
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.recording_gate import GATE
 from edgespec.types import Logits, TokenIds
 
 Made = TypeVar("Made")
@@ -123,13 +122,13 @@ class RecordedPass:
         Raises what ONNX Runtime raises of a replay, and what plain raises.
         """
         if self._age == self._graphs.age:
-            with GATE.beside_others():
+            with cuda.GATE.beside_others():
                 return self._replay(tokens, num_past, fetched)
         if self._graphs.num_recorded >= _MOST:
             self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")
             return None
         try:
-            with GATE.alone():
+            with cuda.GATE.alone():
                 outputs = self._record(cache, tokens, num_past)
         except Exception as error:  # ONNX Runtime has no common base of its own
             self._graphs.stop(f"recording one failed ({' '.join(str(error).split())[-200:]})")

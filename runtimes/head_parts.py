@@ -80,6 +80,18 @@ class HeadDecoder(Decoder):
     def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
         """Rows after the last num_last tokens, [num_last, num_columns]."""
 
+    def _try_out(self, device: Device) -> None:
+        """Raises DeviceUnavailable: The device does not run the head; what a graph needs shows only in a run."""
+        if device.memory != "cpu":
+            with refuse_device(device):
+                self.logits(np.zeros(2, np.int32), 1)
+        self.forget()
+        self.num_fed = 0
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Hold no text."""
+
     @property
     def columns(self) -> TokenIds | None:
         return self._whole.columns
@@ -87,13 +99,6 @@ class HeadDecoder(Decoder):
     @property
     def num_columns(self) -> int:
         return self._whole.num_columns
-
-
-def require_run(head: Decoder, device: Device) -> None:
-    """Raises DeviceUnavailable: The device does not run the head; what a graph needs of it shows only in a run."""
-    if device.memory != "cpu":
-        with refuse_device(device):
-            head.logits(np.zeros(2, np.int32), 1)
 
 
 class Features:

@@ -124,11 +124,15 @@ class OnnxDecoder(Decoder, Cache, Forks):
     def serve(self, caller: Caller) -> None:
         self._passes.caller = caller
 
+    @property
+    def _host_cache(self) -> SharedCache | None:
+        """The cache, if its buffers are the host's."""
+        cache = self._passes.cache
+        return cache if self._is_on_host and isinstance(cache, SharedCache) else None
+
     def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
-        own, theirs = self._passes.cache, other._passes.cache
-        if not self._is_on_host or self._hidden:
-            return False
-        if not isinstance(own, SharedCache) or not isinstance(theirs, SharedCache):
+        own, theirs = self._host_cache, other._host_cache
+        if own is None or theirs is None or self._hidden:
             return False
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
@@ -138,20 +142,18 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def prefix_key(self) -> str | None:
-        if not self._is_on_host or self._hidden or not isinstance(self._passes.cache, SharedCache):
-            return None
-        return self._find_key()
+        return self._find_key() if self._host_cache and not self._hidden else None
 
     def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
-        assert isinstance(self._passes.cache, SharedCache)
+        assert self._host_cache
         with self._lock:
-            return self._held, self._passes.cache.read(len(self._held))
+            return self._held, self._host_cache.read(len(self._held))
 
     def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
-        assert isinstance(self._passes.cache, SharedCache)
+        assert self._host_cache
         with self._lock, translate_memory_errors("making room for a text"):
             self._hold(tokens[:0])
-            self._passes.cache.fill(values)
+            self._host_cache.fill(values)
             self._hold(tokens)
 
     @property
@@ -206,8 +208,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        cache = self._passes.cache
-        if not self._is_on_host or not isinstance(cache, SharedCache):
+        if (cache := self._host_cache) is None:
             return False
         with self._lock, translate_memory_errors("making room for a text"):
             assert np.array_equal(self._held[:num_run], tokens[:num_run])
@@ -219,8 +220,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return True
 
     def reserve(self, num_tokens: int) -> None:
-        cache = self._passes.cache
-        if self._is_on_host and isinstance(cache, SharedCache):
+        if cache := self._host_cache:
             with self._lock, translate_memory_errors("making room for a text"):
                 num_held = len(self._held)
                 cache.prepare(num_held, max(0, min(num_tokens, self.context_length) - num_held))

@@ -22,7 +22,6 @@ from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
-from edgespec.runtimes.recording_gate import GATE
 from edgespec.runtimes.row_proofs import NO_RULE, read_l2_bytes, row_rule
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
@@ -81,7 +80,7 @@ class Passes:
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
-        self._beside_others = GATE.beside_others if self._has_arena else nullcontext
+        self._beside_others = cuda.GATE.beside_others if self._has_arena else nullcontext
         self.graphs = find_graphs(self._session, device) if self._has_arena else None
         self._new_options = self.graphs.options if self.graphs else import_onnxruntime().RunOptions
         self._is_exact = options.get("deterministic", False)

@@ -16,7 +16,7 @@ from edgespec.decoding.hidden_states import States
 from edgespec.decoding.tree import NO_DRAFT, attention_mask
 from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
-from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import next_pass
@@ -62,9 +62,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
         self._num_exact = 0  # slots from the first on
         self._tree = NO_DRAFT  # in the slots after those of the text
-        require_run(self, folder.device)
-        self.forget()
-        self.num_fed = 0
+        self._try_out(folder.device)
 
     @property
     def can(self) -> Can:

@@ -22,7 +22,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -199,15 +199,9 @@ def _as_proof(found: _Found, num_tokens: int, seconds: float) -> RowProof:
             f"{found.num_rows} rows after up to {found.longest_past} positions are equal to the bit in all cuts "
             f"of the text into passes of 1 to {_WIDEST} tokens and prompts"
         )
-    return RowProof(
-        holds=found.num_different == 0 and found.num_rows > 0,
-        reason=reason,
-        num_rows=found.num_rows,
-        num_different=found.num_different,
-        max_difference=found.max_difference,
-        longest_past=found.longest_past,
-        seconds=seconds,
-    )
+    holds = found.num_different == 0 and found.num_rows > 0
+    counts = {name: value for name, value in asdict(found).items() if name != "first"}
+    return RowProof(holds=holds, reason=reason, seconds=seconds, **counts)
 
 
 def _longest(manifest: Manifest) -> int:

@@ -22,7 +22,6 @@ from edgespec.runtimes.node_placement import (
     require_placement,
 )
 from edgespec.runtimes.plugins import Missing, driver_fix
-from edgespec.runtimes.recording_gate import GATE
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable
 
@@ -119,7 +118,7 @@ def load_graph(
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
-    gate = GATE.beside_others() if device.provider == cuda.PROVIDER else nullcontext()
+    gate = cuda.GATE.beside_others() if device.provider == cuda.PROVIDER else nullcontext()
     with session_settings(device, **options) as (settings, how), attention, gate:
         if content is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))

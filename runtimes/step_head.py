@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.decoding.decoder import CorrectableHead
 from edgespec.decoding.head_rows import contexts_in, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, require_run
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 
@@ -40,8 +40,7 @@ class StepHead(HeadDecoder, CorrectableHead):
         self._begun = np.zeros(0, np.int32)  # the text whose last token the first step takes
         self._drafted: list[int] = []  # tokens after it that steps have taken
         self._states: list[States] = []  # which each step takes, [1, 1, width]; of the next one too
-        require_run(self, folder.device)
-        self.num_fed = 0
+        self._try_out(folder.device)
 
     @property
     def correctable(self) -> CorrectableHead:

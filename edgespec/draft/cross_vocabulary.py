@@ -125,19 +125,19 @@ def match_vocabularies(
     return Translation(counterparts, target_bytes, drafter_bytes, by_bytes, drafter, prefix)
 
 
-def shared_token_share(translate: Translation, target: Tokenizer) -> float:
-    """The share of a sample's tokens (prose, numbers, code, three languages) that the drafter has too."""
-    return float((translate.counterparts[target.encode(_SAMPLE)] >= 0).mean())
+def shared_token_share(translate: Translation, target: Tokenizer, names: tuple[str, str]) -> float:
+    """The share of a sample's tokens (prose, numbers, code, three languages) that the drafter has too.
 
-
-def require_shared_tokens(share: float, names: tuple[str, str]) -> None:
-    """Raises VocabularyMismatch: the drafter has too few of the target's tokens; names are target and drafter."""
+    Raises VocabularyMismatch: It has too few; names are of target and drafter.
+    """
+    share = float((translate.counterparts[target.encode(_SAMPLE)] >= 0).mean())
     if share < _MIN_SHARE:
         raise VocabularyMismatch(
             f"the drafter {names[1]} has {share:.0%} of the tokens that the target {names[0]} needs for ordinary "
             f"text, wanted {_MIN_SHARE:.0%}; choose a drafter of the target's own family, or --drafter ngram, "
             "which needs none"
         )
+    return share
 
 
 class TranslatedDecoder(ForwardingDecoder):
@@ -218,6 +218,4 @@ def find_translation(
     if have_same_tokens(*tokenizers):
         return None
     translate = match_vocabularies(*tokenizers, vocab_size, ends)
-    share = shared_token_share(translate, tokenizers[0])
-    require_shared_tokens(share, names)
-    return translate, share
+    return translate, shared_token_share(translate, tokenizers[0], names)

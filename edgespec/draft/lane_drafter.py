@@ -25,7 +25,7 @@ from edgespec.draft.overlap import max_ahead
 from edgespec.draft.timeline import DRAFT, DRAFT_AHEAD, HEDGE
 from edgespec.errors import DrafterFault
 from edgespec.system.cancel import Flag
-from edgespec.types import Logits, Sampler, TokenIds, append
+from edgespec.types import Sampler, TokenIds, append
 
 DEADLINE_S = 30.0
 _NO_PASS = StepTime(0.0, 0.0)
@@ -135,9 +135,6 @@ class LaneDrafter(Drafter):
         with self._lock:
             self._forget()
             self.lane.stop()
-
-    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
-        self.drafter.learn(tokens, draft, logits)
 
     def _forget(self) -> None:
         """Leave the lane without a text to draft after."""
