@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +99,7 @@ def import_onnxruntime() -> Any:
     return module
 
 
+@cache  # looking takes 0.5 to 4 ms, and a pass that an NVIDIA GPU replays asks for ONNX Runtime twice
 def installed_builds() -> list[str]:
     """The distributions of ONNX Runtime that are installed."""
     found = []
