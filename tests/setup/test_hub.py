@@ -308,7 +308,7 @@ def weights_sent(hub: FakeHub) -> int:
 
 
 @pytest.mark.parametrize("face", FACES, ids=["chat", "pull", "export", "dry run"])
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_5"])
 def test_a_family_that_is_not_read_is_refused_before_its_weights_are_fetched(
     hub: FakeHub,
     folder_files: dict[str, bytes],
