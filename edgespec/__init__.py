@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.runtimes.hardware import cores
     from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository
     from edgespec.setup.device_choice import require_names_together
+    from edgespec.setup.downloads import Download
     from edgespec.setup.drafter_ranking import ranking_document, ranking_in_words
     from edgespec.setup.foresee import file_bytes, memory_bytes
     from edgespec.setup.head_target import read_whole_model
@@ -198,6 +199,7 @@ _WING_NAMES = _by_name(
         "runtimes.hardware": "cores",
         "setup.catalog": "CATALOG CatalogEntry HubRepository",
         "setup.device_choice": "require_names_together",
+        "setup.downloads": "Download",
         "setup.drafter_ranking": "ranking_document ranking_in_words",
         "setup.foresee": "file_bytes memory_bytes",
         "setup.head_target": "read_whole_model",

@@ -161,12 +161,13 @@ def model_home(
     offline: bool = True,
     open_decoder: "OpenDecoder | None" = None,
     measure_ranges: "MeasureRanges | None" = None,
+    is_quick: bool = False,
 ) -> "ModelHome":
     """The user's model home."""
     from edgespec import ModelHome
     from edgespec.config.config_file import default_home
 
-    return ModelHome(default_home(), offline, info, open_decoder, measure_ranges)
+    return ModelHome(default_home(), offline, info, open_decoder, measure_ranges, is_quick)
 
 
 def range_measurement(calibration: Path | None = None) -> "MeasureRanges":

@@ -12,6 +12,7 @@ import psutil
 
 from edgespec import (
     DeviceUnavailable,
+    ModelHome,
     PressureReader,
     ReadFreeMemory,
     ReadPressure,
@@ -72,7 +73,9 @@ def _settings_document() -> dict[str, Any]:
     except UsageError as error:
         return {"config": {**config, "problem": str(error)}, "home": None}
     existing = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
-    return {"config": config, "home": {"path": str(home), "free_bytes": shutil.disk_usage(existing).free}}
+    download_bytes = sum(each.bytes for each in ModelHome(home).downloads)
+    place = {"path": str(home), "free_bytes": shutil.disk_usage(existing).free, "download_bytes": download_bytes}
+    return {"config": config, "home": place}
 
 
 def _runtime_document() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from edgespec.cli.arguments import (
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
-from edgespec.system.units import format_speed
+from edgespec.system.units import format_bytes, format_speed
 
 if TYPE_CHECKING:
     from edgespec import Engine, TokenIds
@@ -76,6 +76,8 @@ def _machine_lines(document: Mapping[str, Any]) -> list[str]:
     runtime, memory, home, config = (document[part] for part in ("onnxruntime", "memory", "home", "config"))
     cores = document["cores"]
     kinds = f", {cores['performance']} fast and {cores['efficiency']} efficient" if cores["performance"] else ""
+    downloads = format_bytes(home["download_bytes"]) if home and home["download_bytes"] else None
+    spent = f"; {downloads} of downloads, which edgespec models prune deletes" if downloads else ""
     return [
         f"edgespec {document['edgespec']}, Python {document['python']}, numpy {document['numpy']}, "
         f"{document['platform']}",
@@ -83,7 +85,7 @@ def _machine_lines(document: Mapping[str, Any]) -> list[str]:
         f"{cores['physical']} cores ({cores['logical']} logical{kinds}), {memory['available_bytes'] / 1e9:.1f} of "
         f"{memory['total_bytes'] / 1e9:.1f} GB of memory available",
         format_memory(memory),
-        f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free" if home else "models: unknown",
+        f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free{spent}" if home else "models: unknown",
         f"configuration: {config['problem'] or ', '.join(config['set']) or 'nothing set'} ({config['path']})",
     ]
 

@@ -32,6 +32,7 @@ from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
+    from edgespec import ModelHome
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
@@ -184,12 +185,19 @@ def _export_pair(options: argparse.Namespace) -> None:
         target,
         drafter,
         options.output,
-        open_decoder=_decoder_for_check(options),
+        open_decoder=(decoder := _decoder_for_check(options)),
         measure_ranges=_range_measurement(options),
         report=info,
     )
+    home.spent.extend(path for half in (target, drafter) if decoder and (path := half.source.fetched))
+    _delete_spent(options, home)
     print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
     info(f"use it with: edgespec chat {quote(options.output)}{named_devices(options)}")
+
+
+def _delete_spent(options: argparse.Namespace, home: "ModelHome") -> None:
+    if not options.keep_download:
+        home.delete_spent()
 
 
 def _add_forms(options: argparse.Namespace) -> None:
@@ -244,6 +252,9 @@ def _export_model(options: argparse.Namespace) -> None:
             measure_ranges=_range_measurement(options),
             **settings,
         )
+    if source.fetched and manifest.check is not None:
+        home.spent.append(source.fetched)
+    _delete_spent(options, home)
     if options.json:
         print(json.dumps(asdict(manifest)))
         return

@@ -1,4 +1,4 @@
-"""The command that manages prepared models: models list, pull, path, verify, remove, learned and forget."""
+"""The command that manages models: models list, pull, path, verify, remove, prune, learned and forget."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from edgespec.system.terminal import terminal_width
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgespec import Inventory, PreparedModel
+    from edgespec import Download, Inventory, PreparedModel
 
 
 def add_models(parser: CommandParser) -> None:
@@ -25,7 +25,8 @@ def add_models(parser: CommandParser) -> None:
         "pull": ("download and prepare a model, and the drafter that the catalogue names for it", _pull),
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
-        "remove": ("delete a prepared model", _remove),
+        "remove": ("delete a prepared model, and what was downloaded for it alone", _remove),
+        "prune": ("delete all downloads, also interrupted ones; prepared models stay", _prune),
         "learned": ("list what drafting heads have learned from use, with what it gains", _learned),
         "forget": ("delete what a drafting head has learned from use", _forget),
     }
@@ -37,7 +38,7 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument(
                 "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
             )
-        elif name != "list":
+        elif name not in ("list", "prune"):
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
         if name == "forget":
             action.add_argument(
@@ -53,7 +54,8 @@ def add_models(parser: CommandParser) -> None:
 def _list(options: argparse.Namespace) -> None:
     from edgespec import Inventory
 
-    found = list(Inventory(model_home()).models())
+    inventory = Inventory(model_home())
+    found, downloads = list(inventory.models()), list(inventory.home.downloads)
     others = [name for name in CATALOG if name not in {model.name for model in found}]
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
@@ -62,8 +64,20 @@ def _list(options: argparse.Namespace) -> None:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
         lines = [*_table(width, below, head, *map(_row, found)), "", *lines]
-    catalogue = {name: _entry_document(entry) for name, entry in CATALOG.items()}
-    print_result(options, {"prepared": [asdict(model) for model in found], "catalogue": catalogue}, *lines)
+    if downloads:
+        head = ["DOWNLOADED", "SIZE", "STATE"]
+        lines = [*lines, "", *_table(width, [], head, *map(_download_row, downloads))]
+        lines.append("edgespec models prune deletes these downloads; prepared models do not need them")
+    document = {
+        "prepared": [asdict(model) for model in found],
+        "downloads": [asdict(download) for download in downloads],
+        "catalogue": {name: _entry_document(entry) for name, entry in CATALOG.items()},
+    }
+    print_result(options, document, *lines)
+
+
+def _download_row(download: "Download") -> list[str]:
+    return [download.source, format_bytes(download.bytes), "complete" if download.is_whole else "interrupted"]
 
 
 def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
@@ -129,7 +143,8 @@ def _pull(options: argparse.Namespace) -> None:
     name, precision = split_precision(options.model)
     home = model_home(
         offline=options.offline,
-        open_decoder=open_decoder if options.check else None,
+        open_decoder=open_decoder,
+        is_quick=not options.check,
         measure_ranges=range_measurement() if precision == "w8a16" else None,
     )
     wanted = {"path": (options.model, options.device)}
@@ -146,6 +161,8 @@ def _pull(options: argparse.Namespace) -> None:
         )
         for part, (model, device) in wanted.items()
     }
+    if not options.keep_download:
+        home.delete_spent()
     print_result(options, folders, *folders.values())
 
 
@@ -178,8 +195,20 @@ def _verify(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> None:
     from edgespec import Inventory
 
-    folder = Inventory(model_home()).remove(options.model)
-    print_result(options, {"removed": str(folder)}, f"removed {folder}")
+    folder, num_bytes = Inventory(model_home()).remove(options.model)
+    also = f" and its download ({format_bytes(num_bytes)})" if num_bytes else ""
+    document = {"removed": str(folder), "download_bytes": num_bytes}
+    print_result(options, document, f"removed {folder}{also}")
+
+
+def _prune(options: argparse.Namespace) -> None:
+    from edgespec import Inventory
+
+    downloads, num_bytes = Inventory(model_home()).prune()
+    lines = [f"deleted {each.source} ({format_bytes(each.bytes)})" for each in downloads]
+    lines += [f"deleted what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
+    document = {"deleted": [asdict(each) for each in downloads], "export_bytes": num_bytes}
+    print_result(options, document, *(lines or ["there are no downloads"]))
 
 
 def _learned(options: argparse.Namespace) -> None:

@@ -87,6 +87,12 @@ OPTIONS: Mapping[str, Option] = {
         commands=(*_LOADING, "doctor", "train", *_PREPARING),
         in_environment=True,
     ),
+    "keep-download": Option(
+        "switch",
+        "keep what is downloaded for an export, also once the export was checked",
+        False,
+        commands=(*_LOADING, *(name for name in _PREPARING if name != "pair check")),
+    ),
     "model-sampling": _sampling(
         "switch",
         "choose tokens as the files of MODEL suggest (their temperature, top-k, top-p, min-p and repetition "
@@ -278,5 +284,5 @@ OLD_NAMES = {"no-memory": "no-answer-cache"}
 LOAD_PARAMETERS = {
     name: {"threads": "num_threads", "memory": "memory_limit"}.get(name, name.replace("-", "_"))
     for name, option in OPTIONS.items()
-    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "max-parallel")
+    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "keep-download", "max-parallel")
 }

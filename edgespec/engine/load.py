@@ -60,6 +60,7 @@ def load(
     deterministic: bool | None = None,
     exact: bool = False,
     offline: bool = False,
+    keep_download: bool = False,
     answer_cache: bool = False,
     learn: str | None = None,
     memory_limit: int | str | None = None,
@@ -103,6 +104,7 @@ def load(
         exact: Also where it does not hold, have the greedy text of plain decoding: what a near-tie of two tokens
             decides is decided again in passes of one token, which can cost more than drafting saves.
         offline: Never connect.
+        keep_download: Keep what is downloaded for an export, also once the export was checked.
         answer_cache: Store the tokens of answers in the model home, and draft from answers of earlier sessions, if
             drafter is auto or suffix.
         learn: Let a drafting head learn from answers while none is made, under this name, which stands for a use

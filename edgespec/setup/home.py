@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
-from edgespec.errors import DeviceUnavailable, ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import FILE_NAME, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
+from edgespec.setup.downloads import Downloads
 from edgespec.setup.fetch import fetch
 from edgespec.setup.half_floats import fits_in_half_floats, prefers_half_floats
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
@@ -35,6 +36,7 @@ from edgespec.setup.snapshot import (
 from edgespec.system.disk import require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
+from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class ModelHome:
     # Compare fewer tokens, and not at all in the npu form, whose graphs take minutes to compile.
     is_quick: bool = False
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
+    # Downloads of this session whose exports were checked, so that they are needed no more.
+    spent: list[Path] = field(default_factory=list, compare=False)
 
     def resolve(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
@@ -246,12 +250,25 @@ class ModelHome:
             found = self._fetch_snapshot(HubId(source.repository), source.revision, judge)
             origin = replace(found.origin, license=found.origin.license or entry.license)
             return replace(found, origin=origin)
-        downloads = self.path / "downloads"
-        path = fetch(source, downloads, self.report, offline=self.offline, progress=self.progress)
+        folder = self.path / "downloads"
+        is_here = (folder / source.file).exists()
+        path = fetch(source, folder, self.report, offline=self.offline, progress=self.progress)
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         repository, revision = (hub.repository, hub.revision) if hub else (None, None)
         origin = Origin(repository=repository, revision=revision, license=entry.license)
-        return LocalSource(path=path, origin=origin)
+        return LocalSource(path=path, origin=origin, fetched=None if is_here else path)
+
+    @property
+    def downloads(self) -> Downloads:
+        return Downloads(self.path / "downloads")
+
+    def delete_spent(self) -> None:
+        """Delete what this session downloaded for exports that were checked."""
+        for path in {*self.spent}:
+            with suppress(EdgeSpecError):  # another process uses it
+                size = self.downloads.delete(path)
+                self.report(f"deleted the download ({format_bytes(size)}), which the prepared model does not need")
+        self.spent.clear()
 
     def drafter_of(self, model: str, form: str = "cpu") -> str | None:
         """The drafter that the catalogue has for a model, once it is prepared in this home in a form."""
@@ -356,7 +373,7 @@ class ModelHome:
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:
-            export_model(
+            manifest = export_model(
                 source.path,
                 folder,
                 precision=precision,
@@ -369,6 +386,8 @@ class ModelHome:
                 report=self.report,
                 progress=self.progress,
             )
+            if source.fetched and manifest.check is not None:
+                self.spent.append(source.fetched)
         except UsageError:
             if not (folder / FILE_NAME).is_file():
                 raise

@@ -171,7 +171,7 @@ def download(
         IntegrityError: The bytes differ from those that the commit lists.
     """
     part = extend(url, file, path, report, file.bytes, progress)
-    if (found := _digest(part, file)) != file.digest:
+    if (found := digest_of(part, file)) != file.digest:
         part.unlink()
         raise IntegrityError(
             f"the bytes of {url} have the hash {found[:12]}…, its commit lists {file.digest[:12]}…; "
@@ -268,7 +268,8 @@ def _read_body(url: str, num_held: int, stop: int | None) -> Iterator[tuple[int,
         raise _Interrupted(f"{type(error).__name__} {error}".strip()) from None
 
 
-def _digest(path: Path, file: RemoteFile) -> str:
+def digest_of(path: Path, file: RemoteFile) -> str:
+    """The digest of a file of this disk, of the kind that a commit lists for it."""
     if len(file.digest) == 64:
         return file_record(path).sha256
     digest = hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)

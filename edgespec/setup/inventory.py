@@ -10,6 +10,7 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
+from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
@@ -78,11 +79,22 @@ class Inventory:
         found = [_verify_folder(part) for part in parts]
         return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
 
-    def remove(self, model: str) -> Path:
-        """Delete a prepared model, not its source. Raises ModelError: the home has no such model."""
+    def remove(self, model: str) -> tuple[Path, int]:
+        """Delete a prepared model, and the downloads that only it was exported from.
+
+        Returns its folder, and the bytes of these downloads.
+
+        Raises ModelError: the home has no such model.
+        """
         if model not in {own.name for own in self.models()}:
             raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
         folder = self.home.models / model
+        spent = self._sources(folder) - {
+            path
+            for own in self.models()
+            if own.name != model
+            for path in self._sources(self.home.models / own.name)
+        }
         elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
         try:
             if folder.is_symlink():
@@ -94,7 +106,29 @@ class Inventory:
         self.home.forget_use(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)
-        return folder
+        return folder, sum(self.home.downloads.delete(path) for path in spent)
+
+    def _sources(self, folder: Path) -> set[Path]:
+        """The downloads that the models of a folder were exported from, as far as they are here."""
+        found: set[Path | None] = set()
+        for part in (folder, *part_folders(folder)):
+            with suppress(EdgeSpecError, OSError):
+                found.add(self.home.downloads.of(read_manifest(part).source))
+        return {path for path in found if path is not None}
+
+    def prune(self) -> tuple[list[Download], int]:
+        """Delete all downloads that no process uses, and what killed exports left.
+
+        Returns the downloads that were deleted, and the bytes of the rest.
+        """
+        deleted = []
+        for download in self.home.downloads:
+            try:
+                self.home.downloads.delete(Path(download.path))
+                deleted.append(download)
+            except EdgeSpecError as error:
+                self.home.report(str(error))
+        return deleted, delete_abandoned_exports(self.home.models)
 
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from edgespec.export import gguf, safetensors
 from edgespec.manifest import Origin
 from edgespec.setup.hub import MAX_JSON_BYTES, ask, download, explain_errors, extend, file_url, is_offline
 from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
+from edgespec.setup.shared_files import cached_commit, is_whole, shared_folders
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.text_files import read_plain
@@ -32,10 +33,14 @@ _OFFLINE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSource:
-    """A file or folder on this machine to export, and where it came from if that is known."""
+    """A file or folder on this machine to export, and where it came from if that is known.
+
+    fetched: What was downloaded for it just now, if anything.
+    """
 
     path: Path
     origin: Origin = Origin()  # noqa: RUF009  frozen
+    fetched: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,7 @@ class _Snapshot:
         """A folder with copies of the texts, which are here, and of the headers of the weights."""
         missing = self.missing(weights)
         self.require_fetching(missing)
-        with TemporaryDirectory(prefix=".headers-", dir=self.here.parent) as temporary:
+        with TemporaryDirectory(prefix="edgespec-headers-") as temporary:
             folder = Path(temporary) / self.here.name
             for file in (*texts, *weights):
                 (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +171,7 @@ def fetch_snapshot(
     return LocalSource(
         path=_source_path(snapshot.here, weights),
         origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
+        fetched=snapshot.here.parent if missing else None,
     )
 
 
@@ -194,14 +200,23 @@ def _open(
         commit=commit, revision=revision, here=here, report=report, progress=progress, offline=offline
     )
     texts = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
-    weights = [file for file in chosen if file not in texts]
+    for other in shared_folders(hub_id.repository, commit.sha):
+        if is_whole(other, chosen) and is_whole(other, weights := _weights(commit, chosen, other)):
+            report(f"the files of {commit.repository} are in {other}, and are used there")
+            yield replace(snapshot, here=other), texts, weights
+            return
     with _lock(here, report):
         if not offline:
             _record(commit, place, {revision, commit.sha})
         snapshot.complete(texts)
-        if INDEX in (file.name for file in texts):
-            weights = shard_files(commit, read_plain(here / INDEX, MAX_JSON_BYTES))
-        yield snapshot, texts, weights
+        yield snapshot, texts, _weights(commit, chosen, here)
+
+
+def _weights(commit: Commit, chosen: list[RemoteFile], folder: Path) -> list[RemoteFile]:
+    """The files of weights among those that a model needs, with those of an index in a folder."""
+    if INDEX in (file.name for file in chosen):
+        return shard_files(commit, read_plain(folder / INDEX, MAX_JSON_BYTES))
+    return [file for file in chosen if file.name.endswith(_WEIGHTS)]
 
 
 def _source_path(folder: Path, weights: list[RemoteFile]) -> Path:
@@ -247,6 +262,8 @@ def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
         stated = json.loads(read_plain(_record_path(place, revision), MAX_JSON_BYTES))
         return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
     except (OSError, ValueError, TypeError, KeyError):
+        if (commit := cached_commit(hub_id.repository, revision)) is not None:
+            return commit
         raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None
 
 

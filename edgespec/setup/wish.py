@@ -101,6 +101,7 @@ class Wish:
     deterministic: Annotated[bool | None, _is((bool, NoneType), "True, False or None")] = None
     exact: Annotated[bool, _is_switch] = False
     offline: Annotated[bool, _is_switch] = False
+    keep_download: Annotated[bool, _is_switch] = False
     answer_cache: Annotated[bool, _is_switch] = False
     learn: Annotated[str | None, lambda name, value: require_domain(value)] = None
     memory_limit: Annotated[int | str | None, lambda name, value: parse_bytes(value)] = None

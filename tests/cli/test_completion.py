@@ -43,7 +43,7 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("line", "expected"),
     [
         ("mod", ["models"]),
-        ("models ", ["forget", "learned", "list", "path", "pull", "remove", "verify"]),
+        ("models ", ["forget", "learned", "list", "path", "prune", "pull", "remove", "verify"]),
         ("models pull m", ["mine"]),
         ("models verify m", ["mine"]),
         ("chat --sched", ["--schedule"]),

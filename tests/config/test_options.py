@@ -38,7 +38,7 @@ def test_a_wish_has_the_arguments_of_load_and_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "num_given"), [("chat", 18), ("bench", 17), ("serve", 18), ("score --file f", 7)]
+    ("command", "num_given"), [("chat", 19), ("bench", 18), ("serve", 19), ("score --file f", 8)]
 )
 def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch

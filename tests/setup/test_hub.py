@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import huggingface_hub.constants
 import made_heads
@@ -18,6 +22,7 @@ import edgespec.engine.pair_export
 import edgespec.setup.hub
 import edgespec.setup.snapshot
 from edgespec.cli.main import main
+from edgespec.engine.load import load
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CatalogFile, HubSource
@@ -25,6 +30,7 @@ from edgespec.setup.fetch import fetch
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource, fetch_snapshot
+from edgespec.system.disk import hold_lock
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
 from edgespec.system.units import format_bytes
@@ -401,6 +407,167 @@ def test_a_model_without_room_on_this_machine_is_refused_before_its_weights_are_
     assert main(["chat", "org/tiny", "-p", "hi"]) == code
     assert ("no room in" if code == 1 else "put :int4 behind the name") in capsys.readouterr().err
     assert weights_sent(hub) <= 2 * HEAD_BYTES
+
+
+# -- the disk ----------------------------------------------------------------------------------------
+
+
+def downloads(home: Path) -> list[str]:
+    return sorted(
+        path.name for path in (home / "downloads").rglob("*") if path.suffix in (".safetensors", ".gguf")
+    )
+
+
+@pytest.mark.parametrize("keep", [[], ["--keep-download"]])
+@pytest.mark.parametrize("command", [["models", "pull", "org/g"], ["export", "org/g", "--output", "{out}"]])
+def test_a_download_is_deleted_once_its_export_was_checked(
+    hub: FakeHub,
+    tiny_gguf: Path,
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    keep: list[str],
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    assert main([*(part.format(out=output) for part in command), *keep]) == 0
+    assert downloads(output.parent / "home") == (["m.gguf"] if keep else [])
+    assert ("deleted the download" in capsys.readouterr().err) is not bool(keep)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_model_that_is_loaded_leaves_no_download(
+    hub: FakeHub, tiny_gguf: Path, tmp_path: Path, keep: bool
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    load("org/g", home=tmp_path, keep_download=keep).close()
+    assert downloads(tmp_path) == (["m.gguf"] if keep else [])
+    load("org/g", home=tmp_path, offline=True).close()
+
+
+def test_what_lay_there_before_an_export_stays(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    ModelHome(tmp_path).locate("org/g")
+    load("org/g", home=tmp_path).close()
+    assert downloads(tmp_path) == ["m.gguf"]
+
+
+def test_downloads_are_listed_and_removed_with_the_last_model_of_them(
+    hub: FakeHub, tiny_gguf: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sha = hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    home = ModelHome(output.parent / "home")
+    home.resolve("org/g")
+    home.resolve("org/g:int8")
+    size = format_bytes(tiny_gguf.stat().st_size)
+    assert main(["models", "list"]) == 0
+    assert f"org/g at {sha[:12]}  {size}  complete" in capsys.readouterr().out
+    assert main(["doctor", "--no-self-test"]) == 0
+    assert f"{size} of downloads, which edgespec models prune deletes" in capsys.readouterr().out
+    assert main(["models", "remove", "org--g"]) == 0
+    assert downloads(home.path) == ["m.gguf"], "another model was exported from it"
+    assert main(["models", "remove", "org--g-int8"]) == 0
+    assert f"and its download ({size})" in capsys.readouterr().out
+    assert not list((home.path / "downloads" / "hub").iterdir())
+
+
+def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
+    hub: FakeHub, repository: str, one_file: HubId, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ModelHome(output.parent / "home")
+    running = home.locate("org/tiny").path
+    hub.faults["m.gguf"] = [("cut", 9000)] + [503] * 4
+    with pytest.raises(ModelError, match="stopped at"):
+        home.locate("org/g")
+    (home.models / ".old.partial").mkdir(parents=True)
+    (home.models / ".old.partial" / "model.onnx.data").write_bytes(LARGE)
+    abandoned = home.path / "downloads" / ".fetch-abc"
+    abandoned.mkdir()
+    os.utime(abandoned, (1, 1))
+    assert main(["models", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "interrupted" in listed
+    assert "complete" in listed
+    with hold_lock(running.with_name(".lock")):
+        assert subprocess_prune(home.path)["export_bytes"] == len(LARGE)
+    assert running.is_dir()
+    assert not abandoned.exists()
+    assert main(["models", "prune", "--json"]) == 0
+    deleted = json.loads(capsys.readouterr().out)["deleted"]
+    assert [each["source"] for each in deleted] == [f"org/tiny at {repository[:12]}"]
+    assert not list(home.models.iterdir())
+
+
+def subprocess_prune(home: Path) -> dict[str, Any]:
+    """What another process deletes, since a process has its own locks."""
+    command = [sys.executable, "-m", "edgespec", "models", "prune", "--json"]
+    environment = {**os.environ, "EDGESPEC_HOME": str(home)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return cast("dict[str, Any]", json.loads(done.stdout))
+
+
+# -- files of other programs -------------------------------------------------------------------------
+
+
+def write_cache(cache: Path, sha: str, files: dict[str, bytes]) -> Path:
+    """Files as huggingface_hub keeps them: under their digests, with links of their names."""
+    place = cache / "models--org--tiny"
+    for folder in ("refs", "blobs", f"snapshots/{sha}"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text(sha)
+    for name, content in files.items():
+        listed = FakeHub.listed(name, content)
+        blob = place / "blobs" / (listed["lfs"]["sha256"] if "lfs" in listed else listed["blobId"])
+        blob.write_bytes(content)
+        link = place / "snapshots" / sha / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(blob)
+    return place / "snapshots" / sha
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_the_cache_of_huggingface_hub_is_used_where_it_lies(
+    hub: FakeHub,
+    repository: str,
+    folder_files: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    offline: bool,
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = write_cache(tmp_path / "cache", repository, folder_files)
+    said: list[str] = []
+    home = ModelHome(tmp_path / "home", offline, said.append)
+    assert home.locate("org/tiny").path == folder
+    assert hub.fetched() == []
+    manifest = read_manifest(home.resolve("org/tiny"))
+    assert (manifest.source.repository, manifest.source.revision) == ("org/tiny", repository)
+    assert f"the files of org/tiny are in {folder}, and are used there" in said
+    assert Path(folder / "config.json").is_file()
+
+
+def test_a_cache_that_lacks_a_file_or_has_other_bytes_is_left_alone(
+    hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = write_cache(tmp_path / "cache", repository, folder_files)
+    weights = folder / "model-00002-of-00002.safetensors"
+    copy = bytes(weights.stat().st_size)
+    weights.unlink()
+    for _ in range(2):
+        assert tmp_path / "home" in get(tmp_path / "home").path.parents
+        weights.write_bytes(copy)
+
+
+@pytest.mark.parametrize("place", [".lmstudio/models", ".cache/lm-studio/models"])
+def test_files_of_lm_studio_are_used_where_they_lie(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    file = tmp_path / place / "org" / "g" / "m.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(LARGE)
+    assert get(tmp_path / "home", one_file).path == file
+    assert hub.fetched() == []
 
 
 # -- networks that fail ------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:
     assert (num_files, others) == (len(read_manifest(home.models / "tiny").files), [])
     (home.models / "tiny" / "notes.txt").write_text("mine")
     assert Inventory(home).verify("tiny")[1] == ["notes.txt"]
-    assert Inventory(home).remove("tiny") == home.models / "tiny"
+    assert Inventory(home).remove("tiny") == (home.models / "tiny", 0)
     assert not list(Inventory(home).models())
 
 
