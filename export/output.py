@@ -19,6 +19,7 @@ from edgespec.system.disk import explain_write_errors, hold_lock, install_folder
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.signals import defer_signals
+from edgespec.text.tokenizer_check import remember_harmless
 from edgespec.types import Report
 
 RESERVE_BYTES = 64 << 20
@@ -131,6 +132,7 @@ class ExportProgress:
 def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None:
     """Write tokenizer and chat template, by the names in the manifest."""
     (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    remember_harmless(vocabulary.tokenizer_json.encode())
     if manifest.chat_template:
         (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
 

@@ -26,6 +26,7 @@ from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, r
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.split_files import utf8_name, whole_name
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer_check import remember_harmless
 from edgespec.types import Report
 
 
@@ -272,6 +273,7 @@ def require_shared_tokens(target: LoadedSource, drafter: LoadedSource) -> None:
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
     path.write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    remember_harmless(vocabulary.tokenizer_json.encode())
     return Tokenizer(path, vocabulary.bos_token_id, vocabulary.add_bos)
 
 

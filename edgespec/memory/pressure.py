@@ -24,7 +24,6 @@ from edgespec.memory.free_memory import (
     limited_groups,
     open_kernel32,
 )
-from edgespec.system.clock import Clock
 
 # What Linux reports is a mean over 10 s, so it is not read more often than this.
 _READ_S = 1.0
@@ -65,7 +64,7 @@ class PressureReader:
     """
 
     sources: Sequence[ReadPressure] = field(default_factory=lambda: pressure_sources())
-    clock: Clock = monotonic
+    clock: Callable[[], float] = monotonic  # seconds
     _read_s: float = field(init=False, default=float("-inf"))
     _last: Pressure = field(init=False, default=NO_PRESSURE)
 
@@ -138,7 +137,7 @@ class SwapGrowth:
     """Pressure by how fast the swap in use grows. Swap that is merely in use says nothing: it may be old."""
 
     read_used: Callable[[], int]
-    clock: Clock = monotonic
+    clock: Callable[[], float] = monotonic  # seconds
     _seen: deque[tuple[float, int]] = field(init=False, default_factory=deque)
 
     def __call__(self) -> Pressure:

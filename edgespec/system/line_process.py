@@ -7,8 +7,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
+from time import monotonic
+
+import psutil
 
 LineProcess = subprocess.Popen[bytes]
+_POLL_S = 0.02
+_PATIENCE = 10  # times the processor time that work may take, on a busy machine
+
+
+class WorkEnded(Exception):
+    """Work was given up; its words say why."""
 
 
 def start_python(*arguments: str) -> LineProcess:
@@ -46,6 +55,36 @@ def ask(process: LineProcess, request: bytes, wake_s: float, watch: Callable[[],
         thread.join(wake_s)
         watch()
     return replies[0] if replies else b""
+
+
+def ask_bounded(process: LineProcess, request: bytes, most_s: float, most_bytes: int) -> bytes:
+    """The reply to a request that may never end, or take all memory.
+
+    Args:
+        most_s: Processor time that it may take; of the clock's time ten times as much.
+        most_bytes: Memory that the process may hold.
+
+    Raises WorkEnded: It takes longer or more, or the process has ended.
+    """
+    started, before_s = monotonic(), _processor_s(process)
+
+    def watch() -> None:
+        if max(_processor_s(process) - before_s, (monotonic() - started) / _PATIENCE) > most_s:
+            raise WorkEnded(f"it does not finish within {most_s:.0f} s")
+        with suppress(psutil.Error):
+            if psutil.Process(process.pid).memory_info().rss > most_bytes:
+                raise WorkEnded(f"it takes more than {most_bytes >> 20} MiB")
+
+    if not (reply := ask(process, request, _POLL_S, watch)):
+        raise WorkEnded(f"{sys.executable}, which tried it, ended; was the engine closed, or is memory short?")
+    return reply
+
+
+def _processor_s(process: LineProcess) -> float:
+    with suppress(psutil.Error):
+        times = psutil.Process(process.pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def kill(process: LineProcess) -> None:

@@ -5,25 +5,19 @@ memory it may hold can only be bounded from another process.
 """
 
 import json
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import RLock
-from time import monotonic
 from typing import Any
 
-import psutil
-
 from edgespec.errors import ConversationError, ModelError
-from edgespec.system.line_process import LineProcess, ask, dispose, start_python
+from edgespec.system.line_process import LineProcess, WorkEnded, ask_bounded, dispose, start_python
 from edgespec.system.printable import one_line
 
 _MAX_S = 10.0
 _MAX_BYTES = 400 << 20
 _BYTES_PER_CHARACTER = 40  # of the request; its escapes and copies take some 20
-_POLL_S = 0.02
 _MAX_WORDS = 300  # characters of what a template says
 _MAX_ROLES = 8  # of messages, that are named
 _SANDBOX = Path(__file__).with_name("template_sandbox.py")
@@ -64,9 +58,12 @@ class TemplateProcess:
         request = json.dumps({"template": template, "names": names}).encode() + b"\n"
         with self._lock:
             try:
-                answer = json.loads(_ask(self.start(), request))
-            except BaseException:  # its late answer would be taken for the next request's
+                most_bytes = _MAX_BYTES + _BYTES_PER_CHARACTER * len(request)
+                answer = json.loads(ask_bounded(self.start(), request, _MAX_S, most_bytes))
+            except BaseException as error:  # its late answer would be taken for the next request's
                 self.close()
+                if isinstance(error, WorkEnded):
+                    raise ModelError(f"{_REFUSED}: {error}") from None
                 raise
         if "refusal" in answer:
             said, roles = one_line(answer["refusal"], _MAX_WORDS), _roles(names.get("messages", ()))
@@ -84,20 +81,3 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
     shown = [one_line(str(each.get("role")), 20) for each in messages[:_MAX_ROLES]]
     num_more = len(messages) - len(shown)
     return ", ".join([*shown, *([f"and {num_more} more"] if num_more else [])]) or "none"
-
-
-def _ask(process: LineProcess, request: bytes) -> bytes:
-    started, most_bytes = monotonic(), _MAX_BYTES + _BYTES_PER_CHARACTER * len(request)
-
-    def require_bounded() -> None:
-        if monotonic() - started > _MAX_S:
-            raise ModelError(f"{_REFUSED}: it does not finish within {_MAX_S:.0f} s")
-        with suppress(psutil.Error):
-            if psutil.Process(process.pid).memory_info().rss > most_bytes:
-                raise ModelError(f"{_REFUSED}: it takes more than {most_bytes >> 20} MiB")
-
-    if not (answer := ask(process, request, _POLL_S, require_bounded)):
-        raise ModelError(
-            f"{_REFUSED}: {sys.executable}, which renders it, ended; was the engine closed, or is memory short?"
-        )
-    return answer

@@ -3,7 +3,6 @@
 Text never becomes a special token: only a chat template, or a caller who asks for it, places those.
 """
 
-import base64
 import hashlib
 import json
 import re
@@ -11,14 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from edgespec.errors import ManifestError, ModelError
 from edgespec.system.text_files import decode_text, read_plain
+from edgespec.text.special_tokens import special_pattern
+from edgespec.text.tokenizer_check import require_harmless
 from edgespec.types import TokenIds
 
 # Stands for bytes that are not, or not yet, a character.
@@ -28,9 +27,6 @@ _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 TWIN = "\U0010fffd"
 # Twice the file of Gemma 3, the largest in use; a file of 46 MB made to be slow takes 8 s and 1.2 GB.
 _MAX_BYTES = 64 << 20
-# Bounds of replacements: growth of one character, and their number. 22 doublings make 4 MB and 2 s of an "a".
-_MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
-_MAX_ADDED = 64  # tokens around each text
 _MANY_TOKENS = 4096  # take a millisecond to decode
 # Characters that are counted at a time, and the most tokens that a cut between two slices adds.
 _SLICE, _JOINED_TOKENS = 1 << 16, 64
@@ -42,49 +38,18 @@ def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
     return hashlib.sha256("".join(f"{token}\t{piece}\n" for token, piece in pieces).encode()).hexdigest()
 
 
-def _pattern(token: AddedToken) -> str:
-    """Matches a special token with the white space that it absorbs: phi3's absorb the space after them."""
-    before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
-    first, last = (r"(?<!\w)", r"(?!\w)") if token.single_word else ("", "")
-    return before + first + re.escape(token.content) + last + after
-
-
 def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenizer:
     """Read a tokenizer.json that may be hostile; padding and truncation are switched off.
 
     Raises an error of the given kind, ending in advice: not a tokenizer, or made to take time or memory.
     """
     with translate_errors(path, kind, advice):
-        tokenizer = _Tokenizer.from_str(decode_text(read_plain(path, _MAX_BYTES)))
+        text = decode_text(data := read_plain(path, _MAX_BYTES))
+        require_harmless(path, data, kind, advice)
+        tokenizer = _Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        for part in (tokenizer.normalizer, tokenizer.decoder):
-            growths = [*_growths(json.loads(part.__getstate__()))] if part else []
-            if len(growths) > _MAX_REPLACEMENTS or np.prod(growths) > _MAX_GROWTH:
-                raise kind(f"{path} replaces text by ever more text, as no tokenizer in use does; {advice}")
-        if (num_added := tokenizer.num_special_tokens_to_add(is_pair=False)) > _MAX_ADDED:
-            raise kind(f"{path} adds {num_added} tokens to each text, at most {_MAX_ADDED} are used; {advice}")
     return tokenizer
-
-
-def _growths(part: Any) -> Iterator[int]:
-    """How many characters each replacement makes of one, at most."""
-    if isinstance(part, list):
-        for one in part:
-            yield from _growths(one)
-    elif isinstance(part, dict):
-        if part.get("type") == "Precompiled":
-            # A trie by its size, and the texts that it names, each with an end.
-            blob = base64.b64decode(part.get("precompiled_charsmap") or "")
-            texts = blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")
-            yield max(1, *(len(text.decode(errors="replace")) for text in texts))
-        if part.get("type") in ("Replace", "Prepend"):
-            length = len(part.get("content") or part.get("prepend") or "")
-            # An expression may match nothing, between any two characters, which stay.
-            may_insert = isinstance(pattern := part.get("pattern"), dict) and "Regex" in pattern
-            yield max(1, length + may_insert)
-        for one in part.values():
-            yield from _growths(one)
 
 
 @contextmanager
@@ -138,10 +103,7 @@ class Tokenizer:
         # Those that text becomes too, where it spells them, are among these.
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
-        # With those that hold a special one, which become a token before it does.
-        found = [token for token in added.values() if any(each in token.content for each in self.special_tokens)]
-        longest_first = sorted(found, key=lambda token: len(token.content), reverse=True)
-        self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
+        self._special_pattern = special_pattern(added.values())
 
     @property
     def pieces(self) -> dict[int, str]:

@@ -201,7 +201,7 @@ def test_python_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ModelError, match="cannot start Python"):
         TemplateProcess().render("{{ 1 }}")
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(ModelError, match="/bin/true, which renders it, ended"):
+    with pytest.raises(ModelError, match="/bin/true, which tried it, ended"):
         TemplateProcess().render("{{ 1 }}")
 
 

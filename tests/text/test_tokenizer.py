@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import tiny
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from psutil import Process
 
 from edgespec.errors import ManifestError
 from edgespec.export.vocabulary import vocabulary_from_gguf
+from edgespec.text import tokenizer_check
 from edgespec.text.tokenizer import TextStream, Tokenizer
 
 METADATA = {
@@ -38,14 +41,89 @@ def edited(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_pattern_that_takes_for_ever_is_given_up_in_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def split(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def replace(found: str, written: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": found}, "content": written}
+
+
+def charsmap(text: str) -> str:
+    """A table of SentencePiece that makes a text of some characters; its trie has none."""
+    return base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + f"ss\0{text}\0".encode()).decode()
+
+
+def sequence(kind: str, name: str, part: dict[str, object], times: int) -> dict[str, object]:
+    return {kind: {"type": "Sequence", name: [part] * times}}
+
+
+def nested(depth: int) -> dict[str, object]:
+    part = split(".")
+    for _ in range(depth):
+        part = {"type": "Sequence", "pretokenizers": [part, part]}
+    return {"pre_tokenizer": part}
+
+
+HOSTILE = {
+    "expression": ({"pre_tokenizer": split(r"(\w+\s?)+$")}, "retry-limit"),
+    "replacement": (sequence("normalizer", "normalizers", replace("q", "qq"), 40), "ever more text"),
+    "table": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap("x" * 65)}},
+        "ever more text",
+    ),
+    "nested": (nested(11), "does not finish|to read"),
+    "bytes": (sequence("normalizer", "normalizers", {"type": "ByteLevel"}, 28), "takes more than 200 MiB"),
+    "many": (sequence("normalizer", "normalizers", {"type": "NFC"}, 20_000), "does not finish|to read"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_tokenizers_made_to_harm_are_ended_in_a_process_of_their_own(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library panics, which is no Exception."""
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split))
+    monkeypatch.setattr(tokenizer_check, "_MAX_S", 1.0)
+    monkeypatch.setattr(tokenizer_check, "_MAX_BYTES", 200 << 20)
+    changes, words = HOSTILE[kind]
+    path = edited(tmp_path / "tokenizer.json", **changes)
+    resident, started = Process().memory_info().rss, process_time()
+    with pytest.raises(ManifestError, match=words):
+        Tokenizer(path)
+    assert process_time() - started < 2
+    assert Process().memory_info().rss - resident < 100 << 20
+
+
+def test_a_tokenizer_is_tried_once_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    tried: list[Path] = []
+    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: tried.append(path) or "")
+    path, other = edited(tmp_path / "tokenizer.json"), edited(tmp_path / "other.json", decoder=None)
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(path.read_bytes())
+    for each in (path, copy, path, other):
+        Tokenizer(each)
+    assert tried == [path, other]
+    (tmp_path / "home" / "tokenizers.json").write_text("no JSON")
+    Tokenizer(path)
+    assert tried == [path, other, path]
+    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: "it is bad")
+    with pytest.raises(ManifestError, match=r"not a usable tokenizer \(it is bad\); export the model again"):
+        Tokenizer(edited(tmp_path / "tokenizer.json", normalizer={"type": "NFD"}))
+
+
+@pytest.mark.slow
+def test_characters_that_rules_name_are_tried(tmp_path: Path) -> None:
+    """The library gives up, which is no Exception."""
     with pytest.raises(ManifestError, match="retry-limit"):
-        tokenizer.encode("a" * 40 + "b")
+        Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split("(ж+)+$")))
+
+
+def test_a_failure_of_the_library_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: "")
+    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split("(b+)+$")))
+    with pytest.raises(ManifestError, match="retry-limit"):
+        tokenizer.encode("b" * 40 + "c")
 
 
 def test_text_is_neither_padded_nor_cut(tmp_path: Path) -> None:
@@ -54,23 +132,11 @@ def test_text_is_neither_padded_nor_cut(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("hello there")) == "hello there"
 
 
-def test_replacements_that_grow_are_refused(tmp_path: Path) -> None:
-    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    normalizer = {"type": "Sequence", "normalizers": [doubling] * 40}
-    with pytest.raises(ManifestError, match="ever more text"):
-        Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
-
-
 def test_expressions_that_match_nothing_grow_text_too(tmp_path: Path) -> None:
-    inserting = {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "b"}
+    inserting = replace("", "b") | {"pattern": {"Regex": "(?=.)"}}
     normalizer = {"type": "Sequence", "normalizers": [inserting] * 15}
     with pytest.raises(ManifestError, match="ever more text"):
         Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
-
-
-def charsmap(text: str) -> str:
-    """A table of SentencePiece that makes a text of some characters; its trie is empty."""
-    return base64.b64encode(bytes(4) + f"ss\0{text}\0".encode()).decode()
 
 
 @pytest.mark.parametrize(("length", "is_usable"), [(18, True), (65, False)])
