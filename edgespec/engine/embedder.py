@@ -1,5 +1,6 @@
 """Vectors of texts, from a model that was trained for embeddings."""
 
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
@@ -35,6 +36,15 @@ class Embedder:
     def size(self) -> int:
         """How many numbers a vector has."""
         return self._states.hidden_size
+
+    def vectors(self, texts: str | Sequence[str]) -> Vectors:
+        """As Engine.embed gives them."""
+        if isinstance(texts, str):
+            return self.vector(self.encode(texts))
+        if not isinstance(texts, Sequence) or not texts:
+            raise UsageError(f"texts are {texts!r}; wanted a str or a list of them")
+        tokens = [self.encode(text) for text in texts]
+        return np.stack([self.vector(each) for each in tokens])
 
     def encode(self, text: str) -> TokenIds:
         """The tokens of a text, with those that the model wants around it, [num_tokens].

@@ -3,94 +3,48 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet, ref
-
-import numpy as np
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.draft.answer_cache import AnswerCache
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
+from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.generation import Generation
-from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.request import (
     AnswerOptions,
     AnswerSettings,
-    SamplingOptions,
     Settings,
     answer_settings,
+    lists_options,
     require_embedding_model,
     require_known,
 )
 from edgespec.engine.request_reader import RequestReader
-from edgespec.engine.run_ahead import RequestQueue, Ticket
+from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.processes import Owner
-from edgespec.text.prompt_encoder import Prompt, PromptEncoder, parse_ids
+from edgespec.text.prompt_encoder import Prompt, parse_ids
 from edgespec.tools.tool import parse_tools
 from edgespec.types import TokenIds, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _lists_options(method: Method) -> Method:
-    """Has help() and inspect.signature list the options of an answer, with their defaults, for **options."""
-    stated = signature(method)
-    own = [each for each in stated.parameters.values() if each.name != "options"]
-    options = [
-        *signature(AnswerSettings).parameters.values(),
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in SamplingOptions.__annotations__),
-    ]
-    vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
-    return method
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """The target of an engine: its description, and the encoder that reads texts.
-
-    device_names: Of target and drafter.
-    near_tie: As Generation has it.
-    embedder: Of a model that was trained for embeddings, which writes no text.
-    """
-
-    manifest: Manifest
-    encoder: PromptEncoder
-    device_names: tuple[str, str] = ("cpu", "cpu")
-    is_deterministic: bool = False
-    near_tie: float | None = None
-    embedder: Embedder | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenDrafters:
-    """The drafters of an engine, and all that was learned of them."""
-
-    speculation: Speculation = field(default_factory=Speculation)
-    pool: DrafterPool = field(default_factory=DrafterPool)
-    answers: AnswerCache | None = None
-    learner: IdleLearner | None = None
 
 
 class Engine:
@@ -110,19 +64,15 @@ class Engine:
         self.device_names = model.device_names  # of target and drafter
         self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
         drafting = drafting or OpenDrafters()
-        self._model, self._caches = model, caches
-        self._encoder = model.encoder
+        self._model, self._caches, self._encoder = model, caches, model.encoder
         self._decoders = list(caches.decoders[:1])
         self._speculation, self._pool = drafting.speculation, drafting.pool
         self._answers, self._learner = drafting.answers, drafting.learner
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
-        self._requests = RequestReader(
-            encoder=model.encoder,
-            manifest=model.manifest,
-            greedy_device=None if model.near_tie is None else model.device_names[0],
-        )
+        device = None if model.near_tie is None else model.device_names[0]
+        self._requests = RequestReader(encoder=model.encoder, manifest=model.manifest, greedy_device=device)
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -189,7 +139,7 @@ class Engine:
         Raises:
             EdgeSpecError: It cannot be written, or an answer is being made.
             ModelError: Keys and values of this model cannot be taken out on its device.
-            UsageError: There is no such cache, it holds nothing, or path is none.
+            UsageError: There is no such cache, or it holds nothing.
         """
         return write_prefix(path, self._idle_target(cache))
 
@@ -204,8 +154,7 @@ class Engine:
         Raises:
             MemoryExhausted: It does not fit.
             ModelError: As save_prefix does.
-            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime; or there is no
-                such cache.
+            UsageError: There is no such cache, or the file is damaged or of another model, device or ONNX Runtime.
         """
         tokens = read_prefix(path, self._idle_target(cache), self.manifest.kv_cache)
         self._caches.hold(cache, tokens)
@@ -215,7 +164,7 @@ class Engine:
         self._require_open()
         if type(cache) is not int or not 0 <= cache < self.max_parallel:
             raise UsageError(f"the cache is {cache!r}; wanted 0 to {self.max_parallel - 1}")
-        if self._queue.is_held(cache):
+        if self._caches.queue.is_held(cache):
             raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
         return self._caches.open(cache)
 
@@ -227,10 +176,6 @@ class Engine:
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""
         return self._caches.num_caches
-
-    @property
-    def _queue(self) -> RequestQueue:
-        return self._caches.queue
 
     @property
     def context_length(self) -> int:
@@ -267,7 +212,7 @@ class Engine:
         if not self._decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
 
-    @_lists_options
+    @lists_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -324,7 +269,7 @@ class Engine:
         require_known("Engine.stream", options, AnswerOptions)
         return self._stream(prompt, answer_settings(options, self.model_sampling))
 
-    @_lists_options
+    @lists_options
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
 
@@ -344,17 +289,14 @@ class Engine:
         options.setdefault("whole_tool_calls", True)
         settings = answer_settings(options, self.model_sampling)
         if not settings.whole_tool_calls:
-            raise UsageError(
-                "whole_tool_calls is False; a whole answer has whole calls: use stream, or leave it out"
-            )
+            raise UsageError("whole_tool_calls is False; a whole answer has whole calls: leave it out, or stream")
         stream = self._stream(prompt, settings)
         return join_chunks(list(stream), stream.prompt_tokens)
 
     def chat(self, *texts: object, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
-        Raises:
-            UsageError: An argument has a wrong type or no name, or the overflow policy does not exist.
+        Raises UsageError: An argument has a wrong type or no name, or the overflow policy does not exist.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
@@ -396,8 +338,7 @@ class Engine:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
 
-        Raises:
-            UsageError: It is no text.
+        Raises UsageError: It is no text.
         """
         if not isinstance(text, str):
             raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
@@ -406,8 +347,7 @@ class Engine:
     def detokenize(self, token_ids: Sequence[int] | TokenIds) -> str:
         """The text of tokens, without special tokens.
 
-        Raises:
-            UsageError: They are no token ids of this model.
+        Raises UsageError: They are no token ids of this model.
         """
         return self.tokenizer.decode(parse_ids(token_ids, self.manifest.vocab_size, "token_ids"))
 
@@ -418,26 +358,14 @@ class Engine:
 
         Raises:
             ContextOverflow: A text does not fit.
-            EdgeSpecError: The engine is closed.
             UnsuitedModel: The model was not trained for embeddings.
             UsageError: It is no text, or an empty one.
         """
-        embedder = self.embedder
-        if isinstance(texts, str):
-            return embedder.vector(embedder.encode(texts))
-        if not isinstance(texts, Sequence) or not texts:
-            raise UsageError(f"texts are {texts!r}; wanted a str or a list of them")
-        tokens = [embedder.encode(text) for text in texts]
-        return np.stack([embedder.vector(each) for each in tokens])
+        return self.embedder.vectors(texts)
 
     @property
     def embedder(self) -> Embedder:
-        """Makes vectors of texts.
-
-        Raises:
-            EdgeSpecError: The engine is closed.
-            UnsuitedModel: The model was not trained for embeddings.
-        """
+        """Makes vectors of texts. Raises UnsuitedModel: The model was not trained for embeddings."""
         self._require_open()
         require_embedding_model(self.manifest)
         assert self._model.embedder is not None
@@ -487,13 +415,8 @@ class Engine:
 
         The chat template begins it, or the beginning of the answer that is given.
         """
-        reasoning = self._requests.reasoning
-        if not (reasoning.is_possible if prefill else reasoning.is_opened_by_template):
-            return False
-        tokens = self._encoder.encode(
-            prompt, thinking=thinking, template_options=template_options, is_bounded=True
-        )
-        return reasoning.place(tokens, prefill).is_open
+        options = {"thinking": thinking, "template_options": template_options}
+        return self._requests.reasoning.opens(prompt, prefill, options)
 
     @property
     def can_think(self) -> bool:
@@ -512,18 +435,12 @@ class Engine:
         self._pool.report_changes()  # those of the time without answers
         if self._learner:
             self._learner.report_problem()
-        deadline_s = monotonic() + (options.timeout_s or inf)
-        ticket = Ticket(deadline_s=deadline_s, caller=Caller(options.priority))
+        ticket = Ticket(deadline_s=monotonic() + (options.timeout_s or inf), caller=Caller(options.priority))
         caches = self._caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
-        fed, running = target.num_fed, ref(target)  # an answer that was read keeps no model alive
-
-        def num_read() -> int:
-            decoder = running()
-            return caches.num_read(ticket.cache, request.tokens, decoder.num_fed - fed if decoder else 0)
-
-        stream = self._generation().stream(target, request, self._queue, ticket, num_read)
+        num_read = caches.watch_reading(ticket, request.tokens, target)
+        stream = self._generation().stream(target, request, caches.queue, ticket, num_read)
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

@@ -21,7 +21,8 @@ from edgespec.draft.speculation import Speculation
 from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.engine.draft_models import make_sets, make_watch
 from edgespec.engine.embedder import Embedder
-from edgespec.engine.engine import Engine, LoadedModel, OpenDrafters
+from edgespec.engine.engine import Engine
+from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.target_caches import TargetCaches

@@ -4,10 +4,10 @@ Tells it from the answer (the same marks later on are text), and bounds it. The 
 answer so far, as a grammar is, so that drafts and schedules change nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, append
 
@@ -171,6 +171,12 @@ class ModelReasoning:
             return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
         return self._tail(prompt).rstrip().endswith(OPEN)
+
+    def opens(self, prompt: Prompt, prefill: str, options: Mapping[str, Any]) -> bool:
+        """True if an answer begins in the reasoning, as Engine.opens_reasoning tells it."""
+        if not (self.is_possible if prefill else self.is_opened_by_template):
+            return False
+        return self.place(self.encoder.encode(prompt, **options, is_bounded=True), prefill).is_open
 
     def _tail(self, prompt: TokenIds) -> str:
         tokenizer = self.encoder.tokenizer

@@ -1,11 +1,12 @@
 """A request to an engine: its options as a caller gives them, and checked, with its prompt and its drafters."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
 
 
@@ -206,6 +208,18 @@ def answer_settings(
     stated = {name: given.pop(name, None) for name in SamplingOptions.__annotations__}
     single = {name: value for name, value in stated.items() if value is not None}
     return AnswerSettings(sampling=replace(sampling, **single) if single else sampling, **given)
+
+
+def lists_options(method: Method) -> Method:
+    """Has help() and inspect.signature list the options of an answer, with their defaults, for **options."""
+    stated = signature(method)
+    own = [each for each in stated.parameters.values() if each.name != "options"]
+    options = [
+        *signature(AnswerSettings).parameters.values(),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in SamplingOptions.__annotations__),
+    ]
+    vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
+    return method
 
 
 class CallReading(NamedTuple):

@@ -61,7 +61,7 @@ class TargetCaches:
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
         self._slots = [_HeldText(has_memory=True)]  # at least as many
-        self._num_uses = [0]  # how often each was given to an answer, or exchanged
+        self._num_uses = [0] * self.num_caches  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
         self._report_exchange = report_exchange
         self._clock = count()
@@ -76,7 +76,6 @@ class TargetCaches:
             source = self._choose_text(prompt, free)
             while source >= len(self._slots):
                 self._slots.append(_HeldText())
-                self._num_uses.append(0)
             number = min(free) if self._can_exchange and min(free) == 0 else source
             if number != source:
                 self._exchanges.append((number, source))
@@ -139,7 +138,6 @@ class TargetCaches:
             self._decoders.append(target.fork())
         while number >= len(self._slots):
             self._slots.append(_HeldText())
-            self._num_uses.append(0)
 
     def note(self, number: int, text: TokenIds) -> None:
         """Record the text that a cache is to hold from now on."""
@@ -173,16 +171,21 @@ class TargetCaches:
             held = {number: _held_tokens(self._decoders[number]) for number in numbers}
         return {number: text for number, text in held.items() if len(text) and not self.queue.is_held(number)}
 
-    def num_read(self, number: int | None, prompt: TokenIds, num_run: int) -> int:
-        """How many tokens of a prompt a cache holds by now; 0 for no cache.
+    def watch_reading(self, ticket: Ticket, prompt: TokenIds, decoder: Decoder) -> Callable[[], int]:
+        """Tells how many tokens of an answer's prompt a cache holds by now; keeps no model alive.
 
-        Args:
-            num_run: Tokens that were run for the answer, which count where a cache does not say what it holds.
+        decoder: That of the answer. What it runs counts where a cache does not say what it holds.
         """
-        decoder = None if number is None else self.decoder(number)
-        if decoder is None:
-            return 0
-        return reusable_prefix(_held_tokens(decoder), prompt, 0) or min(num_run, len(prompt))
+        fed, running = decoder.num_fed, ref(decoder)
+
+        def num_read() -> int:
+            own, held = running(), None if ticket.cache is None else self.decoder(ticket.cache)
+            if held is None:
+                return 0
+            num_run = own.num_fed - fed if own else 0
+            return reusable_prefix(_held_tokens(held), prompt, 0) or min(num_run, len(prompt))
+
+        return num_read
 
     @property
     def decoders(self) -> Sequence[Decoder]:

@@ -129,7 +129,7 @@ def test_an_answer_ends_when_its_client_leaves_it(tiny_model: Path) -> None:
             assert decoder.has_begun.wait(WAIT_S)
             assert not decoder.is_interrupted.is_set()
         assert decoder.is_interrupted.wait(WAIT_S)
-        wait_until(lambda: not engine._queue._holders)
+        wait_until(lambda: not engine._caches.queue._holders)
 
 
 def test_the_end_of_the_server_ends_answers(tiny_model: Path) -> None:

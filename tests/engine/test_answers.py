@@ -30,7 +30,7 @@ from edgespec.draft.lanes import ThreadLane
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
-from edgespec.engine.engine import LoadedModel, OpenDrafters
+from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.manifest import read_manifest
@@ -378,7 +378,7 @@ def test_a_stream_that_nobody_holds_is_closed(engine_of: EngineOf) -> None:
     next(stream)
     del stream
     gc.collect()
-    assert engine._queue._holders == []
+    assert engine._caches.queue._holders == []
 
 
 @pytest.mark.parametrize("num_read", [0, 1])
@@ -536,7 +536,7 @@ def test_answers_that_are_ended_at_any_moment_leave_the_others_alone(
         for done in [pool.submit(some, seed) for seed in range(3)]:
             done.result(120)
     gc.collect()
-    assert engine._queue._holders == []
+    assert engine._caches.queue._holders == []
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")

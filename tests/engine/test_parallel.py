@@ -113,7 +113,7 @@ def test_answers_that_end_at_random_leave_the_others_as_they_are(tiny_model: Pat
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(run, range(36)))
         assert [ask(engine, i).token_ids for i in range(len(PROMPTS))] == [each.token_ids for each in lone]
-        assert engine._queue._holders == engine._queue._waiting == []
+        assert engine._caches.queue._holders == engine._caches.queue._waiting == []
     for number, tokens, is_whole in found:
         wanted = lone[number].token_ids
         assert tokens == (wanted if is_whole else wanted[: len(tokens)])
@@ -229,7 +229,7 @@ def test_nothing_grows_with_the_number_of_requests(tiny_model: Path, num_request
     before = set(threading.enumerate())
     with open_joined(tiny_model, drafter="suffix") as engine:
         counts: list[Callable[[], int]] = [
-            lambda: len(engine._queue._holders) + len(engine._queue._waiting),
+            lambda: len(engine._caches.queue._holders) + len(engine._caches.queue._waiting),
             lambda: len(engine.target._passes.queue._working),  # type: ignore[attr-defined]
             lambda: len(engine._streams),
             lambda: len(engine._pool._in_round),

@@ -16,7 +16,7 @@ from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.draft.answer_cache import AnswerCache
-from edgespec.engine.engine import LoadedModel, OpenDrafters
+from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 from edgespec.engine.target_caches import TargetCaches

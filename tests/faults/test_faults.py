@@ -216,7 +216,7 @@ def test_a_reader_that_raises_ends_its_answer_and_has_its_error_once(
         assert raised.value.__context__ is None
         del raised
         gc.collect()
-        assert engine._queue._holders == []
+        assert engine._caches.queue._holders == []
         fed = table.num_fed
         time.sleep(0.02)
         assert table.num_fed == fed, "nobody goes on with it"

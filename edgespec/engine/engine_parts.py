@@ -1,0 +1,38 @@
+"""The parts that load() opens for an engine: its target, and the drafters beside it."""
+
+from dataclasses import dataclass, field
+
+from edgespec.draft.answer_cache import AnswerCache
+from edgespec.draft.pool import DrafterPool
+from edgespec.draft.speculation import Speculation
+from edgespec.engine.embedder import Embedder
+from edgespec.engine.idle_learner import IdleLearner
+from edgespec.manifest import Manifest
+from edgespec.text.prompt_encoder import PromptEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The target of an engine: its description, and the encoder that reads texts.
+
+    device_names: Of target and drafter.
+    near_tie: As Generation has it.
+    embedder: Of a model that was trained for embeddings, which writes no text.
+    """
+
+    manifest: Manifest
+    encoder: PromptEncoder
+    device_names: tuple[str, str] = ("cpu", "cpu")
+    is_deterministic: bool = False
+    near_tie: float | None = None
+    embedder: Embedder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenDrafters:
+    """The drafters of an engine, and all that was learned of them."""
+
+    speculation: Speculation = field(default_factory=Speculation)
+    pool: DrafterPool = field(default_factory=DrafterPool)
+    answers: AnswerCache | None = None
+    learner: IdleLearner | None = None
