@@ -264,7 +264,10 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
     settings |= read_json(folder / "tokenizer_config.json", needed=False)
+    named = settings.get("extra_special_tokens")  # of transformers since 4.46, where they have names
     others = {name: _piece(settings.get(name)) for name in _OTHER_TOKENS}
+    if isinstance(named, dict):
+        others |= {name: _piece(token) for name, token in named.items() if name.isidentifier()}
     template = set_tokens(_template(folder, settings), others)
     num_all = len(tokenizer.get_added_tokens_decoder())
     tokenizer = _mended(tokenizer, settings, template, largest + 1 if num_rows is None else num_rows)
@@ -272,6 +275,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     stated = generation.get("eos_token_id")
     stated = config.get("eos_token_id") if stated is None else stated
     ids = {stated} if isinstance(stated, int) else set(stated or [])
+    ids = {token for token in ids if not isinstance(token, int) or num_rows is None or token < num_rows}
     piece = _piece(settings.get("eos_token"))
     eos = tokenizer.token_to_id(piece) if isinstance(piece, str) else None
     ids |= {eos} - {None}
@@ -311,15 +315,20 @@ def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, nu
     stated = json.loads(tokenizer.to_str())
     kept = (each for each in stated["added_tokens"] if each["content"] not in lost)
     stated["added_tokens"] = [{**each, "special": each["special"] or each["content"] in marks} for each in kept]
-    for content in lost.intersection(stated["model"]["vocab"]):
-        del stated["model"]["vocab"][content]
+    vocab = stated["model"]["vocab"]  # by piece, or of Unigram a list of pieces with scores
+    stated["model"]["vocab"] = (
+        {piece: token for piece, token in vocab.items() if piece not in lost}
+        if isinstance(vocab, dict)
+        else [entry for entry in vocab if entry[0] not in lost]
+    )
     return Tokenizer.from_str(json.dumps(stated, ensure_ascii=False))
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> Any:
     """The chat template of a folder, from where transformers of any version writes it."""
-    inner = read_json(folder / "chat_template.json", needed=False)  # of processors, until transformers 4.51
-    stated = settings.get("chat_template") or inner.get("chat_template")
+    files = ("chat_template.json", "processor_config.json")  # of processors, until transformers 4.51
+    found = (settings, *(read_json(folder / name, needed=False) for name in files))
+    stated = next(filter(None, (each.get("chat_template") for each in found)), None)
     if (file := folder / "chat_template.jinja").exists():
         stated = read_text(file)
     more = {path.stem: read_text(path) for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}

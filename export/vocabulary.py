@@ -25,7 +25,7 @@ _PIPED = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 # Tokens that end an answer though a file may not list them as such.
 END_OF_TURN = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
-    "<end_of_turn>", "</s>",
+    "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>",
 )  # fmt: skip
 # The control tokens of phi3 that do not absorb the white space after them.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
@@ -158,7 +158,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),
-        bos_token_id=get("bos_token_id"),
+        # SentencePiece files of 2023 leave out that it is 1.
+        bos_token_id=get("bos_token_id", 1 if kind == "llama" and types[1:2] == [_CONTROL] else None),
         eos_token_ids=ends,
         add_bos=add_bos,
         notes=notes,
@@ -192,7 +193,7 @@ def _template(metadata: Mapping[str, Any]) -> Any:
     key = "tokenizer.chat_template"
     named = {name[len(key) + 1 :]: text for name, text in metadata.items() if name.startswith(f"{key}.")}
     stated = metadata.get(key)
-    return join_templates(named | {"default": stated}) if named and isinstance(stated, str) else stated
+    return join_templates(named | ({} if stated is None else {"default": stated})) if named else stated
 
 
 def _count_real(pieces: list[str], types: list[int], num_rows: int | None) -> int:

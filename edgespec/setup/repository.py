@@ -23,7 +23,9 @@ _TEXTS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "special_tokens_map.json",  # of older folders
     "chat_template.json",  # of processors, until transformers 4.51
+    "processor_config.json",
     "additional_chat_templates/tool_use.jinja",
     "quantize_config.json",  # of AutoGPTQ until 2023
     "modules.json",  # of sentence-transformers, for embeddings

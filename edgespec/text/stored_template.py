@@ -6,6 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 _BRACKETED = re.compile(r"<[^<>\s]+>|\[[/|]?\w+\|?\]")
+# Tokens that begin or end what somebody says; a template may put them together of parts.
+_SPEAKERS = re.compile(
+    r"[<\[]/?[|｜]?/?(?:system|sys|user|human|assistant|bot|model|ai|developer|turn|message|msg|inst)[|｜]?[>\]]",
+    re.IGNORECASE,
+)
 _FOR_ALL, _FOR_TOOLS = "default", "tool_use"
 
 
@@ -49,10 +54,10 @@ def turn_marks(template: Any, tokens: Collection[str]) -> frozenset[str]:
     if not isinstance(template, str):
         return frozenset()
     written = frozenset(token for token in tokens if token in template and _BRACKETED.fullmatch(token))
-    return written - find_tags(tokens)
+    return (written | frozenset(filter(_SPEAKERS.fullmatch, tokens))) - find_tags(tokens)
 
 
 def find_tags(tokens: Collection[str]) -> frozenset[str]:
-    """The tokens <x> and </x> of which both are there."""
-    ends = (token for token in tokens if token.startswith("</"))
+    """The tokens <x> and </x> of which both are there, and which name nobody who speaks."""
+    ends = (token for token in tokens if token.startswith("</") and not _SPEAKERS.fullmatch(token))
     return frozenset(tag for end in ends if (start := "<" + end[2:]) in tokens for tag in (start, end))

@@ -8,7 +8,7 @@ from typing import Any
 import made_tokenizers
 import pytest
 import tiny
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from edgespec.errors import SourceError
 from edgespec.export.sources import read_source, read_vocabulary
@@ -25,6 +25,7 @@ NAMED = [{"name": "tool_use", "template": "T\n"}, {"name": "default", "template"
         ({"tokenizer_config.json": {"chat_template": NAMED[:1]}}, "T", "T"),
         ({"tokenizer_config.json": {"chat_template": [{"name": "own", "template": "\nO"}]}}, "\nO", "\nO"),
         ({"chat_template.json": {"chat_template": "J"}}, "J", "J"),
+        ({"processor_config.json": {"chat_template": "P"}}, "P", "P"),
         ({"chat_template.jinja": "\nA", "additional_chat_templates/tool_use.jinja": "\nB"}, "\nA", "\nB"),
         ({"chat_template.jinja": "A", "tokenizer_config.json": {"chat_template": "C"}}, "A", "A"),
     ],
@@ -43,9 +44,11 @@ def test_chat_template_is_found_where_transformers_writes_it(
     assert (render(template, {}), render(template, {"tools": ["a"]})) == (plain, with_tools)
 
 
-def test_chat_template_for_tools_of_a_gguf_file_is_used_with_tools() -> None:
-    keys = {"chat_template": "A", "chat_template.tool_use": "B"}
-    metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.{key}": text for key, text in keys.items()}
+@pytest.mark.parametrize("default", ["chat_template", "chat_template.default", "chat_template.own"])
+def test_chat_template_for_tools_of_a_gguf_file_is_used_with_tools(default: str) -> None:
+    keys = {default: "A", "chat_template.tool_use": "B"}
+    without = {key: value for key, value in tiny.GGUF_TOKENIZER.items() if key != "tokenizer.chat_template"}
+    metadata = without | {f"tokenizer.{key}": text for key, text in keys.items()}
     template = vocabulary_from_gguf("a.gguf", metadata).chat_template
     assert template is not None
     assert (render(template, {}), render(template, {"tools": ["a"]})) == ("A", "B")
@@ -108,6 +111,13 @@ def test_letters_and_accents_apart_or_together_are_alike(name: str) -> None:
     assert tokenizer.encode("e\u0301").ids == tokenizer.encode("é").ids
 
 
+def test_sentencepiece_that_states_no_first_token_has_1() -> None:
+    unstated = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token")
+    metadata = {key: each for key, each in made_tokenizers.gguf_keys("spm").items() if key not in unstated}
+    found = vocabulary_from_gguf("a.gguf", metadata)
+    assert (found.bos_token_id, found.add_bos) == (1, True)
+
+
 def special_tokens(tokenizer_json: str) -> set[str]:
     added = Tokenizer.from_str(tokenizer_json).get_added_tokens_decoder().values()
     return {token.content for token in added if token.special}
@@ -125,6 +135,33 @@ def test_marks_of_turns_are_special_tokens_of_any_type(type_: int | None) -> Non
     vocabulary = vocabulary_from_gguf("a.gguf", metadata)
     assert special_tokens(vocabulary.tokenizer_json) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
     assert vocabulary.eos_token_ids == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [
+        ("{% for m in messages %}[|{{ m.role }}|]{{ m.content }}{% endfor %}", ["[|user|]", "[|system|]"]),
+        ("{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}", ["<|user|>", "<|system|>"]),
+        ("{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}", ["<user>", "</user>"]),
+    ],
+)
+def test_marks_of_who_speaks_are_special_tokens_though_put_together_or_in_pairs(
+    template: str, marks: list[str]
+) -> None:
+    stated = {"tokens": [*tiny.PIECES, *marks, "<a>", "</a>"], "token_type": [*tiny.TYPES, *[4] * 4]}
+    metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": each for key, each in stated.items()}
+    found = vocabulary_from_gguf("a.gguf", metadata | {"tokenizer.chat_template": template + "<a></a>"})
+    assert special_tokens(found.tokenizer_json) == {*tiny.SPECIAL, *marks}
+
+
+@pytest.mark.parametrize("end", ["<EOT>", "[EOT]", "<end_of_utterance>", "<eos>", "<turn|>"])
+def test_tokens_that_end_answers_by_their_names_do_whatever_their_type_is(end: str) -> None:
+    for type_ in (1, 3, 4):
+        stated = {"tokens": [*tiny.PIECES, end], "token_type": [*tiny.TYPES, type_]}
+        metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": each for key, each in stated.items()}
+        found = vocabulary_from_gguf("a.gguf", metadata)
+        assert end in special_tokens(found.tokenizer_json)
+        assert tiny.VOCAB in found.eos_token_ids
 
 
 def add_tokens(folder: Path, *tokens: dict[str, Any]) -> None:
@@ -154,6 +191,28 @@ def test_added_tokens_behind_the_embedding_are_left_out(tmp_path: Path) -> None:
     found = vocabulary_from_gguf("a", metadata, size)
     assert replace(found, notes=()) == vocabulary_from_gguf("a", tiny.GGUF_TOKENIZER, size)
     assert found.notes == ("leaving out 1 tokens that the embedding has no rows for",)
+
+
+def test_of_unigram_and_of_end_tokens_those_behind_the_embedding_are_left_out_too(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    pieces = [[piece, -float(i)] for i, piece in enumerate(["<unk>", *tiny.PIECES[1:], "[PAD]", "<x>"])]
+    made = Tokenizer(models.Unigram([(str(piece), float(str(score))) for piece, score in pieces], 0, False))
+    made.add_special_tokens(["[PAD]", "<x>"])
+    tiny.write_huggingface(folder, tiny.random_weights(), tokenizer=made.to_str())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, tiny.VOCAB + 1]}))
+    found = read_source(folder).vocabulary
+    assert Tokenizer.from_str(found.tokenizer_json).get_vocab_size() == tiny.VOCAB
+    assert found.eos_token_ids == (2,)
+    assert found.notes == ("leaving out 2 tokens that the embedding has no rows for",)
+
+
+def test_special_tokens_with_names_of_their_own_are_known_to_the_template(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights())
+    named = {"image_token": {"content": "<|im_end|>"}, "x y": "<|im_start|>"}
+    settings = {"extra_special_tokens": named, "chat_template": "{{ image_token }} x y"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert render(str(read_vocabulary(folder).chat_template), {}) == "<|im_end|> x y"
 
 
 def test_marks_of_turns_that_a_folder_does_not_call_special_are_so(tmp_path: Path) -> None:
