@@ -258,7 +258,8 @@ class Head:
     fuse_graph: From hidden states of the target, [1, n, layers * target_hidden_size], to states,
         [1, n, state_size]; None where they are read as they are.
     step_graphs: A graph for each token of a draft; of the kinds steps and block.
-    block_tokens: Tokens of a block, the known one included.
+    block_tokens: Tokens of a block, the known one included; of a recurrent head, how many it drafts in a pass.
+    mask_token_id: Stands for each token that is not known yet, in heads that draft several in a pass.
     has_confidence: Each step gives the chance that its token is accepted, too.
     """
 
@@ -281,7 +282,7 @@ class Head:
     @property
     def tokens_per_pass(self) -> int:
         """How many tokens it drafts in a pass."""
-        return max(1, self.block_tokens - 1) if self.kind == "block" else 1
+        return max(1, self.block_tokens - (self.kind == "block"))
 
     def problems(self, vocab_size: int) -> Iterator[str]:
         """Values that contradict each other, or a vocabulary of that size."""
@@ -291,7 +292,7 @@ class Head:
             yield "its head reads no layer of the target"
         if not self.step_graphs and self.kind == "steps":
             yield "its head has no step graphs"
-        if self.mask_token_id is None and self.kind == "block":
+        if self.mask_token_id is None and (self.kind == "block" or self.block_tokens > 1):
             yield "its head names no mask token"
         if (self.mask_token_id or 0) >= vocab_size:
             yield f"the mask token {self.mask_token_id} is not in the vocabulary"
@@ -385,7 +386,7 @@ class Manifest:
     @property
     def most_draft_tokens(self) -> int | None:
         """The most tokens that it drafts after a text, as a drafter; None where its kind has no bound."""
-        if self.head is None or self.head.kind == "recurrent":
+        if self.head is None or (self.head.kind == "recurrent" and self.head.mask_token_id is None):
             return None
         return len(self.head.step_graphs) if self.head.kind == "steps" else self.head.block_tokens
 

@@ -9,6 +9,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder
+from edgespec.runtimes.parallel_head import ParallelHead
 from edgespec.runtimes.recurrent_head import RecurrentHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.step_head import StepHead
@@ -39,7 +40,8 @@ def open_head(
             f"{manifest.name} reads hidden states of {manifest.head.target_hidden_size} numbers, and those of the "
             f"target have {hidden_states.hidden_size}: it was made for another model; use it with that one"
         )
-    if has_trees and manifest.head.kind != "recurrent":
+    is_parallel = manifest.head.kind == "recurrent" and manifest.head.mask_token_id is not None
+    if has_trees and (manifest.head.kind != "recurrent" or is_parallel):
         raise UsageError(
             f"{manifest.name} is a head of the kind {manifest.head.kind} and runs no trees; choose another "
             "drafter, or --schedule pipelined"
@@ -47,4 +49,6 @@ def open_head(
     opened = HeadFolder(path=folder, manifest=manifest, device=device, hidden_states=hidden_states, subset=subset)
     if has_trees:
         return RecurrentHead(opened, has_trees=True, **options)
+    if is_parallel:
+        return ParallelHead(opened, **options)
     return _KINDS[manifest.head.kind](opened, **options)

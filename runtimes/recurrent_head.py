@@ -73,8 +73,8 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         return self
 
     @property
-    def correctable(self) -> CorrectableHead:
-        return self
+    def correctable(self) -> CorrectableHead | None:
+        return self if self._head.mask_token_id is None else None
 
     def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         if len(tokens) < 2 or len(tokens) > self.context_length:

@@ -9,6 +9,9 @@ embedding, 0, so that i is what layer i reads (vLLM); within eagle_config (SpecF
 (DeepSeek, which reads five), i is what layer i gives. Without any the three are those that layers 2, n/2 and n - 3
 read.
 
+A P-EAGLE head (arXiv:2602.01469) is an EAGLE-3 head that was trained to draft several tokens in one pass, with a
+mask token and features of its own in the place of what is not known yet.
+
 An EAGLE-1 or 2 head reads the state after the final norm, joined with the embedding by a matrix, and uses the
 vocabulary head of its target. Heads of the speculators format, which `edgespec train` writes too, may have norms
 there; then the state that goes on is the one after the norm before the vocabulary head.
@@ -46,6 +49,7 @@ from edgespec.manifest import Head
 _NORMED_NORMS = {"token_norm": "embedding_layernorm.weight", "final_norm": "pre_lm_head_layernorm.weight"}
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _DEEPSEEK_LAYERS = "target_layer_ids"
+_MASKS, _NUM_PROPOSED = ("mask_token_id", "ptd_token_id"), 8
 _PREFIX, _MTP = "mtp_layers.0.", "MTP of MiMo"
 _MTP_NORMS = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm", "final_norm": "final_layernorm"}
 
@@ -71,6 +75,10 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     if _reads_aux(source):
         assert fuse is not None
         tensors |= {"fuse": fuse, **_fuse_norms(source, reader, len(layers))}
+    is_parallel = source.settings.get("speculators_model_type") == "peagle"
+    mask = (reader.take if is_parallel else reader.optional)("mask_hidden")
+    if mask is not None:
+        tensors["mask_features"] = mask
     vocabulary = read_vocabulary(source, reader, target, settings, hidden)
     reader.require_all_taken("EAGLE-3")
     tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
@@ -78,7 +86,7 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     shapes = {**later, **{f"0.{role}": shape for role, shape in layer_shapes(config, 2 * hidden).items()}}
     features = len(layers) * target.config.hidden_size
     shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))
-    shapes |= {"fuse": (hidden, features), "fuse_norm": (1, features)}
+    shapes |= {"fuse": (hidden, features), "fuse_norm": (1, features), "mask_features": (1, features)}
     shapes |= {f"fuse_norm.{at}": (1, target.config.hidden_size) for at in range(len(layers))}
     require_shapes(source, tensors, shapes)
     recurrence = Recurrence(
@@ -86,9 +94,12 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         is_wide=True,
         adds_to_normed=_switch(source, "norm_before_residual"),
         returns_normed=_switch(source, "norm_output"),
+        has_mask=mask is not None,
     )
     fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
     head = _recurrent_head("eagle3", layers, target, config, fuse_graph)
+    if mask is not None:
+        head = replace(head, mask_token_id=_mask_token_id(source, target), block_tokens=_num_proposed(source))
     return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
@@ -250,6 +261,22 @@ def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def _mask_token_id(source: HeadSource, target: LoadedSource) -> int:
+    """The token that stands for those that are not known yet, by the names that libraries have for it."""
+    stated = {key: source.settings.get(key) for key in _MASKS}
+    found = next((token for token in stated.values() if token is not None), None)
+    if type(found) is int and 0 <= found < target.config.vocab_size:
+        return found
+    wanted = f"wanted a token id below {target.config.vocab_size} in one of {', '.join(_MASKS)}"
+    raise SourceError(f"{source.settings.path}: the mask token of a P-EAGLE head is {found!r}, {wanted}")
+
+
+def _num_proposed(source: HeadSource) -> int:
+    """How many tokens a head drafts in a pass, as speculators states it."""
+    ways = nested(source.settings, "speculators_config").get("proposal_methods") or [{}]
+    return SourceSettings(source.settings.path, ways[0]).count("speculative_tokens", _NUM_PROPOSED)
+
+
 def _said_by(source: HeadSource) -> str:
     """Where the layers that a head reads are from, for messages."""
     on_top = next((key for key in (_LAYERS, _DEEPSEEK_LAYERS) if source.settings.get(key)), None)
@@ -279,7 +306,7 @@ def _is_eagle3(source: HeadSource) -> bool:
 
 
 def _names_eagle3(source: HeadSource) -> bool:
-    return any("eagle3" in name.lower() for name in source.architectures)
+    return any("eagle3" in name.lower() or "peagle" in name.lower() for name in source.architectures)
 
 
 def _is_eagle(source: HeadSource) -> bool:
@@ -296,7 +323,7 @@ _NORMED = "EAGLE of vLLM speculators"
 EAGLE_DIALECTS = (
     Dialect(
         name=_SPECULATORS,
-        recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle3",
+        recognizes=lambda source: source.settings.get("speculators_model_type") in ("eagle3", "peagle"),
         plan=partial(_plan_eagle3, _SPECULATORS, "transformer_layer_config"),
     ),
     Dialect(

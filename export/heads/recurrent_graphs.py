@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadPlan
 from edgespec.export.layers import LayerWriter
@@ -41,6 +42,8 @@ class Recurrence:
     has_state_first: That matrix has the columns of the state before those of the embedding.
     adds_to_normed: What a wide first layer adds to is the state after its norm.
     returns_normed: The state that goes on is the one after the final norm.
+    has_mask: A state of zeros stands for that of the features which the head has for tokens that are not known yet
+        (P-EAGLE: arXiv:2602.01469).
     """
 
     config: DecoderConfig
@@ -48,6 +51,7 @@ class Recurrence:
     has_state_first: bool = False
     adds_to_normed: bool = False
     returns_normed: bool = False
+    has_mask: bool = False
 
     def write_graphs(
         self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
@@ -74,7 +78,15 @@ class Recurrence:
         inputs, outputs = [input_ids, hidden, mask, num_logits, *write.tree.values()], []
 
         embedded, head = write.linear.embedding(tensors["embedding"], input_ids, "head", tensors.get("head"))
-        normed, residual = self._begin(write, embedded, write.as_activation(hidden))
+        given = write.as_activation(hidden)
+        if self.has_mask:
+            size = write.op("ReduceL1", given, write.constant("last_axis", np.array([2])))
+            is_none = write.op("Equal", size, write.constant("nothing", np.array(0, write.floats)))
+            row = _fused_row(write).astype(write.floats)
+            given = write.op(
+                "Where", is_none, write.weights.append("mask_state", [row], [config.hidden_size]), given
+            )
+        normed, residual = self._begin(write, embedded, given)
         for i in range(config.num_layers):
             past, present = write.caches(i)
             attended = write.attention(i, normed, past, present, lengths)
@@ -126,7 +138,7 @@ def plan_recurrent(
         write_graphs=recurrence.write_graphs,
         borrowed=borrowed,
         tokens=tokens,
-        has_trees=True,
+        has_trees=not recurrence.has_mask,
         sliding_window=next(filter(None, (layer.sliding_window for layer in config.layers)), None),
     )
 
@@ -149,6 +161,21 @@ def build_fuse(write: LayerWriter, num_parts: int = 1, norm_behind: str = "") ->
     hidden = write.op("Cast", fused, to=int(ir.DataType.FLOAT))
     hidden = make_output(hidden, "hidden", ir.DataType.FLOAT, ("batch", "num_tokens", matrix.rows))
     return write.nodes.model("fuse", [features], [hidden])
+
+
+def _fused_row(write: LayerWriter) -> Floats:
+    """The state that the fuse graph would give for the features of a mask, [state_size]."""
+
+    def norm(x: Floats, role: str) -> Floats:
+        if role not in write.tensors:
+            return x
+        gain = write.tensors[role].vector()
+        return np.asarray(x / np.sqrt((x**2).mean() + write.config.rms_eps) * gain, np.float32)
+
+    row = norm(write.tensors["mask_features"].vector(), "fuse_norm")
+    num_parts = sum(name.startswith("fuse_norm.") for name in write.tensors) or 1
+    parts = [norm(part, f"fuse_norm.{at}") for at, part in enumerate(np.split(row, num_parts))]
+    return np.concatenate([rows @ np.concatenate(parts) for rows in write.tensors["fuse"].floats()])
 
 
 def _floats(name: str, size: int) -> ir.Value:

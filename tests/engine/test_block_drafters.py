@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_heads
 import numpy as np
 import pytest
 import tiny
 import tiny_heads
 from head_answers import SAMPLED, answers
 from head_folders import write_head_folder
+from made_heads import MadeHead, Reference
 from tiny_blocks import BlockCase, block_states, deepseek
 
 from edgespec import SamplingParams, load
@@ -51,17 +53,32 @@ def fit_block(case: BlockCase, texts: list[TokenIds]) -> BlockCase:
     return replace(case, change={"lm_head.weight": np.ascontiguousarray(head.T, np.float32)})
 
 
+def fit_parallel(made: MadeHead, texts: list[TokenIds]) -> MadeHead:
+    """A P-EAGLE head whose vocabulary head knows the first token of each draft in texts of the tiny target."""
+    reference = Reference(made, np.zeros(0), np.zeros(0))
+    reference._head = np.eye(tiny.HIDDEN)  # rows are the states that it reads
+    features = [tiny.reference_states(TARGET, text)[0] for text in texts]
+    states = [
+        reference.rows(text[1:], reference.fuse(read[:-1]))[0] for text, read in zip(texts, features, strict=True)
+    ]
+    head = tiny_heads.fit_vocabulary_head([each[:-1] for each in states], [text[2:] for text in texts])
+    return replace(made, tensors={**made.tensors, "lm_head.weight": np.ascontiguousarray(head.T, np.float32)})
+
+
 @pytest.fixture(scope="module")
 def pairs(
     tiny_with_states: Path, tiny_gguf: Path, texts: list[TokenIds], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    folders = {kind: tmp_path_factory.mktemp("blocks") / kind for kind in ("block", "parallel")}
+    folders = {kind: tmp_path_factory.mktemp("blocks") / kind for kind in ("block", "masks", "parallel")}
     for kind, folder in folders.items():
         shutil.copytree(tiny_with_states, folder / "target")
         source = tmp_path_factory.mktemp("sources") / kind
         if kind == "block":
             case = fit_block(deepseek(markov=None, confidence="without"), texts)
             write_head_folder(folder / "drafter", case.write(source), tiny_gguf)
+        elif kind == "masks":
+            made = made_heads.eagle3("specforge", layers=(0,), rows=tiny.VOCAB, num_proposed=4)
+            write_head_folder(folder / "drafter", fit_parallel(made, texts).write(source), tiny_gguf)
         else:
             tiny.write_huggingface(source, TARGET)
             stated = json.loads((source / "config.json").read_text())
@@ -87,6 +104,8 @@ SLOW = pytest.mark.slow
         pytest.param("block", "pipelined", marks=SLOW),
         pytest.param("parallel", "serial", marks=SLOW),
         ("parallel", "pipelined"),
+        pytest.param("masks", "serial", marks=SLOW),
+        ("masks", "pipelined"),
     ],
 )
 def test_one_text_whatever_the_schedule(

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = tiny.HIDDEN, 80, 4, 2, 16
 ROWS = 100  # of a trimmed vocabulary head
+MASK = 9  # of P-EAGLE
 EPS, THETA = 1e-6, 5000.0  # others than the target's
 TARGET_LAYERS = 6  # so that layers 1, 2 and 2 are behind those that a head reads by default
 
@@ -23,6 +24,7 @@ class MadeHead:
     tensors: By the names of the dialect. config: config.json.
     wide: As in EAGLE-3 queries, keys and values read embedding and state side by side.
     window: How many tokens its layers see, the newest included.
+    num_proposed: How many tokens it drafts in a pass.
     """
 
     tensors: dict[str, np.ndarray]
@@ -31,6 +33,7 @@ class MadeHead:
     layers: tuple[int, ...]
     switches: frozenset[str] = field(default_factory=frozenset)
     window: int = sys.maxsize
+    num_proposed: int = 1
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True)
@@ -128,6 +131,7 @@ def eagle3(
     layers: tuple[int, ...] | None = None,
     tied: bool = False,
     window: int | None = None,
+    num_proposed: int = 0,
 ) -> MadeHead:
     """An EAGLE-3 head.
 
@@ -135,6 +139,7 @@ def eagle3(
     layers: Those of the target behind which it reads, stated in the file; by default the usual ones, unstated.
     rows: Of its vocabulary head; all of the vocabulary have neither d2t nor t2d.
     window: How many tokens its layers see, the newest included; of speculators.
+    num_proposed: How many tokens a P-EAGLE head drafts in a pass; 0 for another head.
     """
     rng = np.random.default_rng(seed)
     first = "midlayer." if dialect != "speculators" else "layers.0."
@@ -160,15 +165,22 @@ def eagle3(
         made["input_norm.weight"] = _norm(rng, len(read) * HIDDEN)
     if "fc_norm" in switches:
         made |= {f"fc_norm.{at}.weight": _norm(rng, HIDDEN) for at in range(len(read))}
-    named = dict.fromkeys(switches, True)
+    named: dict[str, Any] = dict.fromkeys(switches, True)
+    if num_proposed:
+        made["mask_hidden"] = rng.normal(0, 1.5, (1, 1, len(read) * HIDDEN)).astype(np.float32)
+        named |= {"mask_token_id": MASK} if dialect == "speculators" else {"ptd_token_id": MASK}
     if dialect == "speculators":
         inner = _config(num_hidden_layers=num_layers, **({"head_dim": HEAD_DIM} if head_norms else {}))
         if window:
             inner |= {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
         config: dict[str, Any] = {
             "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "org/target"}},
+            "speculators_model_type": "peagle" if num_proposed else "eagle3",
+            "speculators_config": {
+                "algorithm": "peagle" if num_proposed else "eagle3",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_proposed or 3}],
+                "verifier": {"name_or_path": "org/target"},
+            },
             "transformer_layer_config": inner | ({"model_type": "qwen3"} if head_norms else {}),
             "draft_vocab_size": rows,
             **named,
@@ -180,8 +192,15 @@ def eagle3(
         config = _config(architectures=[architecture], draft_vocab_size=rows, **named)
         if layers:
             config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-    sees = window or sys.maxsize
-    return MadeHead(tensors=made, config=config, wide=True, layers=read, switches=frozenset(switches), window=sees)
+    return MadeHead(
+        tensors=made,
+        config=config,
+        wide=True,
+        layers=read,
+        switches=frozenset(switches),
+        window=window or sys.maxsize,
+        num_proposed=num_proposed or 1,
+    )
 
 
 def eagle(
@@ -298,6 +317,12 @@ class Reference:
         normed = self._norm(residual, final)
         is_normed = switches & {"norm_output", "mtp"}
         return normed @ self._head.T, normed if is_normed else residual
+
+    def drafted(self, text: np.ndarray, features: np.ndarray, num_tokens: int) -> np.ndarray:
+        """Rows of a P-EAGLE head after a text all of whose features but the newest token's are known."""
+        masks = np.full(num_tokens - 1, MASK)
+        states = [self.fuse(features), np.repeat(self.fuse(self._w["mask_hidden"][0]), len(masks), 0)]
+        return self.rows(np.append(text[1:], masks), np.concatenate(states))[0][-num_tokens:]
 
     def _attend(self, x: np.ndarray, prefix: str) -> np.ndarray:
         w, length = self._w, len(x)

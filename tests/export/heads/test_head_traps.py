@@ -227,7 +227,11 @@ def test_a_head_of_another_target_is_refused(
 
 
 UNREADABLE = {
-    "of another kind": (altered(made_heads.eagle3("speculators"), speculators_model_type="peagle"), "says peagle"),
+    "of another kind": (altered(made_heads.eagle3("speculators"), speculators_model_type="flow"), "says flow"),
+    "a parallel one without features of its mask": (
+        altered(made_heads.eagle3("speculators"), speculators_model_type="peagle"),
+        "no tensor mask_hidden",
+    ),
     "a tensor is missing": (without(made_heads.eagle3("original"), "norm.weight"), "no tensor norm.weight"),
     "a layer is missing": (
         without(made_heads.eagle(), "layers.0.mlp.up_proj.weight"),

@@ -1,16 +1,23 @@
 """Drafting heads of each dialect through the exporter, against a plain numpy forward."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import made_heads
 import numpy as np
 import pytest
 import tiny
+from draft_runs import draft_greedily
+from head_folders import random_features, read_subset_of, store_of
 from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 
+from edgespec.errors import SourceError, UsageError
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.heads import HeadDecoder, open_head
+from edgespec.types import TokenIds, append
 
 EAGLE3 = [
     made_heads.eagle3("speculators"),
@@ -73,6 +80,88 @@ def test_rows_of_a_head_are_those_of_a_plain_forward(made: MadeHead, target: Pat
     assert graphs.manifest.head.target_layers == made.layers
     assert graphs.manifest.sliding_window in (made.window, None)  # which a tree takes as a bias
     require_rows_of_reference(graphs, reference)
+
+
+PARALLEL = [
+    made_heads.eagle3("speculators", num_layers=2, num_proposed=5),
+    made_heads.eagle3("specforge", "fc_norm", num_proposed=8),
+]
+
+
+class Drafting:
+    """An exported P-EAGLE head, its reference, and the features of a long text."""
+
+    def __init__(self, made: MadeHead, target: Path, folder: Path) -> None:
+        self.folder, self.device = folder / "out", find_device("cpu")
+        self.manifest = exported(made, target, folder).manifest
+        weights = made_heads.target_weights()
+        self.reference = Reference(made, weights["model.embed_tokens.weight"], weights["lm_head.weight"])
+        self.features = random_features(made.layers, tiny.HIDDEN, 60)
+        self.store = store_of(self.manifest, np.zeros(1, np.int32), self.features)
+        self.subset = read_subset_of(self.folder, self.manifest)
+        self.num_tokens = self.manifest.tokens_per_pass
+
+    def open(self, *, deterministic: bool = False) -> HeadDecoder:
+        device, subset = self.device, self.subset
+        return open_head(self.folder, self.manifest, device, self.store, subset, deterministic=deterministic)
+
+    def know(self, text: TokenIds) -> None:
+        self.store.put(0, text[:-1], self.features[: len(text) - 1])
+
+    def differences(self, text: TokenIds, rows: np.ndarray) -> float:
+        wanted = self.reference.drafted(text, self.features[: len(text) - 1], self.num_tokens)
+        return float(np.abs(rows[:, self.reference.tokens] - wanted[: len(rows)]).max())
+
+
+@pytest.mark.parametrize(
+    ("made", "deterministic"),
+    [
+        (PARALLEL[0], False),
+        pytest.param(PARALLEL[0], True, marks=pytest.mark.slow),
+        pytest.param(PARALLEL[1], False, marks=pytest.mark.slow),
+    ],
+    ids=["speculators", "speculators, deterministic", "SpecForge"],
+)
+def test_a_parallel_head_drafts_in_one_pass_over_prefill_rejection_and_going_on(
+    made: MadeHead, deterministic: bool, target: Path, tmp_path: Path
+) -> None:
+    drafting = Drafting(made, target, tmp_path)
+    head, text = drafting.open(deterministic=deterministic), np.arange(20, 40, dtype=np.int32)
+    assert head.can.tokens_per_pass == drafting.num_tokens == made.num_proposed
+    assert not head.begin(text, 99)  # no hidden states are known
+    for num_accepted in (3, 0, drafting.num_tokens, 1):
+        drafting.know(text)
+        rows, drafted = draft_greedily(head, text, drafting.num_tokens)
+        assert drafting.differences(text, rows) < 1e-4
+        longer = append(text, drafted)
+        assert head.begin(longer[:-2], 99) == 2  # goes on in the draft while the target verifies it
+        assert not head.begin(append(longer, [1]), 99)
+        assert np.abs(head.logits(longer[:-1], 1)[0] - rows[-1]).max() < 1e-6
+        text = append(text, [*drafted[:num_accepted], 9])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", PARALLEL[:1], ids=["speculators"])
+def test_rows_of_a_parallel_head_are_equal_to_the_bit_however_a_text_is_cut(
+    made: MadeHead, target: Path, tmp_path: Path
+) -> None:
+    drafting, text = Drafting(made, target, tmp_path), np.arange(20, 70, dtype=np.int32)
+    drafting.know(text)
+    whole, grown = (drafting.open(deterministic=True) for _ in range(2))
+    for stop in (4, 9, 21, 22, 24, 40, 50):
+        rows, _ = draft_greedily(grown, text[:stop], 5)
+        whole.forget()
+        assert np.array_equal(rows, draft_greedily(whole, text[:stop], 5)[0])
+
+
+def test_a_parallel_head_without_a_mask_token_or_with_trees_is_refused(target: Path, tmp_path: Path) -> None:
+    made = PARALLEL[0]
+    nameless = replace(made, config={**made.config, "mask_token_id": None})
+    with pytest.raises(SourceError, match="mask token of a P-EAGLE head is None"):
+        plan_head(read_source(target), read_head(nameless.write(tmp_path / "a")))
+    drafting = Drafting(made, target, tmp_path / "b")
+    with pytest.raises(UsageError, match="runs no trees"):
+        open_head(drafting.folder, drafting.manifest, drafting.device, drafting.store, has_trees=True)
 
 
 @pytest.mark.parametrize("form", ["cpu", "gpu"])
