@@ -16,13 +16,7 @@ import psutil
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
-from edgespec.runtimes.device_names import (
-    BY_KIND,
-    KINDS,
-    DeviceName,
-    format_device_name,
-    parse_device_name,
-)
+from edgespec.runtimes.device_names import BY_KIND, KINDS, DeviceName, format_device_name, parse_device_name
 from edgespec.runtimes.device_names import Device as Device
 from edgespec.runtimes.hardware import graphics_drivers
 from edgespec.runtimes.plugins import PLUGINS, Missing, list_devices, register_plugin
@@ -151,8 +145,7 @@ def _first_of_kind(kind: str, option: str) -> Device:
             device=kind,
         )
     raise DeviceUnavailable(
-        "\n  ".join([f"no {kind} can be used; use {option} cpu, or fix one of these:", *problems]),
-        device=kind,
+        "\n  ".join([f"no {kind} can be used; use {option} cpu, or fix one of these:", *problems]), device=kind
     )
 
 

@@ -15,12 +15,7 @@ from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
-from edgespec.runtimes.node_placement import (
-    find_strays,
-    read_node_placement,
-    request_device,
-    require_placement,
-)
+from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device, require_placement
 from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable

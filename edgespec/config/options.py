@@ -171,11 +171,7 @@ OPTIONS: Mapping[str, Option] = {
         metavar="NAME",
     ),
     "drafter-device": _devices(
-        "text",
-        "where a drafter model runs",
-        "auto",
-        commands=(*_SPECULATING, "plan", *_PREPARING),
-        metavar="NAME",
+        "text", "where a drafter model runs", "auto", commands=(*_SPECULATING, "plan", *_PREPARING), metavar="NAME"
     ),
     "allow-fallback": _devices(
         "switch",

@@ -184,12 +184,7 @@ class AheadSchedule:
         beside_s = self._pass_beside_s(plan, max(length, num_ready), alone_s)
         rate = expected_tokens(self.rates.chain(length))[-1] / (beside_s + waited_s)
         return Promise(
-            rate,
-            length,
-            offer=ahead.draft,
-            timeout_s=timeout_s,
-            contention=beside_s / alone_s,
-            is_ahead=True,
+            rate, length, offer=ahead.draft, timeout_s=timeout_s, contention=beside_s / alone_s, is_ahead=True
         )
 
     def _learn_rates(self, past: Tree, request: DraftRequest) -> None:

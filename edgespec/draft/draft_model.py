@@ -135,10 +135,7 @@ _LEAST_BESIDE = 0.25
 
 # What branches are worth where nothing was measured: as much as one hopes for, and rows that cost nothing.
 UNKNOWN_WORTH = Worth(
-    (HOPE[0] / HOPE[1],),
-    (1.0,) * MAX_BRANCHES,
-    others=(HOPE[0] / HOPE[1],) * MAX_OTHERS,
-    min_used=MIN_USED_TOKENS,
+    (HOPE[0] / HOPE[1],), (1.0,) * MAX_BRANCHES, others=(HOPE[0] / HOPE[1],) * MAX_OTHERS, min_used=MIN_USED_TOKENS
 )
 
 

@@ -139,11 +139,7 @@ class LearnedFile:
         }
         for each in corrections.values():
             _require_correction(each)
-        return LearnedHead(
-            rows=rows,
-            **corrections,
-            **{name: getattr(stated, name) for name in _COPIED},
-        )
+        return LearnedHead(rows=rows, **corrections, **{name: getattr(stated, name) for name in _COPIED})
 
 
 def files_beside(head: Path) -> Iterator[LearnedFile]:

@@ -91,11 +91,7 @@ class PoolPolicy:
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
                 stats.read = np.zeros(0, np.int32)
         self._inner = self.speculation.policy(
-            self.max_unlearned,
-            self.choice,
-            has_models=self.has_models,
-            caller=self.caller,
-            clock=self.clock,
+            self.max_unlearned, self.choice, has_models=self.has_models, caller=self.caller, clock=self.clock
         )
 
     def _end(self) -> None:

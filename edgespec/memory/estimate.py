@@ -159,10 +159,7 @@ def context_lengths(manifest: Manifest) -> list[int]:
 
 
 def estimate_full_context(
-    manifest: Manifest,
-    size: WeightsSize | int,
-    num_tokens: int,
-    max_draft_tokens: int = MAX_DRAFT_TOKENS,
+    manifest: Manifest, size: WeightsSize | int, num_tokens: int, max_draft_tokens: int = MAX_DRAFT_TOKENS
 ) -> MemoryEstimate:
     """Estimate the memory of a model with a context of num_tokens by the time that it is full."""
     if manifest.kv_cache.form == "static":

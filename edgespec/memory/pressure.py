@@ -18,12 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from edgespec.memory.free_memory import (
-    CGROUP_MOUNT,
-    OWN_GROUPS,
-    limited_groups,
-    open_kernel32,
-)
+from edgespec.memory.free_memory import CGROUP_MOUNT, OWN_GROUPS, limited_groups, open_kernel32
 
 # What Linux reports is a mean over 10 s, so it is not read more often than this.
 _READ_S = 1.0

@@ -12,12 +12,7 @@ from edgespec.config.drafter_names import TEXT
 from edgespec.draft.limits import MIN_GAIN_OF_SPLIT
 from edgespec.draft.lookahead import best_window
 from edgespec.manifest import Manifest
-from edgespec.memory.estimate import (
-    FORESEEN_TOKENS,
-    bytes_by_place,
-    estimate_memory,
-    sum_bytes,
-)
+from edgespec.memory.estimate import FORESEEN_TOKENS, bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import ReadFreeMemory, Reserve, free_memory
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest

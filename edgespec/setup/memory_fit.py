@@ -100,10 +100,7 @@ class MemoryFit:
 
 
 def fit_memory(
-    stated: ModelFolder,
-    size: WeightsSize,
-    reading: MemoryReading,
-    max_draft_tokens: int = MAX_DRAFT_TOKENS,
+    stated: ModelFolder, size: WeightsSize, reading: MemoryReading, max_draft_tokens: int = MAX_DRAFT_TOKENS
 ) -> MemoryFit:
     """Shorten a target's context to the memory that is free.
 

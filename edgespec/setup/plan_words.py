@@ -169,12 +169,7 @@ def _labelled(rows: Iterator[tuple[str, str]]) -> Iterator[str]:
 def _wrap(text: str, first: str, other: str) -> list[str]:
     """Lines that fit a terminal, the first and each other one with its beginning."""
     return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=other,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
     )
 
 

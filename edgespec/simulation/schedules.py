@@ -137,10 +137,7 @@ def virtual_devices() -> Devices:
 
 
 def decode(
-    scenario: Scenario,
-    schedule: str,
-    devices: Devices,
-    policy_of: Callable[[Drafter], DraftPolicy] | None = None,
+    scenario: Scenario, schedule: str, devices: Devices, policy_of: Callable[[Drafter], DraftPolicy] | None = None
 ) -> Generator[Block, None, None]:
     """The passes of one of SCHEDULES, without end."""
     machine = scenario.machine
