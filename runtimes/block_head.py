@@ -213,9 +213,10 @@ class BlockPasses:
         self.num_drafted, self._state_size = map(int, found.outputs["state"][1:])
         self._num_columns = int(found.outputs["logits"][2])
         self._binding = self._session.io_binding()
-        self.cache = SharedCache(self._session, self._binding, manifest, device)
+        ort = import_onnxruntime()
+        self.cache = SharedCache(ort, self._session, self._binding, manifest, device)
         self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
-        self._new_options = import_onnxruntime().RunOptions
+        self._new_options = ort.RunOptions
         self._options = self._new_options()
 
     def run(self, block: TokenIds, num_past: int, hidden: States, num_logits: int) -> tuple[Logits, States]:

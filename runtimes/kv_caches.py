@@ -22,7 +22,7 @@ from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import Convolutions, Manifest
 from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.cuda import PROVIDER
-from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.session import translate_error
 
@@ -33,8 +33,8 @@ _SPARE = 64  # positions more than are needed, where there is no memory to doubl
 class SharedCache:
     """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
 
-    def __init__(self, session: Any, binding: Any, manifest: Manifest, device: Device) -> None:
-        self._ort = import_onnxruntime()
+    def __init__(self, ort: Any, session: Any, binding: Any, manifest: Manifest, device: Device) -> None:
+        self._ort = ort
         self._session = session
         self._binding = binding
         self._device = device
@@ -250,8 +250,8 @@ class GrowingCache:
     Both change in one assignment, so that an interrupt at any moment leaves the cache whole.
     """
 
-    def __init__(self, binding: Any, manifest: Manifest, device: Device) -> None:
-        self._ort = import_onnxruntime()
+    def __init__(self, ort: Any, binding: Any, manifest: Manifest, device: Device) -> None:
+        self._ort = ort
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
@@ -336,8 +336,8 @@ class BoundCache(Protocol):
         """Forget everything, and free the memory."""
 
 
-def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> BoundCache:
-    """An empty cache for passes of a session.
+def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device: Device) -> BoundCache:
+    """An empty cache for passes of a session of the module onnxruntime.
 
     Raises DeviceUnavailable: The cache's form is not for the device.
     """
@@ -347,11 +347,11 @@ def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -
                 f"{manifest.name} has short convolutions, which '{device.name}' does not run; use --device cpu",
                 device=device.name,
             )
-        return SharedCache(session, binding, manifest, device)
+        return SharedCache(ort, session, binding, manifest, device)
     if device.memory != "cpu":
         raise DeviceUnavailable(
             f"{manifest.name} has a KV cache that is copied each pass, which '{device.name}' does not run: export "
             "the model again from GGUF or safetensors with edgespec export, or use --device cpu",
             device=device.name,
         )
-    return GrowingCache(binding, manifest, device)
+    return GrowingCache(ort, binding, manifest, device)

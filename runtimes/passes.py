@@ -82,7 +82,8 @@ class Passes:
         self._has_arena = device.provider == cuda.PROVIDER
         self._beside_others = cuda.GATE.beside_others if self._has_arena else nullcontext
         self.graphs = find_graphs(self._session, device) if self._has_arena else None
-        self._new_options = self.graphs.options if self.graphs else import_onnxruntime().RunOptions
+        self._ort = import_onnxruntime()
+        self._new_options = self.graphs.options if self.graphs else self._ort.RunOptions
         self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)
         self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
@@ -91,7 +92,7 @@ class Passes:
     def _start(self) -> None:
         """Hold nothing, and nothing of another fork."""
         self._binding = self._session.io_binding()
-        self.cache: BoundCache = make_cache(self._session, self._binding, self._manifest, self._device)
+        self.cache: BoundCache = make_cache(self._ort, self._session, self._binding, self._manifest, self._device)
         self._recorded: tuple[RecordedPass, ...] = ()  # with all rows, and with the first one alone
         if self.graphs:
             outputs = {name: (width, self._types[name]) for name, width in self._outputs.items()}

@@ -19,14 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.decoder import BEST, Can, Decoder, ForwardingDecoder, Pass, Rows, empty_cache
-from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.sampling import GumbelSampler
 from edgespec.types import Logits, Row, TokenIds
-
-
-def is_best_enough(sampling: SamplingParams, target: Decoder) -> bool:
-    """True if an answer needs the likeliest tokens alone, and the target finds them."""
-    is_enough = sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
-    return is_enough and target.can.best
 
 
 class _KnownRow(np.ndarray[Any, np.dtype[np.float32]]):

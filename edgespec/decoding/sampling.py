@@ -83,6 +83,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def is_of_best(self) -> bool:
+        """True if the likeliest token of each row is all that is needed of it."""
+        return self.is_greedy and not self.has_penalties and not self.logit_bias
+
+    @property
     def has_cuts(self) -> bool:
         """True if unlikely tokens are cut off."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0

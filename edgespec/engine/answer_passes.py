@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.greedy import BestRows, Reruns, is_best_enough
+from edgespec.decoding.greedy import BestRows, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of, text_logprobs
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Block
@@ -73,7 +73,8 @@ def with_enough_rows(target: Decoder, request: Request) -> Decoder:
     """The target, or one that finds the likeliest tokens alone where these are enough for an answer."""
     options = request.options
     needs_rows = options.logprobs is not None or request.mask is not None or request.constraint is not None
-    return target if needs_rows or not is_best_enough(request.sampling, target) else BestRows(target)
+    is_best_enough = not needs_rows and request.sampling.is_of_best and target.can.best
+    return BestRows(target) if is_best_enough else target
 
 
 def answer_logprobs(block: Block, num_tokens: int, request: Request) -> tuple[TokenLogprob, ...]:

@@ -17,7 +17,7 @@ from table_decoder import TableDecoder
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows, rows_by_branch
-from edgespec.decoding.greedy import BestRows, is_best_enough
+from edgespec.decoding.greedy import BestRows
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.model_drafter import ModelDrafter
@@ -104,24 +104,18 @@ def test_rows_with_a_logit_that_is_not_finite_come_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "chooses", "is_enough"),
+    ("sampling", "is_enough"),
     [
-        (SamplingParams(), True, True),
-        (SamplingParams(seed=3, top_k=5), True, True),
-        (SamplingParams(), False, False),
-        (SamplingParams(temperature=0.1), True, False),
-        (SamplingParams(repetition_penalty=1.1), True, False),
-        (SamplingParams(frequency_penalty=0.1), True, False),
-        (SamplingParams(logit_bias={3: 1.0}), True, False),
+        (SamplingParams(), True),
+        (SamplingParams(seed=3, top_k=5), True),
+        (SamplingParams(temperature=0.1), False),
+        (SamplingParams(repetition_penalty=1.1), False),
+        (SamplingParams(frequency_penalty=0.1), False),
+        (SamplingParams(logit_bias={3: 1.0}), False),
     ],
 )
-def test_rows_are_spared_where_sampling_is_greedy_and_the_target_chooses(
-    sampling: SamplingParams, chooses: bool, is_enough: bool
-) -> None:
-    target = Chooser()
-    target.can = Can(best=chooses)
-    assert is_best_enough(sampling, target) == is_enough
-    assert not is_best_enough(sampling, TableDecoder(40, 0))
+def test_rows_are_spared_where_sampling_is_greedy(sampling: SamplingParams, is_enough: bool) -> None:
+    assert sampling.is_of_best == is_enough
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_cache_that_is_copied_each_pass_is_refused(gpu: FakeGpu, tmp_path: Pat
     manifest = read_manifest(tmp_path / "growing")
     half = replace(manifest, kv_cache=replace(manifest.kv_cache, dtype="float16"))
     with pytest.raises(DeviceUnavailable, match="copied each pass, which 'cuda' does not run: export"):
-        make_cache(None, None, half, find_device("cuda"))
+        make_cache(None, None, None, half, find_device("cuda"))
 
 
 def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

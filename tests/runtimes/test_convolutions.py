@@ -110,4 +110,4 @@ def test_a_drafter_that_needs_trees_is_refused(convolved_model: Path) -> None:
 def test_other_devices_say_that_they_do_not_run_it(convolved_model: Path) -> None:
     device = replace(find_device("cpu"), name="cuda", memory="cuda")
     with pytest.raises(DeviceUnavailable, match="short convolutions, which 'cuda' does not run; use --device cpu"):
-        make_cache(None, None, read_manifest(convolved_model), device)
+        make_cache(None, None, None, read_manifest(convolved_model), device)
