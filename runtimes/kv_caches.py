@@ -13,7 +13,7 @@ every head then, which leaves gaps that the graph cannot skip, so it is a copy a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -282,6 +282,7 @@ class GrowingCache:
         self._held = _Buffers(held.spares, held.pasts, self._next_length, held.capacity)
 
     def pretend(self, num_positions: int) -> None:
+        """Hold zeros that are really written: memory that was never written reads too fast to be timed."""
         self.clear()
         grown = self._grow(num_positions)
         for buffer in grown.pasts:
@@ -320,20 +321,8 @@ class GrowingCache:
         return self._ort.OrtValue.ortvalue_from_numpy(self._view(buffer, length), self._device.name)
 
 
-class BoundCache(Protocol):
-    """Keys and values of the positions that were run, bound to a session for its next pass."""
-
-    def prepare(self, num_past: int, num_new: int) -> None:
-        """Bind for a pass of num_new tokens that keeps the first num_past positions."""
-
-    def collect(self) -> None:
-        """Take over the keys and values that the pass has made."""
-
-    def pretend(self, num_positions: int) -> None:
-        """Hold zeros that are really written: memory that was never written reads too fast to be timed."""
-
-    def clear(self) -> None:
-        """Forget everything, and free the memory."""
+BoundCache = SharedCache | GrowingCache
+"""Keys and values of the positions that were run, bound to a session for its next pass."""
 
 
 def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device: Device) -> BoundCache:

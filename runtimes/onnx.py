@@ -47,7 +47,7 @@ from edgespec.runtimes.device_checks import (
 from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.pass_shapes import PassShapes, choose_shapes
+from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes, choose_shapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_proofs import next_pass, proof_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
@@ -273,13 +273,12 @@ class OnnxDecoder(Decoder, Cache, Forks):
         while start < num_tokens:
             most = min(chunk_tokens, self._passes.max_tokens or chunk_tokens)
             stop = min(start + most, num_tokens)
-            first, num_padded, num_given = start, 0, 0
+            padded = PaddedPass(start, stop)
             if self._shapes:
-                first, stop, num_padded, num_given = self._shapes.next_pass(
-                    start, num_tokens, num_last, room, most
-                )
+                padded = self._shapes.next_pass(start, num_tokens, num_last, room, most)
             elif self._deterministic:
-                first, stop, num_padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
+                padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
+            first, stop, num_padded, num_given = padded
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:

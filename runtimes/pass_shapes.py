@@ -22,13 +22,13 @@ SecondsOf = Callable[[int, int], float]
 class PaddedPass(NamedTuple):
     """A pass over positions start to stop and num_padded tokens that mean nothing.
 
-    num_given: How many rows of logits the graph gives, those of the padding at the end among them.
+    num_given: How many rows of logits the graph gives at least, those of the padding at the end among them.
     """
 
     start: int
     stop: int
-    num_padded: int
-    num_given: int
+    num_padded: int = 0
+    num_given: int = 0
 
 
 class PassShapes(NamedTuple):

@@ -201,7 +201,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
         """The part of a pass that keeps rows equal to the bit (row_proofs.py), once it is padded to even width."""
-        first, stop, _ = next_pass(start, start + len(states), self._passes.rule.borders, self.context_length)
+        first, stop, *_ = next_pass(start, start + len(states), self._passes.rule.borders, self.context_length)
         if first < start:
             known = self._features.num_known(tokens)
             if first >= known and not self._own.has(first - 1):

@@ -32,6 +32,7 @@ import numpy as np
 from edgespec.decoding.decoder import Decoder
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
+from edgespec.runtimes.pass_shapes import PaddedPass
 from edgespec.system.cancel import Cancel
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import RecordFile
@@ -47,14 +48,6 @@ class RowRule(NamedTuple):
 
     has_flash_attention: bool
     borders: tuple[int, ...]  # positions that no pass crosses, even and rising
-
-
-class Cut(NamedTuple):
-    """A pass over positions start to stop, with num_padded tokens after that mean nothing."""
-
-    start: int
-    stop: int
-    num_padded: int
 
 
 NO_RULE = RowRule(has_flash_attention=True, borders=())
@@ -82,7 +75,7 @@ def read_l2_bytes() -> int | None:
     return None
 
 
-def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> Cut:
+def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> PaddedPass:
     """The first pass of even width over positions from start, up to stop at most.
 
     An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the end of
@@ -92,13 +85,13 @@ def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: i
     end = min([context_length, *(border for border in borders if border > start)])
     stop = min(stop, end)
     if (stop - start) % 2 == 0:
-        return Cut(start, stop, 0)
+        return PaddedPass(start, stop)
     if stop < end:
-        return Cut(start, stop, 1)
+        return PaddedPass(start, stop, 1)
     if start > begin:
-        return Cut(start - 1, stop, 0)
+        return PaddedPass(start - 1, stop)
     # The last position alone, or all but it: a later pass runs it with the one before.
-    return Cut(start, max(start + 1, stop - 1), 0)
+    return PaddedPass(start, max(start + 1, stop - 1))
 
 
 LIMIT_S = 1.0

@@ -17,7 +17,7 @@ def test_passes_run_every_position_in_even_widths_and_cross_no_border(
     stop = min(start + length, context_length)
     at = start
     while at < stop:
-        first, end, num_padded = next_pass(at, stop, borders, context_length)
+        first, end, num_padded, _ = next_pass(at, stop, borders, context_length)
         width, filled = end + num_padded - first, end + num_padded
         assert at - 1 <= first <= at < end <= stop
         assert filled <= context_length
@@ -36,7 +36,7 @@ def test_a_position_alone_at_the_end_is_alone_in_every_cut(
     start = min(start, last)
     at, first = start, start
     while at < context_length:
-        first, at, _ = next_pass(at, context_length, borders, context_length)
+        first, at, *_ = next_pass(at, context_length, borders, context_length)
     alone = next_pass(last, context_length, borders, context_length)
     assert (context_length - first == 1) == (context_length - alone.start == 1)
 
