@@ -136,7 +136,7 @@ def _chat(options: argparse.Namespace) -> int:
         if box:
             require_tools(engine)
         conversation = engine.chat(
-            options.system,
+            system=options.system,
             overflow=options.overflow,
             sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
