@@ -133,12 +133,7 @@ def _words(argument: Argument) -> Iterable[str]:
 
 
 def _model_names() -> list[str]:
-    folder = ModelHome(default_home()).models
-    try:
-        own = [each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
-    except OSError:
-        own = []
-    return sorted({*CATALOG, *own})
+    return sorted({*CATALOG, *ModelHome(default_home()).names()})
 
 
 def _create_output() -> Output:

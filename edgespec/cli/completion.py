@@ -80,8 +80,8 @@ def _devices(**_: Any) -> Iterable[str]:
 
 def _prepared_models(**_: Any) -> Iterable[str]:
     try:
-        return [path.name for path in model_home().models.iterdir() if path.is_dir() and path.name[0] != "."]
-    except (OSError, UsageError):
+        return model_home().names()
+    except UsageError:
         return []
 
 

@@ -126,8 +126,7 @@ _TABLE = (
 def require_consistent(options: Options, origins: Mapping[str, str]) -> None:
     """Refuse a command line whose options contradict each other.
 
-    Args:
-        origins: Where an option was set that the command line does not have, by its name.
+    origins: Where an option was set that the command line does not have, by its name.
 
     Raises UsageError: Two options contradict each other.
     """

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
@@ -228,16 +229,12 @@ def _difference_document(found: "Difference", engine: "Engine", texts: Sequence[
     def token(number: int) -> dict[str, Any]:
         return {"id": number, "text": engine.tokenizer.decode([number])}
 
+    figures = asdict(found)
     return {
-        "prompt": texts[found.prompt],
-        "position": found.position,
-        "draft_length": found.policy,
-        "pass_tokens": found.width,
-        "plain": token(found.plain_token),
-        "speculative": token(found.speculative_token),
-        "margin_of_one": found.narrow_margin,
-        "margin_of_wide": found.wide_margin,
-        "width_difference": found.width_difference,
+        "prompt": texts[figures.pop("prompt")],
+        "plain": token(figures.pop("plain_token")),
+        "speculative": token(figures.pop("speculative_token")),
+        **figures,
         "verdict": "near-tie" if found.is_near_tie and mode == "normal" else "defect",
     }
 

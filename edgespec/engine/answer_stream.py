@@ -244,8 +244,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[Chunk, None]:
     """Chunks for an asyncio task; the stream ends with the generator.
 
-    Args:
-        open_stream: Makes the stream, in another thread.
+    open_stream: Makes the stream, in another thread.
     """
     async with await in_thread(open_stream) as stream:
         async for chunk in stream:

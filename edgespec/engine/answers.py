@@ -206,8 +206,7 @@ class Tally:
     def stats(self, **setup: Any) -> Stats:
         """The figures.
 
-        Args:
-            setup: Fields of Stats that say what ran: drafter, draft_length, devices, and those that have defaults.
+        setup: Fields of Stats that say what ran: drafter, draft_length, devices, and those that have defaults.
         """
         drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
         by_position = tuple(zip(self.drafted, self.accepted, strict=True))

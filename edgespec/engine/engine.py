@@ -148,8 +148,7 @@ class Engine:
 
         Answers are those that they would be without it. Returns how many tokens the file has.
 
-        Args:
-            cache: The number of the cache that is to hold the text, below max_parallel.
+        cache: The number of the cache that is to hold the text, below max_parallel.
 
         Raises:
             MemoryExhausted: It does not fit.

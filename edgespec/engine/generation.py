@@ -114,8 +114,7 @@ class Generation:
 
         The answer is what was taken: a pass that ran ahead of its reader counts nowhere if the answer ends before.
 
-        Args:
-            num_read: How much of the prompt was read, in tokens.
+        num_read: How much of the prompt was read, in tokens.
 
         Raises, as it is read:
             ContextOverflow: The prompt does not fit.
@@ -148,8 +147,7 @@ class Generation:
     ) -> Generator[AnswerPass, None, None]:
         """The passes over a prompt alone, where they are wanted, and those that make the answer.
 
-        Args:
-            on_begin: Is called as each pass begins.
+        on_begin: Is called as each pass begins.
         """
         with self._calling(ticket.caller, on_begin):
             yield from prompt_passes(Announcing(target, ticket.caller), request)

@@ -159,8 +159,7 @@ def add_forms(
 ) -> list[Path]:
     """Export halves of a pair in forms that its folder does not have yet, from the sources that it was made of.
 
-    Args:
-        target: The source of the pair's target, whose embedding a drafting head may use.
+    target: The source of the pair's target, whose embedding a drafting head may use.
 
     Returns:
         The new folders; without those that another process has added in the meantime.

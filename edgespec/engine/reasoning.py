@@ -309,8 +309,7 @@ class ThinkingBudget(TokenConstraint):
 def find_reasoning(answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> int | None:
     """Where the reasoning begins in an answer, behind its mark; None where there is none, or not yet.
 
-    Args:
-        is_open: The prompt has opened it.
+    is_open: The prompt has opened it.
     """
     if is_open:
         return 0

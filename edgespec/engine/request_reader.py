@@ -128,8 +128,7 @@ class RequestReader:
     ) -> Request:
         """The request, with what its answer has to match by response_format and by its tools.
 
-        Args:
-            context_length: The most tokens of the prompt and the answer.
+        context_length: The most tokens of the prompt and the answer.
 
         Raises:
             FormatError: The response_format is wrong, or no answer of max_tokens can match it.

@@ -211,8 +211,7 @@ class TargetCaches:
     def give_up(self, first: int = 0) -> list[int]:
         """Free the memory of the longest unused cache that no answer has, if there is one; returns its number.
 
-        Args:
-            first: The first number that may be it.
+        first: The first number that may be it.
         """
         held = [number for number in range(self.num_caches) if self.queue.is_held(number)]
         with self._lock:

@@ -65,18 +65,18 @@ class Difference:
     """
 
     prompt: int  # index of the prompt
-    policy: str
+    draft_length: str  # or the name of another policy
     position: int
     plain_token: int
     speculative_token: int
-    width: int
-    narrow_margin: float
-    wide_margin: float
+    pass_tokens: int
+    margin_of_one: float
+    margin_of_wide: float
     width_difference: float
 
     @property
     def is_near_tie(self) -> bool:
-        return max(abs(self.narrow_margin), abs(self.wide_margin)) <= self.width_difference
+        return max(abs(self.margin_of_one), abs(self.margin_of_wide)) <= self.width_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +159,13 @@ def _measure(
     narrow = plain.rows[found.position]
     return Difference(
         prompt=index,
-        policy=policy,
+        draft_length=policy,
         position=found.position,
         plain_token=token,
         speculative_token=other,
-        width=found.width,
-        narrow_margin=float(narrow[token] - narrow[other]),
-        wide_margin=float(found.row[token] - found.row[other]),
+        pass_tokens=found.width,
+        margin_of_one=float(narrow[token] - narrow[other]),
+        margin_of_wide=float(found.row[token] - found.row[other]),
         width_difference=width_difference(target, prefix, (token, other), found.width),
     )
 

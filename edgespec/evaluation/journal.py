@@ -38,8 +38,7 @@ class _JournalLine(TypedDict, total=False):
 class Journal:
     """The units that are done, and a file that takes those that follow.
 
-    Args:
-        asked: What the figures depend on, by name; a file that was begun with other values is refused.
+    asked: What the figures depend on, by name; a file that was begun with other values is refused.
 
     Raises UsageError: The file cannot be read or written, or was begun with other values.
     """

@@ -47,8 +47,7 @@ class Peer(Protocol):
 class EnginePeer:
     """This program in another way to decode, with a session of its own.
 
-    Args:
-        rates: Acceptance rates with which each round begins.
+    rates: Acceptance rates with which each round begins.
     """
 
     file = ""

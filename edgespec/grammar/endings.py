@@ -229,8 +229,7 @@ def largest_opening(schema: Any, *, is_part: bool = False) -> int:
 
     As much more may be wanted to end an answer once a single token has begun such a value.
 
-    Args:
-        is_part: The whole schema may come in the middle of an answer, too.
+    is_part: The whole schema may come in the middle of an answer, too.
     """
     root, known = schema, dict[int, int]()
     # The shortest answer is known, and one of several values or matches may be longer.

@@ -59,8 +59,7 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
 
     What a request leaves open is as the model's own settings have it, else greedy.
 
-    Args:
-        index: Of the answer. Each has a seed of its own, also where the request gives one.
+    index: Of the answer. Each has a seed of its own, also where the request gives one.
 
     Raises:
         ApiError: 400, logit_bias is no map of token ids, or too large.

@@ -143,8 +143,7 @@ def _too_large(limits: Limits) -> ApiError:
 async def run_for_client(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of work, which is cancelled when the client leaves.
 
-    Args:
-        receive: Of a request whose body was read.
+    receive: Of a request whose body was read.
 
     Raises ClientGone: The client left.
     """

@@ -92,8 +92,7 @@ class Preempted(ApiError):
 def explain(error: Exception, path: str = "") -> ApiError:
     """Tell a client of an error; of one that nobody foresaw, no more than that there was one.
 
-    Args:
-        path: The address that was asked: errors of the engine name the fields that requests to it have.
+    path: The address that was asked: errors of the engine name the fields that requests to it have.
     """
     conversation = _CONVERSATIONS.get(path, "messages")
     match error:

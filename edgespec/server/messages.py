@@ -25,8 +25,7 @@ def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Turn], str]:
 def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list[Turn], str]:
     """The messages of a conversation, and the beginning of the answer: a last message of the assistant.
 
-    Args:
-        param: The field of the request that has them.
+    param: The field of the request that has them.
 
     Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
     """

@@ -51,8 +51,7 @@ class PriorityLock:
     async def at(self, priority: int, number: int) -> AsyncIterator[None]:
         """Hold the lock.
 
-        Args:
-            number: A place among those of the same priority, such as the order of arrival.
+        number: A place among those of the same priority, such as the order of arrival.
         """
         await self._acquire(priority, number)
         try:

@@ -148,8 +148,7 @@ async def run_server(
 ) -> int:
     """Serve until a signal comes; the exit code of the program.
 
-    Args:
-        first: A model that is loaded already, by its name.
+    first: A model that is loaded already, by its name.
     """
     await services.host.start(*(first or (None, None)))
     try:

@@ -123,6 +123,13 @@ class ModelHome:
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
 
+    def names(self) -> list[str]:
+        """The names of its folders, prepared or damaged; none where it cannot be read."""
+        try:
+            return [each.name for each in self.models.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        except OSError:
+            return []
+
     def fixed_folder(self, model: str) -> Path | None:
         """The model or pair folder that a user names, by its path or as this home has it; it is used as it is.
 

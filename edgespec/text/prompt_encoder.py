@@ -318,8 +318,7 @@ def is_ids(found: Any) -> bool:
 def parse_ids(found: Any, vocab_size: int, what: str) -> TokenIds:
     """Token ids of a vocabulary, [num_tokens].
 
-    Args:
-        what: What they are to the caller, for the message, such as "the prompt".
+    what: What they are to the caller, for the message, such as "the prompt".
 
     Raises UsageError: They are no row of whole numbers, or one of them is no token of the vocabulary.
     """

@@ -126,6 +126,10 @@ class CallBodyReader:
         if (yield from self._reader.peek()) != "{":
             self._pass_on(name, _as_object((yield from self._value())))
             return
+        yield from self._pass_on_object(name)
+
+    def _pass_on_object(self, name: str) -> Reading[None]:
+        """Pass on the object that comes next as the arguments of a call."""
         self._begin_call(name)
         yield from self._value(is_passed_on=True)
         self._end_call()
@@ -176,16 +180,12 @@ class CallBodyReader:
         yield from reader.skip_space()
         if (yield from reader.peek()) != "{":
             raise NoCall
-        self._begin_call(name)
-        yield from self._value(is_passed_on=True)
-        self._end_call()
+        yield from self._pass_on_object(name)
         if body.after:
-            try:
+            with suppress(EndOfText):
                 yield from reader.skip_space()
                 if (yield from reader.take(body.after.strip())):
                     reader.keep()
-            except EndOfText:
-                pass
         return True
 
     def _tag_body(self, body: TagBody, *, is_begun: bool) -> Reading[None]:

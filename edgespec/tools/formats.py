@@ -137,7 +137,18 @@ def _invokes(mark: str = "", kinds: tuple[str, str] = ("", "")) -> TagBody:
 
 
 _DSML = "｜DSML｜"
-_DSML_BODY = _invokes(_DSML, ('" string="true', '" string="false'))
+
+
+def _dsml(name: str, word: str) -> CallFormat:
+    """A format of DeepSeek with marks of its own, of which a word is around all calls."""
+    return CallFormat(
+        name,
+        ((f'<{_DSML}invoke name="', ""),),
+        _invokes(_DSML, ('" string="true', '" string="false')),
+        signs=((_DSML, f"{word}>"),),
+        outer=(f"<{_DSML}{word}>\n", f"\n</{_DSML}{word}>"),
+    )
+
 
 HERMES = CallFormat(
     "hermes",
@@ -153,6 +164,7 @@ HERMES = CallFormat(
 )
 
 _LIST = JsonBody(is_list=True)
+_COMMAND = JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True)
 FORMATS = (
     CallFormat(
         "deepseek",
@@ -162,20 +174,8 @@ FORMATS = (
         outer=(_BEGIN, _END),
     ),
     CallFormat("deepseek-v3.1", ((_CALL, _CALL_END),), NamedBody(between=(_SEP,)), joint="", outer=(_BEGIN, _END)),
-    CallFormat(
-        "deepseek-v3.2",
-        ((f'<{_DSML}invoke name="', ""),),
-        _DSML_BODY,
-        signs=((_DSML, "function_calls>"),),
-        outer=(f"<{_DSML}function_calls>\n", f"\n</{_DSML}function_calls>"),
-    ),
-    CallFormat(
-        "deepseek-v4",
-        ((f'<{_DSML}invoke name="', ""),),
-        _DSML_BODY,
-        signs=((_DSML, "tool_calls>"),),
-        outer=(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>"),
-    ),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
     CallFormat(
         "minimax",
         (('<invoke name="', ""),),
@@ -217,15 +217,11 @@ FORMATS = (
         joint="",
     ),
     CallFormat("mistral", (("[TOOL_CALLS]", ""),), _LIST, is_bare=True),
-    CallFormat(
-        "command-r7b",
-        (("<|START_ACTION|>", "<|END_ACTION|>"),),
-        JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
-    ),
+    CallFormat("command-r7b", (("<|START_ACTION|>", "<|END_ACTION|>"),), _COMMAND),
     CallFormat(
         "command-r",
         (("Action:\n```json\n", "\n```"), ("Action: ```json\n", "\n```"), ("Action:```json\n", "\n```")),
-        JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
+        _COMMAND,
         signs=(("Action:", "tool_name"),),
     ),
     CallFormat("nemotron", (("<TOOLCALL>", "</TOOLCALL>"),), _LIST),

@@ -46,8 +46,7 @@ def _refuse(word: str) -> None:
 def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list[WrittenCall]:
     """Calls as Python writes them, one or a list.
 
-    Args:
-        argument_names: Of each function that is known, in the order of its schema.
+    argument_names: Of each function that is known, in the order of its schema.
 
     Raises ValueError: It is something else, or a call of an unknown function.
     """

@@ -81,12 +81,13 @@ class ToolCall:
 
 def schema_refusal(tool: Tool, reason: str) -> ToolError:
     """The error of a tool whose schema no grammar can ensure."""
-    where = f"{tool.place}.parameters"
-    return ToolError(
-        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out "
-        "strict and tool_choice",
-        field=where,
-    )
+    what = f"of the tool '{tool.name}' cannot be ensured: {reason}"
+    return _wrong(f"{tool.place}.parameters", f"{what}. Change the schema, or leave out strict and tool_choice")
+
+
+def _wrong(field: str, what: str, part: str = "") -> ToolError:
+    """The error of a field in which something is wrong, or in a part of it, such as .name."""
+    return ToolError(f"{field} {what}", field=field + part)
 
 
 def parse_tools(given: Any) -> tuple[Tool, ...]:
@@ -104,9 +105,8 @@ def parse_tools(given: Any) -> tuple[Tool, ...]:
     known: set[str] = set()
     for tool in tools:
         if tool.name in known:
-            raise ToolError(
-                f"tools has two tools named '{tool.name}'; give each a name of its own", field=f"{tool.place}.name"
-            )
+            said = f"tools has two tools named '{tool.name}'; give each a name of its own"
+            raise ToolError(said, field=f"{tool.place}.name")
         known.add(tool.name)
     return tools
 
@@ -118,21 +118,14 @@ def _parse_tool(given: Any, where: str) -> Tool:
         name = _require_name(getattr(given, "__name__", ""), where)
         return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
     if not isinstance(given, Mapping):
-        raise ToolError(
-            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function",
-            field=where,
-        )
+        raise _wrong(where, f"is {reprlib.repr(given)}; wanted an object with type and function, or a function")
     if given.get("type", "function") != "function":
-        raise ToolError(
-            f"{where} is of the type {reprlib.repr(given['type'])}; models call functions alone: leave it out",
-            field=f"{where}.type",
-        )
+        kind = reprlib.repr(given["type"])
+        raise _wrong(where, f"is of the type {kind}; models call functions alone: leave it out", ".type")
     stated = given.get("function", given)
     if not isinstance(stated, Mapping):
-        raise ToolError(
-            f"{where}.function is {reprlib.repr(stated)}; wanted an object with name and parameters",
-            field=f"{where}.function",
-        )
+        found = reprlib.repr(stated)
+        raise _wrong(f"{where}.function", f"is {found}; wanted an object with name and parameters")
     place = f"{where}.function" if "function" in given else where
     name = _require_name(stated.get("name"), place)
     return Tool(
@@ -146,34 +139,28 @@ def _parse_tool(given: Any, where: str) -> Tool:
 
 def _require_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ToolError(
-            f"{where} has the name {reprlib.repr(name)}; wanted 1 to 64 letters, digits, underscores and hyphens",
-            field=f"{where}.name",
-        )
+        wanted = "wanted 1 to 64 letters, digits, underscores and hyphens"
+        raise _wrong(where, f"has the name {reprlib.repr(name)}; {wanted}", ".name")
     return name
 
 
 def _require_kind(value: Any, kind: type, wanted: str, name: str, where: str) -> Any:
     if value is not None and not isinstance(value, kind):
-        raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(value)}; wanted {wanted}", field=where)
+        raise _wrong(where, f"of the tool '{name}' is {reprlib.repr(value)}; wanted {wanted}")
     return value
 
 
 def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
     if schema is None:
         return {"type": "object", "properties": {}}
-    whose = f"{where} of the tool '{name}'"
+    whose, found = f"of the tool '{name}'", reprlib.repr(schema)
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise ToolError(f"{whose} is {reprlib.repr(schema)}; wanted a JSON schema of the type object", field=where)
+        raise _wrong(where, f"{whose} is {found}; wanted a JSON schema of the type object")
     if is_too_deep(schema):
-        raise ToolError(f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema", field=where)
-    properties = schema.get("properties", {})
-    if not isinstance(properties, Mapping) or not all(
-        isinstance(each, (Mapping, bool)) for each in properties.values()
-    ):
-        raise ToolError(
-            f"{whose} has the properties {reprlib.repr(properties)}; wanted an object of JSON schemas", field=where
-        )
+        raise _wrong(where, f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema")
+    inner = schema.get("properties", {})
+    if not isinstance(inner, Mapping) or not all(isinstance(each, (Mapping, bool)) for each in inner.values()):
+        raise _wrong(where, f"{whose} has the properties {reprlib.repr(inner)}; wanted an object of JSON schemas")
     return {"type": "object", "properties": {}, **schema}
 
 

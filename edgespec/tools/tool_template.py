@@ -69,8 +69,7 @@ class ToolTemplate:
 def probe_template(template: str | None, render: Render, special: Mapping[str, str]) -> ToolTemplate:
     """Try what a template takes.
 
-    Args:
-        special: Special tokens by the names that templates use.
+    special: Special tokens by the names that templates use.
     """
     if template is None:
         return ToolTemplate()

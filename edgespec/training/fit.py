@@ -96,8 +96,7 @@ class Trainer:
     ) -> None:
         """Go on from the checkpoint, if there is one.
 
-        Args:
-            has_best: What save_best wrote earlier is still there; else the next weights are the best.
+        has_best: What save_best wrote earlier is still there; else the next weights are the best.
 
         Raises ModelError: The checkpoint is damaged, or of another head.
         """

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD, JOIN = "lm_head.weight", "fusion_fc.weight"
-Q, K, V, O = (f"transformer.self_attn.{part}_proj.weight" for part in "qkvo")  # noqa: E741
-Q_BIAS, K_BIAS, V_BIAS = (f"transformer.self_attn.{part}_proj.bias" for part in "qkv")
-Q_NORM, K_NORM = (f"transformer.self_attn.{part}_norm.weight" for part in "qk")
-GATE, UP, DOWN = (f"transformer.mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
-INPUT_NORM, MLP_NORM = (f"transformer.{part}_layernorm.weight" for part in ("input", "post_attention"))
+LAYER = "transformer."  # before the names of the layer's weights
+Q, K, V, O = (f"{LAYER}self_attn.{part}_proj.weight" for part in "qkvo")  # noqa: E741
+Q_BIAS, K_BIAS, V_BIAS = (f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv")
+Q_NORM, K_NORM = (f"{LAYER}self_attn.{part}_norm.weight" for part in "qk")
+GATE, UP, DOWN = (f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
+INPUT_NORM, MLP_NORM = (f"{LAYER}{part}_layernorm.weight" for part in ("input", "post_attention"))
 TOKEN_NORM, FINAL_NORM = "embedding_layernorm.weight", "pre_lm_head_layernorm.weight"
 
 

@@ -26,8 +26,7 @@ def write_answers(
     As many are answered at once as the engine can. Ends after limit_s seconds, or with most_tokens tokens of
     texts; what is written stays after an interruption.
 
-    Args:
-        longest: The most tokens of an answer.
+    longest: The most tokens of an answer.
 
     Returns:
         How many prompts were left out, since the context has no room for them and an answer.

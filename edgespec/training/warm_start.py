@@ -17,28 +17,10 @@ import numpy.typing as npt
 
 from edgespec import TokenIds
 from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.heads.head_tensors import LAYER_NAMES
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.training.network import (
-    DOWN,
-    FINAL_NORM,
-    GATE,
-    HEAD,
-    INPUT_NORM,
-    JOIN,
-    K_BIAS,
-    K_NORM,
-    MLP_NORM,
-    Q_BIAS,
-    Q_NORM,
-    UP,
-    V_BIAS,
-    HeadShape,
-    K,
-    O,
-    Q,
-    V,
-)
+from edgespec.training.network import DOWN, FINAL_NORM, HEAD, JOIN, LAYER, Q_BIAS, Q_NORM, HeadShape, O, Q
 
 Floats = npt.NDArray[np.float32]
 _COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
@@ -137,13 +119,12 @@ def start_weights(
         one = np.ones(size) if len(size) == 1 else _DEVIATION * rng.standard_normal(size)
         weights[name] = one.astype(np.float32)
     last = source.config.num_layers - 1
-    names = {Q: "q", K: "k", V: "v", Q_BIAS: "q_bias", K_BIAS: "k_bias", V_BIAS: "v_bias", Q_NORM: "q_norm"}
-    names |= {K_NORM: "k_norm", INPUT_NORM: "input_norm"}
-    if can_copy_layer(source):
-        names |= {O: "o", GATE: "gate", UP: "up", DOWN: "down", MLP_NORM: "mlp_norm"}
-    else:
+    roles = {*LAYER_NAMES}
+    if not can_copy_layer(source):
+        roles -= {"o", "gate", "up", "down", "mlp_norm"}
         weights[O][:], weights[DOWN][:] = 0.0, 0.0
-    for name, role in names.items():
+    for role in roles:
+        name = LAYER + LAYER_NAMES[role]
         if name in weights and (found := source.tensors.get(f"{last}.{role}")) is not None:
             weights[name] = matrix(found) if weights[name].ndim == 2 else found.vector()
     _fold_scales(weights, source.config)

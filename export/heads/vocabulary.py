@@ -41,8 +41,7 @@ def read_vocabulary(
 ) -> HeadVocabulary:
     """Embedding and vocabulary head of a head, of which those that it lacks are its target's.
 
-    Args:
-        settings: Those that state the number of tokens.
+    settings: Those that state the number of tokens.
 
     Raises:
         SourceError: Tokens or rows are missing, or the target's are for states of another size.

@@ -69,7 +69,7 @@ def test_what_widths_explain_is_a_near_tie() -> None:
     assert found.differences
     assert all(difference.is_near_tie for difference in found.differences)
     for difference in found.differences:
-        assert difference.narrow_margin >= 0 >= difference.wide_margin
+        assert difference.margin_of_one >= 0 >= difference.margin_of_wide
         assert difference.plain_token != difference.speculative_token
 
 
@@ -82,7 +82,7 @@ def test_what_widths_do_not_explain_is_a_defect() -> None:
 
 def test_all_differences_along_the_plain_text_are_found() -> None:
     found = compared(Mistaken(TableDecoder(VOCAB, seed=1), by=0), SAMPLINGS[:1], max_tokens=80)
-    places = [(each.prompt, each.policy, each.position) for each in found.differences]
+    places = [(each.prompt, each.draft_length, each.position) for each in found.differences]
     assert len(places) == len(set(places)) > 5
 
 
@@ -110,6 +110,6 @@ class Restless(Mistaken):
 
 def test_what_widths_change_elsewhere_excuses_nothing() -> None:
     found = compared(Restless(TableDecoder(VOCAB, seed=1), by=0), SAMPLINGS[:1])
-    margins = [max(abs(each.narrow_margin), abs(each.wide_margin)) for each in found.differences]
+    margins = [max(abs(each.margin_of_one), abs(each.margin_of_wide)) for each in found.differences]
     assert 0 < max(margins) < 40  # by which the last token moves
     assert not any(each.is_near_tie for each in found.differences)
