@@ -357,7 +357,9 @@ class AnswerWriter:
         """
         parts: list[Part] = []
         for i, token in enumerate(tokens):
-            self._starts.append(self._num_written)
+            if self._request.stop and self._request.options.logprobs is not None:
+                start = self._num_written + self._text_stream.num_held
+                self._starts.append(max([start, *self._starts[-1:]]))  # none are held while one is incomplete
             parts += self._parts_of_text(self._written(self._text_stream.push([token])))
             if self._is_cut:
                 return parts, i + 1

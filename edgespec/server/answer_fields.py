@@ -218,7 +218,7 @@ def thinking_of(asked: TalkRequest, engine: Engine) -> bool | None:
 
     Raises ApiError: 400, the switch is neither true nor false.
     """
-    stated = (asked.chat_template_kwargs or {}).get(_SWITCH)
+    stated = (asked.chat_template_kwargs or {}).get(_SWITCH, getattr(asked, _SWITCH, None))
     if stated is not None and not isinstance(stated, bool):
         raise wrong(f"chat_template_kwargs.{_SWITCH}", f"is {stated!r:.40}; wanted true or false", _SWITCH)
     effort = (

@@ -44,7 +44,7 @@ def _plain_message(place: str, stated: ChatMessage, param: str) -> dict[str, Any
         raise wrong(param, f"has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool", place)
     if role != "assistant":
         return {"role": role, "content": text}
-    more = {"tool_calls": stated.tool_calls, "reasoning_content": stated.reasoning_content}
+    more = {"tool_calls": stated.tool_calls, "reasoning_content": stated.reasoning_content or stated.reasoning}
     return {"role": role, "content": text, **more}
 
 

@@ -63,9 +63,12 @@ Content = str | list[ContentPart]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
+    """reasoning is the name of reasoning_content in newer versions of vLLM and in OpenRouter."""
+
     role: str
     content: Content | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -133,7 +136,8 @@ class GenerationFields(SamplingFields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions
 
-    chat_template_kwargs: enable_thinking turns reasoning on or off, as in vLLM and llama.cpp.
+    chat_template_kwargs: enable_thinking turns reasoning on or off, as in vLLM and llama.cpp; in Qwen's API it is
+        a field of the request.
     thinking_budget: The most tokens of the reasoning, by Qwen's name; the two below it are those of vLLM and
         llama.cpp. -1 is no bound.
     reasoning_effort: "none" turns it off; templates know no other degrees.
@@ -152,6 +156,7 @@ class ChatRequest(GenerationFields):
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: str | None = None
 
 

@@ -260,12 +260,20 @@ class TextStream:
         if whole.endswith(self._decode(self._tokens[start:])):
             self._start = start
 
+    @property
+    def num_held(self) -> int:
+        """Whole characters that are held back, as a run of bytes may go on behind them."""
+        return len(self._rest().rstrip(_REPLACEMENT))
+
+    def _rest(self) -> str:
+        before = self._decode(self._tokens[self._start : self._shown])
+        return self._decode(self._tokens[self._start :])[len(before) :]
+
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
-        before = self._decode(self._tokens[self._start : self._shown])
-        after = self._decode(self._tokens[self._start :])
+        rest = self._rest()
         self._shown = len(self._tokens)
-        return after[len(before) :]
+        return rest
 
 
 def have_same_tokens(target: Tokenizer, drafter: Tokenizer) -> bool:

@@ -74,7 +74,12 @@ def test_reasoning_that_never_ends_is_no_answer(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}]
+    "switch",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"enable_thinking": False},
+        {"reasoning_effort": "none"},
+    ],
 )
 def test_a_request_turns_reasoning_off_and_later_marks_are_text(served: Served, switch: dict[str, Any]) -> None:
     found = message(served, "off", **switch)
@@ -138,6 +143,8 @@ def test_reasoning_that_a_client_sends_back_reaches_the_template(tiny_model: Pat
     with scripted_engine(tiny_model, tmp_path, answer, template) as engine:
         assert engine.detokenize(engine.encode(messages)).startswith("|a;why|b;|c;")
     assert conversation_of(stated) == (messages[:1], "<think>\nwhy\n</think>\n\nb")
+    by_its_other_name = [stated[0], ChatMessage(role="assistant", content="b", reasoning="why")]
+    assert conversation_of(by_its_other_name) == conversation_of(stated)
 
 
 def response(served: Served, text: Any = "2 + 2?", **fields: Any) -> dict[str, Any]:

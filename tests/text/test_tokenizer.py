@@ -417,3 +417,14 @@ def test_the_unknown_token_is_special(tmp_path: Path) -> None:
     tokenizer = written(tmp_path, sentencepiece_metadata(["<unk>"], [2]))
     assert tokenizer.encode("<unk>hello", special=True).tolist() == [0, *tokenizer.encode("hello")]
     assert tokenizer.decode([0]) == ""
+
+
+def test_characters_that_wait_for_further_bytes_are_counted_once_whole(sentencepiece: Tokenizer) -> None:
+    """So the text of the next token, which a stop string may begin, is known to stand behind them."""
+    stream = TextStream(sentencepiece)
+    held = []
+    for token in sentencepiece.encode("é日").tolist():
+        assert stream.push([token]).strip() == ""
+        held.append(stream.num_held)
+    assert held[-5:] == [0, 1, 0, 0, 2]  # a run of bytes is read as a whole
+    assert stream.flush() == "é日"
