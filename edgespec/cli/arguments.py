@@ -133,7 +133,7 @@ def load_arguments(options: Namespace, command: str | None = None) -> dict[str, 
         for name, parameter in LOAD_PARAMETERS.items()
         if (command or options.command) in OPTIONS[name].commands
     }
-    return {"model": options.model, "report": info, **chosen}
+    return {"model": options.model, "report": info, "progress": lambda at: None, **chosen}  # it shows its own
 
 
 def load_any_engine(options: Namespace, **settings: Any) -> "Engine":

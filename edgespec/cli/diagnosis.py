@@ -92,7 +92,7 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
     Raises EdgeSpecError: The model does not load.
     """
     with (
-        load(folder, num_threads=num_threads, offline=True) as engine,
+        load(folder, num_threads=num_threads, offline=True, report=lambda line: None) as engine,
         engine.speculation.hold(),
     ):
         compared = compare(
@@ -107,7 +107,9 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
         is_deterministic = engine.is_deterministic
     speeds, names = [], []
     for drafter in ("none", "auto"):
-        with load(folder, drafter=drafter, num_threads=num_threads, offline=True) as engine:
+        with load(
+            folder, drafter=drafter, num_threads=num_threads, offline=True, report=lambda line: None
+        ) as engine:
             engine.generate(_PROMPTS[0], max_tokens=2, temperature=0.0)
             answer = engine.generate(_PROMPTS[0], max_tokens=2 * _NUM_TOKENS, temperature=0.0)
             speeds.append(answer.stats.decode_tokens_per_second or 0.0)

@@ -30,13 +30,13 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
-from edgespec.setup.plan_option import branching_cost
+from edgespec.setup.plan_option import ScheduleChoice, branching_cost
 from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.row_proof import RowsDiffer, settle_rows
 from edgespec.setup.setup import Setup, decide, read_tables
 from edgespec.setup.wish import AcceptanceName, Wish
-from edgespec.system.progress import LoadProgress
+from edgespec.system.progress import TERMINAL, LoadProgress
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
 from edgespec.types import Report
@@ -50,8 +50,8 @@ def load(
     *,
     drafter: str = "auto",
     draft_length: int | str = "auto",
-    acceptance: str = "equality",
-    schedule: str = "auto",
+    acceptance: AcceptanceName = "equality",
+    schedule: ScheduleChoice = "auto",
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
@@ -68,8 +68,8 @@ def load(
     max_parallel: int | None = None,
     context: int | None = None,
     home: str | Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[LoadProgress], None] = lambda progress: None,
+    report: Callable[[str], None] = TERMINAL.report,
+    progress: Callable[[LoadProgress], None] = TERMINAL.progress,
 ) -> Engine:
     """Load a model, preparing it first if need be.
 
@@ -117,9 +117,11 @@ def load(
         context: The most tokens of a prompt and its answer; by default the model's own context. A shorter one
             takes less memory.
         home: The model home; by default EDGESPEC_HOME or the platform's data folder.
-        report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again.
+        report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again. By
+            default they are shown on stderr, if that is a terminal.
         progress: Takes numbers for a bar of progress: how much is downloaded, exported, and read to be opened. It
-            is called from the thread that does it; what it raises ends the loading.
+            is called from the thread that does it; what it raises ends the loading. By default a terminal shows
+            the first two.
 
     Raises:
         ModelError: The model is missing or invalid, or the drafter has too few of its tokens.

@@ -71,6 +71,7 @@ def check_pair(
             drafter_device=drafter_device,
             offline=offline,
             report=report,
+            progress=lambda at: None,  # the command shows its own
         )
     )
     if not resolved.drafters:

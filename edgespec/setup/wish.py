@@ -14,7 +14,7 @@ from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.plan_option import ScheduleChoice
-from edgespec.system.progress import ReportProgress
+from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes
 from edgespec.types import Report
 
@@ -108,8 +108,8 @@ class Wish:
     max_parallel: Annotated[int | None, _are_answers] = None
     context: Annotated[int | None, _is_context] = None
     home: Annotated[str | Path | None, _is((str, Path, NoneType), "a folder")] = None
-    report: Annotated[Report, _is_function] = lambda line: None
-    progress: Annotated[ReportProgress, _is_function] = lambda progress: None
+    report: Annotated[Report, _is_function] = TERMINAL.report
+    progress: Annotated[ReportProgress, _is_function] = TERMINAL.progress
 
     def __post_init__(self) -> None:
         for name, kind in type(self).__annotations__.items():

@@ -1,5 +1,6 @@
 """How far a long piece of work is, in numbers for a bar of progress. Knows nothing of the work."""
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,3 +20,30 @@ class LoadProgress(NamedTuple):
 
 
 ReportProgress = Callable[[LoadProgress], None]
+
+
+class TerminalLines:
+    """Shows a program's user what load() does, on stderr where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = ""  # the line of progress that is there
+
+    def report(self, line: str) -> None:
+        if sys.stderr.isatty():
+            self._write(f"{line}\n")
+            self._shown = ""
+
+    def progress(self, at: LoadProgress) -> None:
+        """Keep one line about a download or an export; what is read to be opened takes a moment."""
+        percent = 100 * at.done_bytes // max(1, at.total_bytes)
+        line = f"{at.stage} {at.name}: {percent} %" if at.done_bytes < at.total_bytes else ""
+        if at.stage != "open" and line != self._shown and sys.stderr.isatty():
+            self._write(line)
+            self._shown = line
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+TERMINAL = TerminalLines()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from compare_with_cpu import compare_texts
 
@@ -21,7 +21,7 @@ from edgespec.setup.open_model import weights_size
 _DRAFT_LENGTH = 3
 _PROMPT = "The rain in the hall had stopped by the time that anyone thought of the roof."
 _DRAFTERS = ("auto", "suffix", "lookahead")
-_SCHEDULES = ("serial", "pipelined", "hedged")
+_SCHEDULES: Final = ("serial", "pipelined", "hedged")
 # Random weights repeat themselves where the likeliest token is taken, and hardly otherwise.
 _SAMPLED = {"repeating": SamplingParams(), "without repeats": SamplingParams(temperature=1.0, seed=7)}
 _ROUNDS = 3

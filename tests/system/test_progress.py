@@ -1,0 +1,42 @@
+"""What a terminal shows of a loading that a program began, and that nothing else does."""
+
+import io
+import sys
+
+import pytest
+
+from edgespec.system.progress import LoadProgress, TerminalLines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = TerminalLines()
+    lines.report("fetching a.bin")
+    for done in (0, 1, 50, 51, 100):
+        lines.progress(LoadProgress("download", "a.bin", done, 100))
+    lines.progress(LoadProgress("open", "a", 1, 2))
+    lines.report("ready")
+    return stream.getvalue()
+
+
+def test_a_terminal_has_one_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = shown(Terminal(), monkeypatch).split("\r\x1b[K")
+    assert steps == [
+        "",
+        "fetching a.bin\n",
+        "download a.bin: 0 %",
+        "download a.bin: 1 %",
+        "download a.bin: 50 %",
+        "download a.bin: 51 %",
+        "",
+        "ready\n",
+    ]
+
+
+def test_a_file_or_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(io.StringIO(), monkeypatch) == ""
