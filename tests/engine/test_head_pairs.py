@@ -148,7 +148,7 @@ REFUSED = {
         {"target_hidden_size": 4096},
         "states of 4096 numbers",
     ),
-    "another kind": (made_heads.eagle3("speculators"), {"speculators_model_type": "peagle"}, "says peagle"),
+    "another kind": (made_heads.eagle3("speculators"), {"speculators_model_type": "another"}, "says another"),
 }
 
 

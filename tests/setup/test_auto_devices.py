@@ -13,9 +13,8 @@ from edgespec import Engine, load
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
-from edgespec.setup import auto_devices
+from edgespec.setup import auto_devices, device_options
 from edgespec.setup.auto_devices import find_candidates
-from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import FOLDER
 from edgespec.setup.plan_option import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
@@ -204,7 +203,7 @@ def test_decision_for_want_of_memory_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs = MemoryNeeds(lambda model, context, device: {device: 1000}, {"webgpu": 100})
-    monkeypatch.setattr(DeviceOptions, "_memory", lambda *models: needs)
+    monkeypatch.setattr(device_options, "memory_needs", lambda *asked: needs)
     engine, said = open_auto(drafter="none")
     engine.close()
     assert said[-1].startswith("tiny.gguf:fp32 runs on the CPU: ")
