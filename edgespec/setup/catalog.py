@@ -79,6 +79,9 @@ class Shape:
         return (1 if self.is_tied else 2) * self.vocab_size * self.hidden_size
 
 
+_Q4_K_M_BITS = 4.9  # a weight, on average over a model of 7 billion
+
+
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry:
     """A model that chat, pull and load know by name."""
@@ -91,12 +94,15 @@ class CatalogEntry:
     precision: str = "int4"  # to export in, unless the user asks for another
     drafter: str | None = None  # the name of a smaller model that drafts for this one
     is_gated: bool = False  # the hub asks users to accept its terms
+    gguf: str = ""  # a hub id of it in 4 bits, from its makers, at a commit of the user's day
     was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
 
     @property
     def fetch_bytes(self) -> int:
-        """The size of the download: the file, or about two bytes a weight."""
-        return self.source.bytes if isinstance(self.source, CatalogFile) else 2 * self.num_parameters
+        """The size of the download: the file, or about two bytes a weight, and 4.9 bits in a GGUF file."""
+        if isinstance(self.source, CatalogFile):
+            return self.source.bytes
+        return int((_Q4_K_M_BITS / 8 if self.gguf else 2) * self.num_parameters)
 
 
 def _entry(shape: dict[str, Any], source: dict[str, Any], **stated: Any) -> CatalogEntry:

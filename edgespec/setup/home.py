@@ -32,6 +32,7 @@ from edgespec.setup.snapshot import (
     explain_folder_errors,
     fetch_snapshot,
     preview_snapshot,
+    require_files,
 )
 from edgespec.system.disk import require_disk_space
 from edgespec.system.progress import ReportProgress
@@ -353,6 +354,8 @@ class ModelHome:
         if wanted.is_prepared:
             raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
+        if gguf := self._published(name) if asked is None and form != "npu" and not gpu_bytes else None:
+            precision, fetch_source = "source", partial(self._fetch_snapshot, gguf, "main")
         if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
             raise ModelError(
                 f"{name} is not prepared in w8a16, for which its activations are measured on prompts; "
@@ -374,6 +377,17 @@ class ModelHome:
         if form == "cpu":
             require_memory(cost, total_memory())
         require_disk_space(self.models, preview.fetch_bytes + cost.write_bytes)
+
+    def _published(self, name: str) -> HubId | None:
+        """The file in 4 bits that the makers of a catalogue model publish; None where it cannot be had."""
+        gguf = parse_hub_id(CATALOG[name].gguf) if name in CATALOG else None
+        if gguf is not None:
+            try:
+                require_files(gguf, self._hub_folder, offline=self.offline)
+            except ModelError as error:
+                self.report(f"taking safetensors, which are three times as large: {error}")
+                return None
+        return gguf
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
         """Export a source to a folder, unless another process does so meanwhile."""

@@ -175,6 +175,13 @@ def fetch_snapshot(
     )
 
 
+def require_files(hub_id: HubId, folder: Path, *, offline: bool) -> None:
+    """Raises as fetch_snapshot does where it finds nothing to fetch."""
+    place = folder / hub_id.repository.replace("/", "--")
+    commit = _read_record(hub_id, place, "main") if offline or is_offline() else ask(hub_id, "main")
+    choose_files(commit, hub_id.choice)
+
+
 @contextmanager
 def preview_snapshot(
     hub_id: HubId, folder: Path, report: Report, *, revision: str = "main", offline: bool = False

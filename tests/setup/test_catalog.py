@@ -52,6 +52,11 @@ def test_entry_is_pinned_and_its_drafter_is_a_smaller_one_of_the_catalogue(name:
     if isinstance(entry.source, HubRepository):
         assert re.fullmatch("[0-9a-f]{40}", entry.source.revision)
         assert parse_hub_id(entry.source.repository) is not None
+    if entry.gguf:
+        assert entry.precision == "int4", "which it takes the place of"
+        assert (named := parse_hub_id(entry.gguf)) is not None
+        assert named.choice == "q4_k_m"
+        assert not entry.is_gated
     if entry.drafter is not None:
         drafter = CATALOG[entry.drafter]
         assert 2 * drafter.num_parameters < entry.num_parameters

@@ -25,7 +25,7 @@ from edgespec.cli.main import main
 from edgespec.engine.load import load
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import Origin, read_manifest
-from edgespec.setup.catalog import CatalogFile, HubSource
+from edgespec.setup.catalog import CATALOG, CatalogFile, HubRepository, HubSource
 from edgespec.setup.fetch import fetch
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import HubId
@@ -407,6 +407,31 @@ def test_a_model_without_room_on_this_machine_is_refused_before_its_weights_are_
     assert main(["chat", "org/tiny", "-p", "hi"]) == code
     assert ("no room in" if code == 1 else "put :int4 behind the name") in capsys.readouterr().err
     assert weights_sent(hub) <= 2 * HEAD_BYTES
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_model_of_the_catalogue_comes_in_4_bits_where_that_is_published(
+    hub: FakeHub,
+    repository: str,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    published: bool,
+) -> None:
+    stated = CATALOG["qwen2.5-1.5b"]
+    entry = replace(stated, source=HubRepository("org/tiny", repository), gguf="org/g:q4_k_m")
+    monkeypatch.setitem(CATALOG, "small", entry)
+    assert stated.fetch_bytes < 0.32 * 2 * stated.num_parameters
+    if published:
+        sha = hub.commit("org/g", {"m-q4_k_m.gguf": tiny_gguf.read_bytes(), "m-q8_0.gguf": LARGE})
+    said: list[str] = []
+    home = ModelHome(tmp_path, report=said.append)
+    source = read_manifest(home.resolve("small")).source
+    found = ("m-q4_k_m.gguf", "org/g", sha) if published else ("tiny", "org/tiny", repository)
+    assert (source.name, source.repository, source.revision) == found
+    assert any("taking safetensors" in line for line in said) is not published
+    assert read_manifest(home.resolve("small:int8")).source.repository == "org/tiny"
+    assert home.resolve("small").name == home.resolve("small:int4").name == "small"
 
 
 # -- the disk ----------------------------------------------------------------------------------------
