@@ -29,12 +29,18 @@ _SETTINGS_OF_HEADS = (
     "hydra_num_heads",
     "n_predict",
     "dflash_config",
+    "backbone_hidden_size",  # of Gemma's assistants
 )
 
 
 def find_dialect(source: HeadSource) -> Dialect:
     """The first dialect that recognizes a head. Raises SourceError: None does."""
     found = next((dialect for dialect in DIALECTS if dialect.recognizes(source)), None)
+    if found is None and (kind := str(source.settings.get("model_type"))).endswith("_assistant"):
+        raise SourceError(
+            f"{source.path} is an assistant ({kind}), which reads the KV cache of its target; heads read hidden "
+            "states alone: draft with a smaller model of the family"
+        )
     if found is None:
         stated = source.settings.get("speculators_model_type") or ", ".join(source.architectures) or "nothing"
         raise SourceError(

@@ -181,6 +181,8 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> SourceSettin
     settings = SourceSettings(source.settings.path, {**assumed, **given})
     if (activation := settings.get("hidden_act", "silu")) not in _ACTIVATIONS:
         raise SourceError(f"{settings.path}: hidden_act is {activation}; known are {', '.join(_ACTIVATIONS)}")
+    if settings.get("kv_lora_rank"):
+        raise SourceError(f"{settings.path}: the head has latent attention (kv_lora_rank), which is not supported")
     if settings.get("mlp_bias"):
         raise SourceError(f"{settings.path}: mlp_bias is true, which is not supported")
     return settings
@@ -199,6 +201,8 @@ def layers_config(
     heads = settings.count("num_attention_heads")
     head_dim = settings.count("head_dim", max(1, q.rows // heads))
     kv_heads = settings.count("num_key_value_heads", heads)
+    if q.rows == 2 * heads * head_dim:
+        raise SourceError(f"{settings.path}: tensor {q.name} has gates beside its queries, which is not supported")
     if q.rows != heads * head_dim or k.rows != kv_heads * head_dim:
         raise SourceError(
             f"{settings.path} states {heads} heads of {head_dim} values and {kv_heads} of keys; tensors "
