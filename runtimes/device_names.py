@@ -5,7 +5,7 @@ several kinds (`openvino:npu`, `openvino:gpu:1`), or a kind alone (`gpu`, `npu`)
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, cast
 
@@ -114,7 +114,7 @@ class Device:
     name: str
     provider: str
     memory: str = "cpu"
-    handles: tuple[Any, ...] = ()
+    handles: tuple[Any, ...] = field(default=(), hash=False)
     options: tuple[tuple[str, str], ...] = ()
     entries: tuple[tuple[str, str], ...] = ()
     records_passes: bool = False

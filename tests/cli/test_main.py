@@ -373,14 +373,14 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
         "convert.build_graphs = lambda *arguments: (print('busy', flush=True), time.sleep(60));"
         "sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "new" / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"busy\n"
-        assert {path.name for path in tmp_path.iterdir()} == {".out.partial", ".out.lock"}
+        assert {path.name for path in (tmp_path / "new").iterdir()} == {".out.partial", ".out.lock"}
         process.send_signal(getattr(signal, f"SIG{number}"))
         _, err = process.communicate(timeout=120)
-    assert (process.returncode, list(tmp_path.iterdir())) == (code, [])
+    assert (process.returncode, [*(tmp_path / "new").glob("*")]) == (code, [])
     assert b"Traceback" not in err
 
 
@@ -449,8 +449,8 @@ def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
         raise error
 
     monkeypatch.setattr(step, fail)
-    code, _, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "out")
-    assert (code, list(tmp_path.iterdir())) == (5, [])
+    code, _, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "new" / "out")
+    assert (code, [*(tmp_path / "new").glob("*")]) == (5, [])
     assert "out of memory" in err
 
 
