@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import FormatError, ModelError, UsageError
+from edgespec import CATALOG, FormatError, ModelError, UsageError
 from edgespec.cli.arguments import (
     Switch,
     add_file,
@@ -131,8 +131,6 @@ def _chat(options: argparse.Namespace) -> int:
             return _load(options)
 
         engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
-        if not engine.has_chat_template:
-            info(f"{engine.manifest.name} has no chat template: it continues your text, and may not answer it")
         if box:
             require_tools(engine)
         conversation = engine.chat(
@@ -298,10 +296,24 @@ def _prompt(options: argparse.Namespace) -> str | None:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if not parts:
         return None
-    prompt = "\n\n".join(read_stdin() if part == "-" else decode_argument(part) for part in parts)
+    prompt = "\n\n".join(_read_pipe(options) if part == "-" else decode_argument(part) for part in parts)
     if not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
     return prompt
+
+
+def _read_pipe(options: argparse.Namespace) -> str:
+    """The text on stdin, without its last line end as in the shell's $(...). Raises UsageError: It is empty."""
+    text = read_stdin()
+    if not text.strip():
+        word = options.model
+        is_prompt = word.isalpha() and word not in CATALOG and not options.named_model and not os.path.exists(word)
+        advice = f"; to ask the default model '{word}': edgespec chat -p {word}" if is_prompt else ""
+        raise UsageError(
+            "the prompt is empty: nothing came on stdin. The command before the pipe wrote nothing, or failed"
+            + advice
+        )
+    return text.removesuffix("\n")
 
 
 def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:

@@ -22,7 +22,10 @@ def add_models(parser: CommandParser) -> None:
     """Add the commands below models, and their arguments."""
     described = {
         "list": ("list prepared models, and the names that can be pulled", _list),
-        "pull": ("download and prepare a model, and the drafter that the catalogue names for it", _pull),
+        "pull": (
+            "download and prepare a model, and the drafter that the catalogue names for it; repair a damaged one",
+            _pull,
+        ),
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
         "remove": ("delete a prepared model, and what was downloaded for it alone", _remove),
@@ -138,7 +141,14 @@ def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: 
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from edgespec import form_of, is_known_to_lack_half_floats, nvidia_bytes, open_decoder, split_precision
+    from edgespec import (
+        Inventory,
+        form_of,
+        is_known_to_lack_half_floats,
+        nvidia_bytes,
+        open_decoder,
+        split_precision,
+    )
 
     name, precision = split_precision(options.model)
     home = model_home(
@@ -147,16 +157,20 @@ def _pull(options: argparse.Namespace) -> None:
         is_quick=not options.check,
         measure_ranges=range_measurement() if precision == "w8a16" else None,
     )
+    inventory = Inventory(home)
     wanted = {"path": (options.model, options.device)}
     if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
         wanted["drafter"] = (entry.drafter, options.drafter_device)
     folders = {
         part: str(
-            home.resolve(
-                model,
-                form_of(device),
-                lacks_half_floats=partial(is_known_to_lack_half_floats, device),
-                nvidia_bytes=partial(nvidia_bytes, device),
+            inventory.repaired(
+                partial(
+                    home.resolve,
+                    model,
+                    form_of(device),
+                    lacks_half_floats=partial(is_known_to_lack_half_floats, device),
+                    nvidia_bytes=partial(nvidia_bytes, device),
+                )
             )
         )
         for part, (model, device) in wanted.items()

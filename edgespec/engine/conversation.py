@@ -47,6 +47,7 @@ class Conversation:
         answer may then end with calls: give_results goes on, and run does all of it.
     tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
+        None: where max_tokens does not bound it.
     """
 
     def __init__(self, engine: "Engine", system: str | None = None, **settings: Unpack[Settings]) -> None:

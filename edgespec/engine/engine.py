@@ -256,6 +256,7 @@ class Engine:
             thinking_budget: The most tokens of the reasoning; then it is closed, and the model answers. 0 closes
                 it at once, None never. What is written is the same whatever drafts.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
+                None: where max_tokens does not bound it.
 
         Raises:
             ContextOverflow: The prompt does not fit.

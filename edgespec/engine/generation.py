@@ -134,7 +134,7 @@ class Generation:
             self.pool.report_changes,
             len(request.tokens),
             num_read,
-            ends_loops=request.options.ends_loops,
+            ends_loops=request.options.is_loop_ended,
         )
 
     def _all_passes(

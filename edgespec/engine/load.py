@@ -169,6 +169,9 @@ def open_engine(setup: Setup) -> Engine:
     with ExitStack() as undone:
         model, caches, drafters = _open_models(setup, undone)
         engine = Engine(model, caches, drafters)
+        if not engine.has_chat_template and not engine.manifest.pooling:
+            name = engine.manifest.name
+            setup.wish.report(f"{name} has no chat template: it continues your text, and may not answer it")
         drafters.pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine

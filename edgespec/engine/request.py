@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -108,7 +109,7 @@ class _MessageOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     thinking: bool | None
     thinking_budget: int | None
-    ends_loops: bool
+    ends_loops: bool | None
 
 
 class TalkOptions(_MessageOptions, total=False):
@@ -174,12 +175,14 @@ class AnswerSettings:
     thinking: bool | None = None
     template_options: Mapping[str, Any] | None = None
     thinking_budget: int | None = None
-    ends_loops: bool = False
+    ends_loops: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("raw", "prompt_logprobs", "parallel_tool_calls", "whole_tool_calls", "ends_loops"):
+        for name in ("raw", "prompt_logprobs", "parallel_tool_calls", "whole_tool_calls"):
             if type(given := getattr(self, name)) is not bool:
                 raise UsageError(f"{name} is {given!r}; wanted True or False")
+        if not isinstance(self.ends_loops, (bool, NoneType)):
+            raise UsageError(f"ends_loops is {self.ends_loops!r}; wanted True, False or None")
         for name, least in (("max_tokens", 0), ("logprobs", 0), ("thinking_budget", 0)):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < least):
@@ -193,6 +196,11 @@ class AnswerSettings:
             isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
         ):
             raise UsageError(f"timeout_s is {seconds!r}; wanted a number of seconds above 0")
+
+    @property
+    def is_loop_ended(self) -> bool:
+        """True if an answer ends where it repeats itself: as asked for, or because nothing else bounds it."""
+        return self.max_tokens is None if self.ends_loops is None else self.ends_loops
 
     @property
     def banned_texts(self) -> Sequence[str]:

@@ -164,7 +164,7 @@ class ModelHost:
         """Begin to watch memory, with a model that is loaded already, if there is one."""
         self._watch = asyncio.create_task(self._watch_memory())
         if name is not None and engine is not None:
-            await in_daemon(lambda: self._begin(name, engine))
+            await in_daemon(lambda: self._take_prefixes(name, engine))
             loading: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
             loading.set_result(engine)
             self._models[name] = HostedModel(name, loading)
@@ -265,16 +265,11 @@ class ModelHost:
     def _open(self, name: str) -> Engine:
         engine = self.open_engine(name)
         try:
-            self._begin(name, engine)
+            self._take_prefixes(name, engine)
         except BaseException:
             engine.close()
             raise
         return engine
-
-    def _begin(self, name: str, engine: Engine) -> None:
-        if not engine.has_chat_template and not engine.manifest.pooling:
-            _LOG.info("%s has no chat template: it continues texts, and may not answer them", one_line(name))
-        self._take_prefixes(name, engine)
 
     def _take_prefixes(self, name: str, engine: Engine) -> None:
         if self.prefixes is not None:

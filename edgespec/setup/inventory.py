@@ -1,11 +1,13 @@
 """The models that are prepared on this machine: list, find, verify and remove them."""
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest
@@ -78,6 +80,31 @@ class Inventory:
         parts = part_folders(folder) if read_pair(folder) is not None else [folder]
         found = [_verify_folder(part) for part in parts]
         return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
+
+    def repaired(self, resolve: Callable[[], Path]) -> Path:
+        """The folder that a function resolves a model to; prepared once more where a file of it is damaged.
+
+        Raises EdgeSpecError: It cannot be prepared again, and stays as it is.
+        """
+        began = time()
+        folder = resolve()
+        if folder.parent != self.home.models or folder.is_symlink():
+            return folder
+        try:
+            if (folder / FILE_NAME).stat().st_mtime < began:  # else it was prepared just now
+                self.verify(folder.name)
+            return folder
+        except (EdgeSpecError, OSError) as error:
+            self.home.report(f"{error}; preparing it again")
+        aside = folder.with_name(f".{folder.name}.damaged.partial")
+        os.rename(folder, aside)
+        try:
+            return resolve()
+        except EdgeSpecError:
+            os.rename(aside, folder)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def remove(self, model: str) -> tuple[Path, int]:
         """Delete a prepared model, and the downloads that only it was exported from.

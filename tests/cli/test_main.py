@@ -64,6 +64,39 @@ def test_model_without_a_chat_template_says_so(
         code, _, err = run(capsys, "chat", model, "--prompt", "the", "--max-tokens", 2)
         assert (code, "has no chat template" in err) == (0, is_said)
 
+    said: list[str] = []
+    load(folder, report=said.append).close()
+    assert "tiny has no chat template: it continues your text, and may not answer it" in "\n".join(said)
+
+
+@pytest.mark.parametrize("arguments", [["-p", "Summarise this:", "-p", "-"], [], ["--system", "be brief"]])
+def test_a_pipe_that_is_empty_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    code, out, err = run(capsys, "chat", *arguments)
+    assert (code, out) == (2, "")
+    assert "nothing came on stdin. The command before the pipe wrote nothing, or failed" in err
+
+
+def test_a_word_before_an_empty_pipe_is_told_from_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = run(capsys, "chat", "hello")
+    assert (code, err.rstrip().endswith("edgespec chat -p hello")) == (2, True)
+
+
+def test_the_last_line_end_of_a_pipe_is_no_part_of_the_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    counts = []
+    for text in ("the\n", "the", "the\n\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        _, out, _ = run(capsys, "chat", tiny_model, "--json", "--max-tokens", 1)
+        counts.append(json.loads(out)["prompt_tokens"])
+    assert counts[0] == counts[1] < counts[2]
+
 
 def test_json_answer_is_the_documented_document(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     options = ["--prompt", "the", "--max-tokens", 9, "--json", "--temperature", 0.7, "--seed", 3]

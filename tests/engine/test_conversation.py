@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 from chunk_stream import stream_of
+from scripted import scripted_engine
 
 from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
 from edgespec.engine.answer_stream import AnswerStream
@@ -332,6 +333,15 @@ def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:
     assert reply.last.finish_reason == "loop"
     assert conversation.transcript().cut_short == ((1, "loop"),)
     assert [*Conversation(LoopEngine()).stream("go")][-1].finish_reason == "length"  # type: ignore[arg-type]
+
+
+def test_an_answer_that_nothing_bounds_ends_where_it_repeats_itself(tiny_model: Path, tmp_path: Path) -> None:
+    words = " ".join(["the in a"] * 300)
+    with scripted_engine(tiny_model, tmp_path, lambda prompt: words) as engine:
+        assert engine.generate("go").finish_reason == engine.chat().say("go").finish_reason == "loop"
+        assert engine.generate("go", max_tokens=600).finish_reason == "length"
+        assert engine.generate("go", ends_loops=False).finish_reason == "stop"
+        assert engine.generate("go", max_tokens=600, ends_loops=True).finish_reason == "loop"
 
 
 def test_the_sampling_is_the_models_unless_stated_and_goes_with_the_conversation(tmp_path: Path) -> None:

@@ -1,24 +1,19 @@
 """Which models are loaded when, with engines that are nothing but their names."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
-
-import pytest
 
 from edgespec import Engine
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.server.model_host import ModelHost
 
 
-def _engine(close: Callable[[], object], *, has_chat_template: bool = True) -> Engine:
+def _engine(close: Callable[[], object]) -> Engine:
     """What a host asks of an engine."""
-    made = SimpleNamespace(
-        close=close, has_chat_template=has_chat_template, manifest=SimpleNamespace(pooling=None)
-    )
+    made = SimpleNamespace(close=close, manifest=SimpleNamespace(pooling=None))
     return cast(Engine, made)
 
 
@@ -37,7 +32,7 @@ class Engines:
             self.done.append(f"{name}!")
             raise error
         self.done.append(f"+{name}")
-        return _engine(lambda: self.done.append(f"-{name}"), has_chat_template=name != "base")
+        return _engine(lambda: self.done.append(f"-{name}"))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -66,19 +61,6 @@ def test_a_model_is_loaded_once_for_all_who_want_it() -> None:
 
     run(work())
     assert engines.done == ["+a", "-a"]
-
-
-def test_a_model_without_a_chat_template_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        host = ModelHost(Engines().open)
-        for name in ("a", "base", "base"):
-            await use(host, name)
-        await host.close()
-
-    with caplog.at_level(logging.INFO, "edgespec.server"):
-        run(work())
-    told = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
-    assert told == ["base has no chat template: it continues texts, and may not answer them"]
 
 
 def test_the_model_used_longest_ago_makes_place() -> None:

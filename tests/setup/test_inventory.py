@@ -111,6 +111,30 @@ def test_pull_prepares_and_remove_forgets(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.onnx.data", "edgespec.json"])
+def test_pull_repairs_what_is_damaged(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    with (folder / file).open("ab") as damaged:
+        damaged.write(b"x")
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    assert "preparing it again" in capsys.readouterr().err
+    assert main(["models", "verify", folder.name]) == 0
+    assert [path.name for path in home.models.iterdir() if path.name.startswith(".")] == []
+
+
+def test_pull_leaves_a_damaged_model_whose_source_is_not_known(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (home.models / "tiny" / "tokenizer.json").open("ab") as damaged:
+        damaged.write(b"x")
+    assert main(["models", "pull", "tiny"]) == 3
+    assert "preparing it again" in capsys.readouterr().err
+    assert (home.models / "tiny" / "tokenizer.json").is_file()
+
+
 def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
     assert next(Inventory(home).models()).last_used is None
     load(home.models / "tiny", drafter="none", home=home.path).close()
