@@ -87,7 +87,7 @@ def _measure(
     if is_traced:
         tracemalloc.start()
     with load(pair, drafter=str(pair), learn=domain) as engine:
-        learner = engine._learner
+        learner = engine._drafting.learner
         assert learner is not None, "no head of this pair can learn"
         before, rested_s, most_kept, most_in_rest = ShadowCount(), 0.0, 0, 0
         for number, line in enumerate(lines, 1):

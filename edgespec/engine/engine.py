@@ -16,7 +16,6 @@ from weakref import WeakSet, ref
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
@@ -63,11 +62,9 @@ class Engine:
         self.tokenizer = model.encoder.tokenizer
         self.device_names = model.device_names  # of target and drafter
         self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
-        drafting = drafting or OpenDrafters()
         self._model, self._caches, self._encoder = model, caches, model.encoder
         self._decoders = list(caches.decoders[:1])
-        self._speculation, self._pool = drafting.speculation, drafting.pool
-        self._answers, self._learner = drafting.answers, drafting.learner
+        self._drafting = drafting or OpenDrafters()
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -98,14 +95,8 @@ class Engine:
         for stream in streams:
             stream.cancel()
         self._encoder.close()
-        if self._learner:
-            self._learner.close()
-        self._speculation.close()
-        self._speculation = Speculation()
-        self._pool.close()
-        self._pool = DrafterPool()
-        if self._answers:
-            self._answers.save()
+        self._drafting.close()
+        self._drafting = OpenDrafters()
         return_freed()
 
     def plain(self) -> "Engine":
@@ -193,12 +184,12 @@ class Engine:
     @property
     def speculation(self) -> Speculation:
         """The drafters, and what is known of them."""
-        return self._speculation
+        return self._drafting.speculation
 
     @property
     def open_drafters(self) -> tuple[str, ...]:
         """The names of the drafters that are open now."""
-        return tuple(drafter.name for drafter in self._speculation.drafters())
+        return tuple(drafter.name for drafter in self._drafting.speculation.drafters())
 
     @property
     def target(self) -> Decoder:
@@ -432,13 +423,11 @@ class Engine:
     def _stream(self, prompt: Prompt, options: AnswerSettings) -> AnswerStream:
         target = self.target
         request = self._requests.read(prompt, options, self.open_drafters, target.context_length)
-        self._pool.report_changes()  # those of the time without answers
-        if self._learner:
-            self._learner.report_problem()
+        self._drafting.report()
         ticket = Ticket(deadline_s=monotonic() + (options.timeout_s or inf), caller=Caller(options.priority))
         caches = self._caches
         target = answer_decoder(caches, target, ticket, request.tokens)
-        ticket.interrupt = partial(interrupt, caches.decoders, self._pool, ref(ticket))
+        ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)
         stream = self._generation().stream(target, request, caches.queue, ticket, num_read)
         with self._streams_lock:
@@ -448,13 +437,14 @@ class Engine:
         return stream
 
     def _generation(self) -> Generation:
+        drafting = self._drafting
         return Generation(
             tokenizer=self.tokenizer,
             end_tokens=self.manifest.eos_token_ids,
-            speculation=self._speculation,
-            pool=self._pool,
-            answers=self._answers,
+            speculation=drafting.speculation,
+            pool=drafting.pool,
+            answers=drafting.answers,
             device_names=self.device_names,
             near_tie=self._model.near_tie,
-            learner=self._learner,
+            learner=drafting.learner,
         )

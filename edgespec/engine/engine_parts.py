@@ -36,3 +36,18 @@ class OpenDrafters:
     pool: DrafterPool = field(default_factory=DrafterPool)
     answers: AnswerCache | None = None
     learner: IdleLearner | None = None
+
+    def report(self) -> None:
+        """Report what has changed in the time without answers."""
+        self.pool.report_changes()
+        if self.learner:
+            self.learner.report_problem()
+
+    def close(self) -> None:
+        """Free the models, once what was learned is kept."""
+        if self.learner:
+            self.learner.close()
+        self.speculation.close()
+        self.pool.close()
+        if self.answers:
+            self.answers.save()

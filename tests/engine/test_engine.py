@@ -413,7 +413,7 @@ def test_closing_frees_target_and_drafter_at_once(tiny_model: Path, tiny_drafter
     gc.disable()  # so that what only the collector of garbage would free is seen
     try:
         with load(tiny_model, drafter=str(tiny_drafter), schedule=schedule, draft_length=2) as engine:
-            models = [ref(engine.target), *map(ref, engine._pool.decoders.values())]
+            models = [ref(engine.target), *map(ref, engine._drafting.pool.decoders.values())]
             assert len(engine.generate("the", max_tokens=8).token_ids) == 8
         assert [model() for model in models] == [None, None]
     finally:
@@ -455,7 +455,7 @@ def test_folder_without_a_tree_graph_is_refused_in_words(tiny_model: Path, tmp_p
 def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Path) -> None:
     with load(tiny_model, drafter="lookahead", draft_length=2) as engine:
         answer = engine.generate("in the an", max_tokens=60)
-        assert not engine._pool.decoders
+        assert not engine._drafting.pool.decoders
     assert answer.stats.drafter == "lookahead"
     assert answer.stats.passes < 60
 

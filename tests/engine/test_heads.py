@@ -211,7 +211,7 @@ def test_trees_of_a_head_change_no_text_whatever_their_shape(
     monkeypatch.setattr("edgespec.draft.draft_model.may_pay", lambda ratios: True)
     num_branched = []
     with load(pairs["recurrent"], schedule="serial", deterministic=False) as engine:
-        head, prompt = engine._pool.decoders["eagle"], engine._encoder.encode(PROMPTS[0])
+        head, prompt = engine._drafting.pool.decoders["eagle"], engine._encoder.encode(PROMPTS[0])
         for params, (row, depth) in product((SamplingParams(), SAMPLED), ((0.02, 5), (0.005, 2), (0.9, 5))):
             sampler, texts = GumbelSampler(params, num_prompt=len(prompt)), []
             chances = [typical_probability(each) for each in range(NUM_CLASSES)]
@@ -233,7 +233,7 @@ def test_target_verifies_trees_where_rows_are_cheap_and_the_text_stays(
         drafter = str(pairs["recurrent"])
         with load(pairs["recurrent"], drafter=drafter, schedule="serial", deterministic=False) as engine:
             assert isinstance(engine.target, OnnxTreeDecoder) == engine.speculation.has_trees == may_pay
-            assert engine._pool.decoders["eagle"].can.trees == may_pay
+            assert engine._drafting.pool.decoders["eagle"].can.trees == may_pay
             # Where its steps are believed to be cheap, the head drafts until they are found to be dear here.
             engine.speculation.ratios = {1: 1.0, 32: 1.3}
             engine.speculation.models["eagle"].costs = DraftCosts(0.01, 0.0)

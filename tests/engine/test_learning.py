@@ -58,8 +58,8 @@ def learning(pair: Path, tmp_path: Path, **options: Any) -> Callable[..., Engine
 
 
 def learner_of(engine: Engine) -> IdleLearner:
-    assert engine._learner is not None
-    return engine._learner
+    assert engine._drafting.learner is not None
+    return engine._drafting.learner
 
 
 def answer_all(engine: Engine) -> tuple[list[tuple[int, ...]], float]:
@@ -177,7 +177,7 @@ def test_an_error_of_learning_ends_learning_alone(
 def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     with load(tiny_model, drafter="suffix", learn="mail", report=lines.append) as engine:
-        assert engine._learner is None
+        assert engine._drafting.learner is None
     assert "nothing is learned for mail: no drafting head drafts here; edgespec train makes one" in lines
     with pytest.raises(UsageError, match="learn changes what a head drafts"):
         learning(pair, tmp_path)(acceptance="rejection")
@@ -246,7 +246,7 @@ def test_of_a_head_that_its_check_keeps_from_drafting_it_is_said_how_it_drafts(
     lines: list[str] = []
     monkeypatch.setattr(resolve, "_pays", lambda *arguments, **options: False)
     with learning(pair, tmp_path, report=lines.append, drafter="auto")() as engine:
-        assert engine._learner is None
+        assert engine._drafting.learner is None
     assert [line for line in lines if "learned" in line] == [
         f"nothing is learned for mail: eagle does not draft here; --drafter {tmp_path / 'pair'} lets it draft all "
         "the same"

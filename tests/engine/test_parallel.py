@@ -232,7 +232,7 @@ def test_nothing_grows_with_the_number_of_requests(tiny_model: Path, num_request
             lambda: len(engine._caches.queue._holders) + len(engine._caches.queue._waiting),
             lambda: len(engine.target._passes.queue._working),  # type: ignore[attr-defined]
             lambda: len(engine._streams),
-            lambda: len(engine._pool._in_round),
+            lambda: len(engine._drafting.pool._in_round),
         ]
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(
@@ -260,13 +260,13 @@ def test_caches_that_no_answer_has_and_the_joined_session_are_given_up_where_mem
         slots, queue = engine._caches._slots, engine.target._passes.queue  # type: ignore[attr-defined]
         made = [number for number, slot in enumerate(slots) if slot.has_memory]
         for number in sorted(made, key=lambda number: slots[number].used_at):
-            assert engine._pool.relieve()
+            assert engine._drafting.pool.relieve()
             assert not slots[number].has_memory
             assert not len(engine._caches.decoders[number].cache.held_tokens)  # type: ignore[union-attr]
         assert queue._joiner.max_parts > 1
-        assert engine._pool.relieve()
+        assert engine._drafting.pool.relieve()
         assert queue._joiner.max_parts == 0
-        assert not engine._pool.relieve()
+        assert not engine._drafting.pool.relieve()
         assert [each.text for each in all_at_once(engine, [1, 3])] == [lone[1].text, lone[3].text]
         assert queue._joiner.max_parts == 0
 

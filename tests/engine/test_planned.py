@@ -137,6 +137,8 @@ def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_mor
     assert found == (replace(placement, num_threads=1, drafter_threads=1) if pays else placement)
     if pays:
         with load(folder, drafter=str(tiny_drafter), deterministic=deterministic) as engine:
-            sessions = [each._passes._session for each in (engine.target, *engine._pool.decoders.values())]  # type: ignore[attr-defined]
+            sessions = [
+                each._passes._session for each in (engine.target, *engine._drafting.pool.decoders.values())
+            ]  # type: ignore[attr-defined]
             threads = [session.get_session_options().intra_op_num_threads for session in sessions]
         assert threads == [1, 1]

@@ -315,7 +315,7 @@ def test_the_next_pass_begins_before_its_predecessors_chunk_is_taken(engine: Eng
 @pytest.mark.parametrize("ends", ["cancel", "close"])
 def test_what_was_made_and_not_taken_is_nowhere(engine: Engine, num_read: int, ends: str) -> None:
     wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=20)
-    engine._answers._new.clear()  # type: ignore[union-attr]
+    engine._drafting.answers._new.clear()  # type: ignore[union-attr]
     CountingDecoder.num_passes = 0
     talk = engine.chat(sampling=HOT, max_tokens=20)
     reply = talk.stream(PROMPT)
@@ -329,7 +329,7 @@ def test_what_was_made_and_not_taken_is_nowhere(engine: Engine, num_read: int, e
     assert reply.last is not None
     assert reply.last.stats is not None
     assert reply.last.stats.num_emitted == reply.last.stats.passes == len(reply.last.timeline) == num_read
-    (stored,) = engine._answers._new  # type: ignore[union-attr]
+    (stored,) = engine._drafting.answers._new  # type: ignore[union-attr]
     assert tuple(stored[-num_read:]) == wanted.token_ids[:num_read]
     assert len(stored) == min(64, wanted.prompt_tokens) + num_read
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == wanted.token_ids

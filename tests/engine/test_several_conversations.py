@@ -95,7 +95,7 @@ def test_the_conversation_that_rested_the_longest_is_read_again(tiny_model: Path
 
 def test_memory_is_counted_where_the_texts_are(tiny_model: Path) -> None:
     with open_engine(tiny_model) as engine:
-        watch = engine._pool.watch
+        watch = engine._drafting.pool.watch
         long, short = (
             engine.chat(system="the in " * 200, max_tokens=6),
             engine.chat(system="an on " * 20, max_tokens=6),

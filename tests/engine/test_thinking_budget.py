@@ -1,5 +1,6 @@
 """Reasoning that is closed when its tokens are spent: the same text whatever drafts."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def test_the_text_is_the_same_whatever_drafts(
 ) -> None:
     with engine_of(tiny_model, table(), OPENS) as engine:
         drafters = drafters_of(kind)
-        engine._speculation = Speculation(lambda: drafters, draft_length=length)
+        engine._drafting = replace(
+            engine._drafting, speculation=Speculation(lambda: drafters, draft_length=length)
+        )
         found = engine.generate(PROMPT, sampling=SAMPLINGS[sampling], max_tokens=50, thinking_budget=12)
     assert found.token_ids == plain(tiny_model, sampling, 12).token_ids
     if length:

@@ -118,12 +118,12 @@ def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, mode
     said: list[str] = []
     options = {"drafter": str(drafter), "draft_length": 3, "device": "cuda", "drafter_device": "cuda"}
     with load(model, deterministic=True, report=said.append, **options) as engine:
-        assert engine._pool.has_models
+        assert engine._drafting.pool.has_models
         before = gpu.used
         gpu.passes = chain(repeat(None, 20), repeat(KERNEL + "CUDA failure 2: out of memory", 3))
         answer = engine.generate(PROMPT, max_tokens=60)
         gc.collect()
-        assert not engine._pool.has_models
+        assert not engine._drafting.pool.has_models
         assert gpu.used < before
         again = engine.generate(PROMPT, max_tokens=60)
     assert answer.token_ids == again.token_ids == wanted

@@ -37,7 +37,7 @@ class Sessions(RuleBasedStateMachine):
     def __init__(self, engine: Engine, oracle: Engine, drafter: OnnxDecoder, compared: list[int]) -> None:
         super().__init__()
         self.engine, self.oracle, self.compared = engine, oracle, compared
-        (drafting,) = engine._pool.decoders.values()
+        (drafting,) = engine._drafting.pool.decoders.values()
         # What runs trees has tests of its own (test_tree.py).
         self.pairs = [
             (engine.target, oracle.target),

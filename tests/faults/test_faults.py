@@ -264,7 +264,7 @@ def test_what_changes_between_answers_is_reported_as_the_next_one_begins(
     drafter = TableDecoder(tiny.VOCAB, 4, table)
     with drafted_engine(manifest, tokenizer, table, drafter, report=told.append) as engine:
         wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=30).token_ids
-        engine._pool.changes.add("drafting steps down")  # as the thread that looks between answers does
+        engine._drafting.pool.changes.add("drafting steps down")  # as the thread that looks between answers does
         assert told == [], "a user may be typing"
         with engine.stream(PROMPT, sampling=HOT, max_tokens=30) as answer:
             assert told == ["drafting steps down"], "before its first chunk"

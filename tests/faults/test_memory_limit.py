@@ -36,7 +36,7 @@ with load(model, **named, draft_length=3, deterministic=True, report=said.append
     limit = process.memory_info().vms + (growth << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     found, sizes, held, num_waits = [], {}, None, 0
-    open_at_first = dict(engine._pool.decoders)
+    open_at_first = dict(engine._drafting.pool.decoders)
     sessions = [weakref.ref(decoder) for decoder in open_at_first.values()]
     num_open = [len(open_at_first)]
     del open_at_first
@@ -53,7 +53,7 @@ with load(model, **named, draft_length=3, deterministic=True, report=said.append
             sizes["after"] = process.memory_info().rss
             sizes["alive"] = sum(each() is not None for each in sessions)
             held = np.empty(0, np.uint8)
-        num_open.append(len(engine._pool.decoders))
+        num_open.append(len(engine._drafting.pool.decoders))
         if "after" in sizes and not num_open[-1] and num_waits < most_waits:
             num_waits += 1
             time.sleep(0.5)
@@ -77,10 +77,10 @@ said, sizes, num_open = [], {}, []
 
 def wait_until(is_open):
     end = time.monotonic() + 200
-    while bool(engine._pool.decoders) != is_open:
+    while bool(engine._drafting.pool.decoders) != is_open:
         assert time.monotonic() < end, said
         time.sleep(0.02)
-    num_open.append(len(engine._pool.decoders))
+    num_open.append(len(engine._drafting.pool.decoders))
 
 named = dict(drafter=drafter, schedule="serial", draft_length=3, deterministic=True)
 with load(model, **named, report=said.append) as engine:

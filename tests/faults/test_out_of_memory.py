@@ -269,7 +269,7 @@ def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_th
     with load(
         tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True, report=said.append
     ) as engine:
-        assert not engine._pool.decoders
+        assert not engine._drafting.pool.decoders
         answer = engine.generate("in the an", max_tokens=60)
         again = engine.generate("in the an", max_tokens=10)
     assert answer.token_ids == wanted
@@ -302,16 +302,16 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
     monkeypatch.setattr("edgespec.memory.ladder.COOLDOWN_S", 0.0)
     monkeypatch.setattr("edgespec.engine.run_ahead.MAX_AHEAD", 0)  # memory changes between two chunks
     with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True) as engine:
-        engine._pool.watch._ladder._current_cooldown_s = 0.0
+        engine._drafting.pool.watch._ladder._current_cooldown_s = 0.0
         wanted = engine.plain().generate("in the an", max_tokens=150).token_ids
         found: list[int] = []
         models = []
         for chunk in engine.stream("in the an", max_tokens=150):
             found += chunk.token_ids
             machine(1 << 20 if len(found) < 40 or len(found) > 80 else 10)
-            if loading := engine._pool.loader._load:
+            if loading := engine._drafting.pool.loader._load:
                 wait([loading.future])
-            models.append(engine._pool.has_models)
+            models.append(engine._drafting.pool.has_models)
     assert tuple(found) == wanted
     assert [model for i, model in enumerate(models) if not i or model != models[i - 1]] == [True, False, True]
     assert chunk.stats is not None
@@ -326,6 +326,6 @@ def test_of_a_cascade_the_smaller_model_drafts_alone_where_both_do_not_fit(
 ) -> None:
     machine(free_mib)
     with load(tiny_model, drafter=f"{tiny_drafter},{tiny_model}", draft_length=3, deterministic=True) as engine:
-        assert engine._pool.drafter_set.name == wanted
+        assert engine._drafting.pool.drafter_set.name == wanted
         answer = engine.generate("in the an", max_tokens=30)
         assert answer.token_ids == engine.plain().generate("in the an", max_tokens=30).token_ids

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def test_no_row_of_a_pass_goes_without_the_mask(tiny_model: Path) -> None:
     require_valid(wanted.text)
     for length in (None, 4):
         drafted = engine_of(tiny_model, TableDecoder(tiny.VOCAB, seed=3))
-        drafted._speculation = Speculation(lambda: [foolish], draft_length=length)
+        drafted._drafting = replace(
+            drafted._drafting, speculation=Speculation(lambda: [foolish], draft_length=length)
+        )
         found = drafted.generate(PROMPT, raw=True, max_tokens=60, sampling=SAMPLED, response_format=FORMAT)
         assert found.token_ids == wanted.token_ids
     assert foolish.num_asked
@@ -125,7 +128,7 @@ def test_exact_answers_keep_to_the_format(plain: Engine, tiny_model: Path) -> No
     wanted = engine.generate(PROMPT, raw=True, max_tokens=50, response_format=FORMAT)
     exact = engine_of(tiny_model, TableDecoder(tiny.VOCAB, seed=3))
     exact._near_tie = 0.5
-    exact._speculation = Speculation(lambda: [SuffixDrafter()], draft_length=4)
+    exact._drafting = replace(exact._drafting, speculation=Speculation(lambda: [SuffixDrafter()], draft_length=4))
     found = exact.generate(PROMPT, raw=True, max_tokens=50, response_format=FORMAT)
     assert found.token_ids == wanted.token_ids
     require_valid(found.text)

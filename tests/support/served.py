@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -98,7 +98,7 @@ def home_with(folder: Path, **models: Path) -> ModelHome:
 def table_engine(model: Path, decoder: Decoder | None = None) -> Engine:
     """An engine of a table, which drafts from the text, with the tokenizer of a model folder."""
     engine = engine_of(model, decoder or TableDecoder(tiny.VOCAB, seed=3))
-    engine._speculation = Speculation(lambda: [SuffixDrafter()])
+    engine._drafting = replace(engine._drafting, speculation=Speculation(lambda: [SuffixDrafter()]))
     return engine
 
 
