@@ -8,6 +8,7 @@ Layers that a checkpoint leaves alone are read as in any other. Knows nothing of
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,9 @@ from edgespec.export.tensors import StoredTensor
 
 _Array = npt.NDArray[Any]
 # Scales of activations and of a KV cache in 8 bits, which do not exist here.
-_UNUSED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".activation_scale")
+_UNUSED = re.compile(
+    r".*\.(?:input|output|activation|[qkv]|prob(?:_output)?)_(?:scale|global_scale|scale_ub|zero_point)"
+)
 
 
 def read_quantized(
@@ -50,7 +53,7 @@ def read_quantized(
         raise SourceError(
             f"{path}: tensor {name} or one beside it is damaged ({error}); fetch it again"
         ) from error
-    done = {name for name in (*floats, *integers) if name in found.taken or name.endswith(_UNUSED)}
+    done = {name for name in (*floats, *integers) if name in found.taken or _UNUSED.fullmatch(name)}
     if left := integers.keys() - done:
         name = min(left)
         raise _unread(path, f"quantised by {method}, but has no scales for {name} ({integers[name].storage})")
@@ -243,6 +246,8 @@ def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor
     factor = np.float32(1)
     if found.has(module, "weight_global_scale"):
         factor = np.float32(1) / found.numbers(module, "weight_global_scale").reshape(-1)[0]
+    if found.has(module, "weight_scale_2"):  # as modelopt writes it
+        factor = found.numbers(module, "weight_scale_2").reshape(-1)[0]
     table = _E4M3 if scales.storage.startswith("F8") else _E8M0
 
     def values(start: int, stop: int) -> Floats:
@@ -279,6 +284,15 @@ def _fp8(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
         for module in [*found.modules(ending)]:
             scales = found.numbers(module, ending)
             yield f"{module}.weight", _fp8_matrix(found, found.integer(module, "weight"), scales)
+
+
+# modelopt of NVIDIA: FP8 with a scale for all, or NVFP4 in bytes.
+def _modelopt(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    for module in [*found.modules("weight_scale")]:
+        if (weight := found.integer(module, "weight")).storage == "U8":
+            yield f"{module}.weight", _fp4(found, module, weight)
+        else:
+            yield f"{module}.weight", _fp8_matrix(found, weight, found.numbers(module, "weight_scale"))
 
 
 def _sides_of_blocks(stated: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -388,6 +402,7 @@ _METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] 
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
 }

@@ -41,6 +41,7 @@ _OTHER_TOKENS = ("unk_token", "pad_token", "sep_token", "cls_token", "mask_token
 _GENERATION = "generation_config.json"
 ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
 _GPTQ = "quantize_config.json"  # of AutoGPTQ until 2023, beside a config.json that says nothing of it
+_MODELOPT = "hf_quant_config.json"  # of NVIDIA's modelopt, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,10 @@ def _quantization(folder: Path, settings: Mapping[str, Any]) -> Any:
     """The settings by which the weights of a folder are quantised; None where they are floats."""
     parts = (settings, settings.get("text_config") or {})
     stated = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
-    older = (
-        {"quant_method": "gptq", **read_json(folder / _GPTQ, needed=False)} if (folder / _GPTQ).exists() else None
-    )
-    return next(filter(None, [*stated, older]), None)
+    beside = {"gptq": read_json(folder / _GPTQ, needed=False)}
+    beside["modelopt"] = read_json(folder / _MODELOPT, needed=False).get("quantization")
+    older = [{"quant_method": method, **said} for method, said in beside.items() if said]
+    return next(filter(None, [*stated, *older]), None)
 
 
 def is_quantized(source: Path) -> bool:

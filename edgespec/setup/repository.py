@@ -28,6 +28,7 @@ _TEXTS = (
     "processor_config.json",
     "additional_chat_templates/tool_use.jinja",
     "quantize_config.json",  # of AutoGPTQ until 2023
+    "hf_quant_config.json",  # of modelopt
     "modules.json",  # of sentence-transformers, for embeddings
     "1_Pooling/config.json",
 )

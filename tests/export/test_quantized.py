@@ -82,6 +82,21 @@ METHODS: dict[str, tuple[dict[str, Any], Method, int]] = {
         partial(quantizers.fp8, sides=(1, 1 << 20), name="weight_scale"),
         0,
     ),
+    "nvfp4": (
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        partial(quantizers.nvfp4, of_modelopt=False),
+        0,
+    ),
+    "nvfp4 of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        partial(quantizers.nvfp4, of_modelopt=True),
+        0,
+    ),
+    "fp8 of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        partial(quantizers.fp8, sides=(1 << 20, 1 << 20), name="weight_scale"),
+        0,
+    ),
     "mxfp4": ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, quantizers.mxfp4, 0),
     "fp8": (
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -220,6 +235,28 @@ def test_a_checkpoint_is_read_as_the_weights_that_it_stands_for(tmp_path: Path, 
         else:
             assert held == bits
     assert bool(source.notes) == (bits == 0)
+
+
+def test_scales_of_activations_and_of_a_cache_are_left_out(tmp_path: Path) -> None:
+    module = "model.layers.0.self_attn.q_proj"
+    names = ("input_scale", "input_zero_point", "input_scale_ub", "q_scale", "k_zero_point", "prob_output_scale")
+    kinds = {name: np.int8 if name.endswith("point") else np.float32 for name in names}
+
+    def add(tensors: dict[str, np.ndarray]) -> None:
+        tensors |= {f"{module}.{name}": np.ones(1, kind) for name, kind in kinds.items()}
+
+    meant = write(tmp_path / "hf", "int8", add)
+    read = read_source(tmp_path / "hf").tensors["0.q"]
+    assert np.array_equal(np.concatenate([*read.floats()]), meant[named("0.q")])
+
+
+def test_settings_of_modelopt_may_stand_beside_the_config(tmp_path: Path) -> None:
+    meant = write(tmp_path / "hf", "fp8 of modelopt")
+    restate(tmp_path / "hf")
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (tmp_path / "hf" / "hf_quant_config.json").write_text(json.dumps(said))
+    read = read_source(tmp_path / "hf").tensors["0.q"]
+    assert np.array_equal(np.concatenate([*read.floats()]), meant[named("0.q")])
 
 
 def keep_activations(graph: Path) -> None:

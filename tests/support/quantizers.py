@@ -130,6 +130,27 @@ def mxfp4(weights: np.ndarray) -> Made:
     )
 
 
+def nvfp4(weights: np.ndarray, *, of_modelopt: bool) -> Made:
+    """Blocks of 16 with scales in floats of 8 bits, and one for all: compressed-tensors states its inverse."""
+    rows, columns = weights.shape
+    blocks, whole = weights.reshape(rows, -1, 16), np.float32(np.abs(weights).max() / (448 * 6))
+    codes, inner = e4m3((np.abs(blocks).max(axis=2) / 6 / whole).astype(np.float32))
+    if not of_modelopt:
+        inverse = np.float32(1) / whole
+        whole = np.float32(1) / inverse
+    scales = (inner.astype(np.float32) * whole)[..., None]
+    levels = np.abs(blocks[..., None] / scales[..., None] - E2M1).argmin(axis=-1)
+    flat = levels.reshape(rows, columns)
+    packed = (flat[:, 0::2] | flat[:, 1::2] << 4).astype(np.uint8)
+    back = (E2M1[levels] * scales).reshape(rows, columns).astype(np.float32)
+    unused = np.ones(1, np.float32)
+    if of_modelopt:
+        of_all = {"weight_scale_2": np.array(whole), "input_scale": unused}
+        return {"weight": packed, "weight_scale:F8_E4M3": codes, **of_all}, back
+    of_all = {"weight_global_scale": np.array([inverse]), "input_global_scale": unused}
+    return {"weight_packed": packed, "weight_scale:F8_E4M3": codes, **of_all}, back
+
+
 def nf4(weights: np.ndarray, *, nested: bool) -> Made:
     table = np.linspace(-1, 1, 16).astype(np.float32) ** 3
     flat = weights.reshape(-1, 64)
