@@ -191,7 +191,7 @@ def _quantization(folder: Path, settings: Mapping[str, Any]) -> Any:
     """The settings by which the weights of a folder are quantised; None where they are floats."""
     parts = (settings, settings.get("text_config") or {})
     stated = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
-    beside = {"gptq": read_json(folder / _GPTQ, needed=False)}
+    beside: dict[str, Any] = {"gptq": read_json(folder / _GPTQ, needed=False)}
     beside["modelopt"] = read_json(folder / _MODELOPT, needed=False).get("quantization")
     older = [{"quant_method": method, **said} for method, said in beside.items() if said]
     return next(filter(None, [*stated, *older]), None)

@@ -48,9 +48,14 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     if (size := found.st_size) > most_bytes:
         raise ValueError(f"it has {size} bytes ({size >> 20} MiB), more than {most_bytes >> 20} MiB")
     data = path.read_bytes()
+    require_own_content(data)
+    return data
+
+
+def require_own_content(data: bytes) -> None:
+    """Raises ValueError: This is no content, but a pointer of Git LFS to it."""
     if data.startswith(_POINTER):
         raise ValueError(f"it {POINTER}")
-    return data
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -58,12 +63,13 @@ def read_text(path: Path, most_bytes: int) -> str:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is larger than most_bytes, or no text.
+        ValueError: It is larger than most_bytes, a pointer of Git LFS, or no text.
     """
     with path.open("rb") as file:  # which may be a device without an end
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"it has more than {most_bytes >> 20} MiB")
+    require_own_content(data)
     return decode_text(data).replace("\r\n", "\n")
 
 

@@ -98,6 +98,7 @@ def test_text_is_read_in_usual_encodings(tmp_path: Path, content: str | bytes, t
     ("content", "reason"),
     [
         (b"\x7fELF\0\0\1", "is binary, not text"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n", "is a pointer of Git LFS"),
         ("Tür".encode("cp1252"), "no text in UTF-8 .the byte 0xfc at 1 is not.; save it as UTF-8"),
         (b"\xff\xfea", "no text in UTF-8"),
         (b"", "is empty"),

@@ -85,6 +85,17 @@ def test_files_are_read_alike_in_all_of_them(
     assert read(other) == read(plain)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [_read_schema, lambda path: read_prompts(path, None), read_corpus],
+    ids=["schema", "prompts", "corpus"],
+)
+def test_a_pointer_of_git_lfs_is_named_and_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    (tmp_path / "file").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    with pytest.raises(UsageError, match="is a pointer of Git LFS"):
+        read(tmp_path / "file")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 @pytest.mark.parametrize(
     "read",
