@@ -20,7 +20,6 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, SELECTOR, BlockShape
 from edgespec.export.heads.head_source import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import (
-    LAYER_NAMES,
     Reader,
     layer_settings,
     layers_config,
@@ -39,6 +38,7 @@ from edgespec.manifest import Head, KVCache
 
 _MAX_BLOCK_TOKENS = 64
 _PROJECTORS = ("dflash", "dspark")  # of SpecForge; others have parts of their own
+_NORMS = ("input_norm", "q_norm", "k_norm")  # of all layers of Qwen3's kind
 _WRAPPER = "logit_head."  # before the names of DSpark's own parts in early files of SpecForge
 
 
@@ -156,8 +156,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
             f"{source.settings.path}: block_size is {stated.num_tokens}, wanted 2 to {_MAX_BLOCK_TOKENS}"
         )
     settings, reader = layer_settings(source, stated.inner), Reader(source)
-    tensors, num_layers = reader.layers()
-    _require_norms(source, tensors, num_layers)
+    tensors, num_layers = reader.layers(needs=_NORMS)
     tensors |= {
         "final_norm": reader.take("norm.weight"),
         "fuse": reader.take("fc.weight"),
@@ -167,7 +166,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     columns = tensors["fuse"].columns
     require_hidden_size(source, target, columns // parts if columns % parts == 0 else columns)
     config = layers_config(settings, tensors, target, num_layers)
-    vocabulary = read_vocabulary(source, reader, target, settings, config.hidden_size)
+    vocabulary = read_vocabulary(reader, target, settings, config.hidden_size)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     config = _with_own_scales(source, config)
@@ -178,10 +177,10 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     tensors["embedding"] = vocabulary.embedding
     if head is not vocabulary.embedding:  # the target's may be one matrix for both
         tensors["head"] = head
-    tensors |= (markov := _read_markov(source, reader, config, head.rows, order))
-    tensors |= (confidence := _read_confidence(source, reader, config, markov))
-    tensors |= (selector := _read_selector(source, reader, config, order))
-    tensors |= (kernels := _read_kernels(source, reader, config))
+    tensors |= (markov := _read_markov(reader, config, head.rows, order))
+    tensors |= (confidence := _read_confidence(reader, config, markov))
+    tensors |= (selector := _read_selector(reader, config, order))
+    tensors |= (kernels := _read_kernels(reader, config))
     reader.require_all_taken(name)
     shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}
     shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, config.hidden_size))
@@ -251,103 +250,70 @@ def _markov_kind(source: HeadSource) -> str:
     return kind
 
 
-def _read_markov(
-    source: HeadSource, reader: Reader, config: DecoderConfig, num_rows: int, row_order: Any
-) -> dict[str, StoredTensor]:
+def _read_markov(reader: Reader, config: DecoderConfig, num_rows: int, row_order: Any) -> dict[str, StoredTensor]:
     """The weights that bias logits by the token before (DSpark); empty where the head has none."""
-    embedding = reader.optional("markov_head.markov_w1.weight")
+    name, is_needed = "markov_head.{}".format, _own(reader.source).get("markov_rank")
+    embedding = reader.optional(name("markov_w1.weight"), config.vocab_size, is_needed=is_needed)
     if embedding is None:
-        if _own(source).get("markov_rank"):
-            reader.take("markov_head.markov_w1.weight")
         return {}
-    rank, kind = embedding.columns, _markov_kind(source)
-    found = {
-        "markov_embedding": embedding,
-        "markov_head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
-    }
-    shapes = {"markov_embedding": (config.vocab_size, rank), "markov_head": (num_rows, rank)}
-    part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
+    rank, kind = embedding.columns, _markov_kind(reader.source)
+    head = reader.take(name("markov_w2.weight"), num_rows, rank)
+    found = {"markov_embedding": embedding, "markov_head": replace(head, row_order=row_order)}
     if kind != "vanilla":
-        found[f"markov_{part}"] = reader.take(f"markov_head.{part}_proj.weight")
-        found[f"markov_{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
-        shapes[f"markov_{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
-        shapes[f"markov_{part}_bias"] = (1, outputs * rank)
-    require_shapes(source, found, shapes)
+        part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
+        columns = inputs * rank + config.hidden_size
+        found[f"markov_{part}"] = reader.take(name(f"{part}_proj.weight"), outputs * rank, columns)
+        found[f"markov_{part}_bias"] = reader.take(name(f"{part}_proj.bias"), 1, outputs * rank)
     return found
 
 
-def _read_selector(
-    source: HeadSource, reader: Reader, config: DecoderConfig, row_order: Any
-) -> dict[str, StoredTensor]:
+def _read_selector(reader: Reader, config: DecoderConfig, row_order: Any) -> dict[str, StoredTensor]:
     """The weights that score a candidate by the token before (DFlash 2); empty where the head has none."""
-    name = "candidate_selector.{}".format
-    embedding = reader.optional(name("predecessor_codebook"))
+    name, is_needed = "candidate_selector.{}".format, _own(reader.source).get("selector_rank")
+    embedding = reader.optional(name("predecessor_codebook"), config.vocab_size, is_needed=is_needed)
     if embedding is None:
-        if _own(source).get("selector_rank"):
-            reader.take(name("predecessor_codebook"))
         return {}
-    found = {
+    head = reader.take(name("successor_codebook"), config.vocab_size, embedding.columns)
+    return {
         "markov_embedding": embedding,
-        "markov_head": replace(reader.take(name("successor_codebook")), row_order=row_order),
-        "selector": reader.take(name("hidden_projection.weight")),
+        "markov_head": replace(head, row_order=row_order),
+        "selector": reader.take(name("hidden_projection.weight"), embedding.columns, config.hidden_size),
     }
-    rank, size = embedding.columns, config.vocab_size
-    shapes = {
-        "markov_embedding": (size, rank),
-        "markov_head": (size, rank),
-        "selector": (rank, config.hidden_size),
-    }
-    require_shapes(source, found, shapes)
-    return found
 
 
-def _read_kernels(source: HeadSource, reader: Reader, config: DecoderConfig) -> dict[str, StoredTensor]:
+def _read_kernels(reader: Reader, config: DecoderConfig) -> dict[str, StoredTensor]:
     """The kernels of convolutions along a block (DFlash 2); empty where the head has none."""
-    own = _own(source)
+    own, hidden = _own(reader.source), config.hidden_size
     if not own.get("conv_kernel_size"):
         return {}
-    num_taps, size = own.count("conv_kernel_size"), own.count("conv_group_size")
-    if config.hidden_size % size:
-        wanted = f"a divisor of the {config.hidden_size} numbers of a state"
-        raise SourceError(f"{own.path}: conv_group_size is {size}, wanted {wanted}")
-    shapes = {"kernel": (2 * num_taps, config.hidden_size)}
-    shapes["kernels"] = (2 * num_taps * (config.hidden_size // size), config.hidden_size)
+    rows, size = 2 * own.count("conv_kernel_size"), own.count("conv_group_size")
+    if hidden % size:
+        raise SourceError(
+            f"{own.path}: conv_group_size is {size}, wanted a divisor of the {hidden} numbers of a state"
+        )
     found = {}
     for i, part in product(range(config.num_layers), ("attention", "mlp")):
-        prefix = f"layers.{i}.{part}_conv."
-        found[f"{i}.{part}_kernel"] = reader.take(prefix + "base_kernel")
-        found[f"{i}.{part}_kernels"] = reader.take(prefix + "kernel_projection.weight")
-    require_shapes(
-        source, found, {f"{part}_{kind}": shape for part in ("attention", "mlp") for kind, shape in shapes.items()}
-    )
+        name = f"layers.{i}.{part}_conv.{{}}".format
+        found[f"{i}.{part}_kernel"] = reader.take(name("base_kernel"), rows, hidden)
+        found[f"{i}.{part}_kernels"] = reader.take(
+            name("kernel_projection.weight"), rows * (hidden // size), hidden
+        )
     return found
 
 
 def _read_confidence(
-    source: HeadSource, reader: Reader, config: DecoderConfig, markov: dict[str, StoredTensor]
+    reader: Reader, config: DecoderConfig, markov: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The weights that give the chance that a token is accepted; empty where the head has none."""
-    matrix = reader.optional("confidence_head.proj.weight")
-    if matrix is None:
-        if _own(source).get("enable_confidence_head"):
-            reader.take("confidence_head.proj.weight")
+    own, name = _own(reader.source), "confidence_head.proj.{}".format
+    if reader.optional(name("weight"), is_needed=own.get("enable_confidence_head")) is None:
         return {}
-    reads_token = bool(_own(source).get("confidence_head_with_markov", bool(markov)))
-    rank = markov["markov_embedding"].columns if reads_token and markov else 0
-    found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
-    require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
-    return found
-
-
-def _require_norms(source: HeadSource, tensors: dict[str, StoredTensor], num_layers: int) -> None:
-    """Raises SourceError: A layer lacks a norm that all layers of Qwen3's kind have."""
-    for i in range(num_layers):
-        for role in ("input_norm", "q_norm", "k_norm"):
-            if f"{i}.{role}" not in tensors:
-                raise SourceError(
-                    f"{source.path} has no tensor layers.{i}.{LAYER_NAMES[role]}, which a head of its kind needs; "
-                    "it is incomplete or of a kind that is not read"
-                )
+    reads_token = bool(own.get("confidence_head_with_markov", bool(markov)))
+    columns = config.hidden_size + (markov["markov_embedding"].columns if reads_token and markov else 0)
+    return {
+        "confidence": reader.take(name("weight"), 1, columns),
+        "confidence_bias": reader.take(name("bias"), 1, 1),
+    }
 
 
 def _is_speculators(method: str, source: HeadSource) -> bool:

@@ -21,6 +21,7 @@ draft. It is read from those of MiMo, a qwen2 with one such layer: it joins the 
 the final norm, with the embedding of the next token, and uses the model's own embedding and vocabulary head.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -59,9 +60,7 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     settings, reader = layer_settings(source, inner), Reader(source)
     layers = _target_layers(source, target.config.num_layers)
     require_hidden_size(source, target, source.settings.count("target_hidden_size", target.config.hidden_size))
-    fuse = reader.optional("fc.weight")
-    if _reads_aux(source):
-        fuse = fuse or reader.take("fc.weight")
+    if (fuse := reader.optional("fc.weight", is_needed=_reads_aux(source))) is not None and _reads_aux(source):
         if fuse.columns % len(layers):
             raise SourceError(
                 f"{source.path}: fc.weight reads {fuse.columns} numbers, which are not the hidden states of "
@@ -74,12 +73,12 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     hidden = config.hidden_size
     if _reads_aux(source):
         assert fuse is not None
-        tensors |= {"fuse": fuse, **_fuse_norms(source, reader, len(layers))}
+        tensors |= {"fuse": fuse, **_fuse_norms(reader, len(layers))}
     is_parallel = source.settings.get("speculators_model_type") == "peagle"
-    mask = (reader.take if is_parallel else reader.optional)("mask_hidden")
+    mask = reader.optional("mask_hidden", is_needed=is_parallel)
     if mask is not None:
         tensors["mask_features"] = mask
-    vocabulary = read_vocabulary(source, reader, target, settings, hidden)
+    vocabulary = read_vocabulary(reader, target, settings, hidden)
     reader.require_all_taken("EAGLE-3")
     tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
     later = layer_shapes(config, hidden)
@@ -116,15 +115,14 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
         tensors["token_norm"] = reader.take("embedding_layernorm.weight")
         tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
-    return _plan_joined(name, source, target, settings, reader, tensors, num_layers)
+    return _plan_joined(name, reader, target, settings, tensors, num_layers)
 
 
 def _plan_joined(
     name: str,
-    source: HeadSource,
+    reader: Reader,
     target: LoadedSource,
     settings: SourceSettings,
-    reader: Reader,
     tensors: Mapping[str, StoredTensor],
     num_layers: int,
     *,
@@ -137,12 +135,12 @@ def _plan_joined(
         returns_normed: The state that goes on is the one after the norm before the vocabulary head.
     """
     config = layers_config(settings, tensors, target, num_layers)
-    vocabulary = read_vocabulary(source, reader, target, settings, config.hidden_size)
+    vocabulary = read_vocabulary(reader, target, settings, config.hidden_size)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
     tensors = {**tensors, "embedding": vocabulary.embedding, "head": vocabulary.head}
-    _require_joined_shapes(source, tensors, config)
+    _require_joined_shapes(reader.source, tensors, config)
     recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
     head = _recurrent_head("eagle", (target.config.num_layers,), target, config)
     return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
@@ -177,13 +175,13 @@ def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
     join = reader.take("fusion_fc.weight")
     require_hidden_size(source, target, join.rows)
     tensors = {"join": join, **reader.layer("transformer.", 0)}
-    needs_bias = bool(source.settings.get("fusion_bias"))
-    if (bias := (reader.take if needs_bias else reader.optional)("fusion_fc.bias")) is not None:
+    needs_bias = source.settings.get("fusion_bias")
+    if (bias := reader.optional("fusion_fc.bias", is_needed=needs_bias)) is not None:
         tensors["join_bias"] = bias
     has_norms = bool(source.settings.get("layernorms"))
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
-    return _plan_joined(_NORMED, source, target, settings, reader, tensors, 1, returns_normed=has_norms)
+    return _plan_joined(_NORMED, reader, target, settings, tensors, 1, returns_normed=has_norms)
 
 
 def read_mtp(path: Path) -> HeadSource:
@@ -211,13 +209,10 @@ def _plan_mtp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     settings, reader = layer_settings(source), Reader(source)
     join = reader.take(f"{_PREFIX}input_proj.weight")
     require_hidden_size(source, target, join.rows)
-    tensors = {"join": join, **reader.layer(_PREFIX, 0)}
+    needs = ("input_norm", *(["q_bias"] if "0.q_bias" in target.tensors else []))
+    tensors = {"join": join, **reader.layer(_PREFIX, 0, needs)}
     tensors |= {role: reader.take(f"{_PREFIX}{name}.weight") for role, name in _MTP_NORMS.items()}
-    if "0.input_norm" not in tensors:
-        reader.take(f"{_PREFIX}input_layernorm.weight")
-    if "0.q_bias" in target.tensors and "0.q_bias" not in tensors:
-        reader.take(f"{_PREFIX}self_attn.q_proj.bias")
-    reader.require_all_taken(_MTP, _PREFIX)
+    reader.require_all_taken(_MTP, re.escape(_PREFIX))
     config = with_logits_of(target, layers_config(settings, tensors, target, 1))
     _require_joined_shapes(source, tensors, config)
     recurrence = Recurrence(config=config, is_wide=False, has_state_first=True, returns_normed=True)
@@ -235,7 +230,8 @@ def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
     return {**tensors, **layers, "final_norm": reader.take("norm.weight")}, num_layers
 
 
-def _fuse_norms(source: HeadSource, reader: Reader, num_parts: int) -> dict[str, StoredTensor]:
+def _fuse_norms(reader: Reader, num_parts: int) -> dict[str, StoredTensor]:
+    source = reader.source
     is_whole, is_each = _switch(source, "norm_before_fc"), _switch(source, "fc_norm")
     if is_whole and is_each:
         raise SourceError(f"{source.settings.path} sets both norm_before_fc and fc_norm, of which a head has one")

@@ -5,7 +5,7 @@ Sizes and constants of a head's own layers come from its settings and, where the
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,40 +46,46 @@ _ASSUMED: dict[str, dict[str, Any]] = {
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
-@dataclass
 class Reader:
-    """Takes the tensors of a head one by one; what nobody took at the end is what no graph would use.
+    """Takes the tensors of a head by name; what nobody took at the end is what no graph would use."""
 
-    prefix: Names may begin with it, such as "model.".
-    """
+    def __init__(self, source: HeadSource) -> None:
+        self.source = source
+        self._tensors = {name.removeprefix("model."): tensor for name, tensor in source.tensors.items()}
+        self._taken: set[str] = set()
 
-    source: HeadSource
-    prefix: str = "model."
+    def optional(
+        self, name: str, rows: int | None = None, columns: int | None = None, *, is_needed: object = False
+    ) -> StoredTensor | None:
+        """As take does; None where there is no such tensor, unless it is needed."""
+        return self.take(name, rows, columns) if is_needed or name in self._tensors else None
 
-    def __post_init__(self) -> None:
-        self._left = {name.removeprefix(self.prefix): tensor for name, tensor in self.source.tensors.items()}
+    def take(self, name: str, rows: int | None = None, columns: int | None = None) -> StoredTensor:
+        """A matrix, or a vector, which has one row; of any number of rows and columns unless they are given.
 
-    def optional(self, name: str) -> StoredTensor | None:
-        return self._left.pop(name, None)
-
-    def take(self, name: str) -> StoredTensor:
-        """Raises SourceError: There is no such tensor."""
-        if (found := self.optional(name)) is None:
+        Raises SourceError: It is missing, or has another shape.
+        """
+        if (found := self._tensors.get(name)) is None:
             raise SourceError(
                 f"{self.source.path} has no tensor {name}, which a head of its kind needs; it is incomplete or of "
                 "a kind that is not read"
             )
+        shape = found.rows if rows is None else rows, found.columns if columns is None else columns
+        require_shapes(self.source, {name: found}, {name: shape})
+        self._taken.add(name)
         return found
 
-    def layer(self, prefix: str, i: int) -> dict[str, StoredTensor]:
+    def layer(self, prefix: str, i: int, needs: Sequence[str] = ()) -> dict[str, StoredTensor]:
         """The roles of a decoder layer whose tensors begin with a prefix.
 
-        Raises SourceError: One that each layer needs is missing, or one of several that belong together.
+        needs: Those that there must be, beside what each layer needs.
+
+        Raises SourceError: One that is needed is missing, or one of several that belong together.
         """
         found = {}
         for role, name in LAYER_NAMES.items():
-            tensor = self.take(prefix + name) if role in _LAYER_NEEDS else self.optional(prefix + name)
-            if tensor is not None:
+            is_needed = role in _LAYER_NEEDS or role in needs
+            if (tensor := self.optional(prefix + name, is_needed=is_needed)) is not None:
                 found[f"{i}.{role}"] = tensor
         for roles in _TOGETHER:
             missing = [role for role in roles if f"{i}.{role}" not in found]
@@ -87,27 +93,30 @@ class Reader:
                 self.take(prefix + LAYER_NAMES[missing[0]])
         return found
 
-    def layers(self, first: str = "layers.0.") -> tuple[dict[str, StoredTensor], int]:
+    def layers(self, first: str = "layers.0.", needs: Sequence[str] = ()) -> tuple[dict[str, StoredTensor], int]:
         """The roles of all decoder layers, of which there has to be one, and how many there are.
 
         first: What the names of the first layer begin with.
 
-        Raises SourceError: A tensor that each layer needs is missing.
+        Raises SourceError: As layer does.
         """
-        found, number = self.layer(first, 0), 1
+        found, number = self.layer(first, 0, needs), 1
         while self.has_layer(f"layers.{number}."):
-            found |= self.layer(f"layers.{number}.", number)
+            found |= self.layer(f"layers.{number}.", number, needs)
             number += 1
         return found, number
 
     def has_layer(self, prefix: str) -> bool:
-        return any(name.startswith(prefix) for name in self._left)
+        return any(name.startswith(prefix) for name in self._tensors)
 
-    def require_all_taken(self, kind: str, prefix: str = "") -> None:
-        """Raises SourceError: There is a tensor that would not be used, whose name begins with a prefix."""
-        unused = [name for name in self._left if name.startswith(prefix) and not name.endswith(_IGNORED)]
-        if unused:
-            raise SourceError(f"{self.source.path} has tensor {unused[0]}, which no {kind} head uses; unsupported")
+    def require_all_taken(self, kind: str, pattern: str = "") -> None:
+        """Raises SourceError: A tensor would not be used, of those whose names begin with a pattern."""
+        left = [name for name in self._tensors if re.match(pattern, name) and name not in self._taken]
+        if left := [name for name in left if not name.endswith(_IGNORED)]:
+            raise SourceError(
+                f"{self.source.path} has tensor {left[0]}, which no {kind} head uses, or only with others that "
+                "are missing; it is incomplete or of a kind that is not read"
+            )
 
 
 def unpaired_heads(tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> dict[str, StoredTensor]:
@@ -132,7 +141,7 @@ def require_shapes(
         if wanted is not None and (tensor.rows, tensor.columns) != wanted:
             raise SourceError(
                 f"{source.path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, wanted "
-                f"{wanted[0]}×{wanted[1]}; the file is damaged"
+                f"{wanted[0]}×{wanted[1]}; the head was made for another target, or is damaged"
             )
 
 
@@ -143,24 +152,6 @@ def require_hidden_size(source: HeadSource, target: LoadedSource, size: int) -> 
             f"{source.path} is a head for hidden states of {size} numbers, and those of {target.source.name} have "
             f"{target.config.hidden_size}; it was made for another model: name a head that was made for this one"
         )
-
-
-def take_tensor(
-    source: HeadSource, name: str, rows: int | None = None, columns: int | None = None
-) -> StoredTensor:
-    """A matrix of a head, or a vector, which has one row; of any number of rows and columns unless they are given.
-
-    Raises SourceError: It is missing, or has another shape.
-    """
-    if (tensor := source.tensors.get(name)) is None:
-        raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
-    rows, columns = tensor.rows if rows is None else rows, tensor.columns if columns is None else columns
-    if (tensor.rows, tensor.columns) != (rows, columns):
-        raise SourceError(
-            f"{source.path}: tensor {name} is {tensor.rows}×{tensor.columns}, wanted {rows}×{columns}; the head "
-            "was made for another target, or is damaged"
-        )
-    return tensor
 
 
 def count_names(source: HeadSource, pattern: str) -> int:

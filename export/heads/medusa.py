@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
-from edgespec.export.heads.head_tensors import count_names, require_hidden_size, take_tensor
+from edgespec.export.heads.head_tensors import Reader, count_names, require_hidden_size
 from edgespec.export.heads.step_graphs import (
     Step,
     StepWriter,
     plan_steps,
     recognizer,
-    require_all_used,
     without_prefixes,
 )
 from edgespec.export.heads.vocabulary import fit_vocabulary, require_same_rows
@@ -30,7 +29,7 @@ from edgespec.types import TokenIds
 
 
 def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    source = without_prefixes(source)
+    reader = Reader(source := without_prefixes(source))
     hidden = target.config.hidden_size
     is_vllm = "blocks.0.layers.0.weight" in source.tensors
     num_heads = count_names(source, r"blocks\.(\d+)\..*" if is_vllm else r"(\d+)\.0\.linear\.weight")
@@ -47,15 +46,15 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
         for k in range(num_blocks[-1]):
             name = block.format(i, k)
             require_hidden_size(source, target, source.tensors[f"{name}.weight"].columns)
-            tensors[f"{i}.{k}"] = take_tensor(source, f"{name}.weight", hidden, hidden)
+            tensors[f"{i}.{k}"] = reader.take(f"{name}.weight", hidden, hidden)
             if has_biases:
-                tensors[f"{i}.{k}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
+                tensors[f"{i}.{k}_bias"] = reader.take(f"{name}.bias", 1, hidden)
         own = head.format(i, num_blocks[-1])
         own = "lm_heads.0.weight" if own not in source.tensors and source.settings.get("original_lm_head") else own
-        heads.append(take_tensor(source, own, columns=hidden))
+        heads.append(reader.take(own, columns=hidden))
     tokens = _medusa_tokens(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
-    require_all_used(source, tensors, r"\d+\..*|blocks\..*|lm_heads\..*")
+    reader.require_all_taken("Medusa", r"\d+\.|blocks\.|lm_heads\.")
     steps = [Step(hidden, hidden, f"{i}.head", partial(_medusa_step, i, num)) for i, num in enumerate(num_blocks)]
     return plan_steps("Medusa", "medusa", target, steps, tensors, tokens=tokens)
 
@@ -93,7 +92,7 @@ def _medusa_tokens(source: HeadSource, heads: list[StoredTensor], target: Loaded
 
 
 def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    source = without_prefixes(source)
+    reader = Reader(source := without_prefixes(source))
     hidden = target.config.hidden_size
     if any(name.startswith("prefix_embeding_layer.") for name in source.tensors):
         raise SourceError(
@@ -112,16 +111,16 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
             parts = [("linear", f"{i}.{k}"), *([("res_connection", f"{i}.residual")] if k == 0 else [])]
             for part, role in parts:
                 name = f"hydra_mlp.{i}.{k}.{part}"
-                tensors[role] = take_tensor(source, f"{name}.weight", hidden, columns)
-                tensors[f"{role}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
-        heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", columns=hidden))
+                tensors[role] = reader.take(f"{name}.weight", hidden, columns)
+                tensors[f"{role}_bias"] = reader.take(f"{name}.bias", 1, hidden)
+        heads.append(reader.take(f"hydra_lm_head.{i}.weight", columns=hidden))
         if has_biases:
             rows = heads[-1].rows
-            bias = take_tensor(source, f"hydra_lm_head.{i}.bias", 1, rows)
+            bias = reader.take(f"hydra_lm_head.{i}.bias", 1, rows)
             tensors[f"{i}.head_bias"] = replace(bias, rows=min(rows, target.config.vocab_size), columns=1)
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
-    require_all_used(source, tensors, r"hydra_mlp\..*|hydra_lm_head\..*")
+    reader.require_all_taken("Hydra", r"hydra_mlp\.|hydra_lm_head\.")
     steps = [
         Step(hidden * (i + 1), hidden * (i + 2), f"{i}.head", partial(_hydra_step, i, num))
         for i, num in enumerate(num_blocks)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
-from edgespec.export.heads.head_tensors import require_hidden_size, take_tensor
+from edgespec.export.heads.head_tensors import Reader, require_hidden_size
 from edgespec.export.heads.step_graphs import Step, StepWriter, plan_steps, recognizer, without_prefixes
 from edgespec.export.heads.vocabulary import fit_vocabulary, last_known_token
 from edgespec.export.sources import LoadedSource
@@ -123,9 +123,10 @@ def _alpha(num_trained: int, size: int) -> float:
 
 
 def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    source = _unnested(source)
-    hidden, size = target.config.hidden_size, take_tensor(source, "proj.0.weight").rows
-    require_hidden_size(source, target, take_tensor(source, "proj.0.weight").columns)
+    reader = Reader(source := _unnested(source))
+    first = reader.take("proj.0.weight")
+    hidden, size = target.config.hidden_size, first.rows
+    require_hidden_size(source, target, first.columns)
     trained, drafted = _num_steps(source)
     is_tied = bool(source.settings.get("tie_weights"))
     # Of tied steps the first and the second have projections of their own; the second serves the others too.
@@ -136,12 +137,12 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     for i in range(num_graphs):
         own = 0 if is_tied else i
         width = hidden if i == 0 else size
-        tensors[f"{i}.proj"] = take_tensor(source, f"proj.{i}.weight", size, width)
-        tensors[f"{own}.embedding"] = take_tensor(source, f"emb.{own}.weight", columns=size)
-        tensors[f"{own}.norm"] = take_tensor(source, f"ln.{own}.weight", 1, size)
-        tensors[f"{own}.norm_bias"] = take_tensor(source, f"ln.{own}.bias", 1, size)
+        tensors[f"{i}.proj"] = reader.take(f"proj.{i}.weight", size, width)
+        tensors[f"{own}.embedding"] = reader.take(f"emb.{own}.weight", columns=size)
+        tensors[f"{own}.norm"] = reader.take(f"ln.{own}.weight", 1, size)
+        tensors[f"{own}.norm_bias"] = reader.take(f"ln.{own}.bias", 1, size)
         if own == len(heads):
-            heads.append(take_tensor(source, f"head.{own}.weight", columns=size))
+            heads.append(reader.take(f"head.{own}.weight", columns=size))
         scales = i == 0 and bool(source.settings.get("scale_input"))
         mixing = _Mixing(
             projection=f"{i}.proj",
@@ -161,23 +162,24 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
 
 
 def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    source = without_prefixes(source)
+    reader = Reader(source := without_prefixes(source))
     if "input_emb.0.weight" in source.tensors:
         raise SourceError(
             f"{source.path} has an embedding for each gate, which is not read; give one with tie_lstm_embs"
         )
-    hidden, size = target.config.hidden_size, take_tensor(source, "projs.0.weight").rows // 4
-    require_hidden_size(source, target, take_tensor(source, "projs.0.weight").columns)
+    first = reader.take("projs.0.weight")
+    hidden, size = target.config.hidden_size, first.rows // 4
+    require_hidden_size(source, target, first.columns)
     trained, drafted = _num_steps(source)
     tensors = {
-        "0.proj": take_tensor(source, "projs.0.weight", 4 * size, hidden),
-        "1.proj": take_tensor(source, "projs.1.weight", 4 * size, size),
-        "embedding": take_tensor(source, "forget_emb.0.weight", columns=size),
+        "0.proj": reader.take("projs.0.weight", 4 * size, hidden),
+        "1.proj": reader.take("projs.1.weight", 4 * size, size),
+        "embedding": reader.take("forget_emb.0.weight", columns=size),
     }
     for role, name in (("norm", "cell_ln"), ("state_norm", "state_ln")):
-        tensors[role] = take_tensor(source, f"{name}.0.weight", 1, size)
-        tensors[f"{role}_bias"] = take_tensor(source, f"{name}.0.bias", 1, size)
-    heads = [take_tensor(source, "head.0.weight", columns=size)]
+        tensors[role] = reader.take(f"{name}.0.weight", 1, size)
+        tensors[f"{role}_bias"] = reader.take(f"{name}.0.bias", 1, size)
+    heads = [reader.take("head.0.weight", columns=size)]
     tokens = fit_vocabulary(source, heads, target)
     tensors["head"] = heads[0]
     steps = []

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, make_output, typed_value
@@ -67,13 +66,13 @@ class StepWriter:
         values = self.tensors[role].vector().astype(self.floats)
         return self.weights.append(role, [values], values.shape)
 
-    def norm(self, role: str, x: ir.Value, eps: float = _EPS) -> ir.Value:
+    def norm(self, role: str, x: ir.Value) -> ir.Value:
         """RMSNorm of x with the gain of a role, plus its bias if there is one."""
-        normed = self.normalize(x, self.vector(role), eps)
+        normed = self.normalize(x, self.vector(role))
         return self.op("Add", normed, self.vector(f"{role}_bias")) if f"{role}_bias" in self.tensors else normed
 
-    def normalize(self, x: ir.Value, gain: ir.Value, eps: float = _EPS) -> ir.Value:
-        return self.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=eps, stash_type=1)
+    def normalize(self, x: ir.Value, gain: ir.Value) -> ir.Value:
+        return self.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=_EPS, stash_type=1)
 
     def scale(self, x: ir.Value, scale: float) -> ir.Value:
         return self.op("Mul", x, self.constant(f"scale_{scale:.9g}", np.array(scale, self.floats)))
@@ -169,17 +168,6 @@ def plan_steps(
         vocabulary_heads=tuple(role for role in tensors if role.endswith(("head", "head_bias"))),
         graph=files[0],
     )
-
-
-def require_all_used(source: HeadSource, tensors: Mapping[str, StoredTensor], pattern: str) -> None:
-    """Raises SourceError: A tensor whose name has a pattern is in no graph, as where one before it is missing."""
-    used = {tensor.name for tensor in tensors.values()}
-    for name, tensor in source.tensors.items():
-        if re.fullmatch(pattern, name) and tensor.name not in used:
-            raise SourceError(
-                f"{source.path} has tensor {name}, which is of no whole part of it: a tensor beside or "
-                "before it is missing; fetch it again"
-            )
 
 
 def recognizer(*patterns: str) -> Callable[[HeadSource], bool]:

@@ -8,7 +8,7 @@ import numpy as np
 from edgespec.errors import SourceError, VocabularyMismatch
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadSource
-from edgespec.export.heads.head_tensors import Reader, require_shapes
+from edgespec.export.heads.head_tensors import Reader
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -37,7 +37,7 @@ class HeadVocabulary(NamedTuple):
 
 
 def read_vocabulary(
-    source: HeadSource, reader: Reader, target: LoadedSource, settings: SourceSettings, hidden_size: int
+    reader: Reader, target: LoadedSource, settings: SourceSettings, hidden_size: int
 ) -> HeadVocabulary:
     """Embedding and vocabulary head of a head, of which those that it lacks are its target's.
 
@@ -47,35 +47,34 @@ def read_vocabulary(
         SourceError: Tokens or rows are missing, or the target's are for states of another size.
         VocabularyMismatch: The head was made for another vocabulary.
     """
-    stated = settings.get("vocab_size")
+    source, stated = reader.source, settings.get("vocab_size")
     require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
-    embedding, borrowed = _read_embedding(source, reader, target, hidden_size)
-    head, tokens = _read_vocabulary_head(source, reader, target, hidden_size)
+    embedding, borrowed = _read_embedding(reader, target, hidden_size)
+    head, tokens = _read_vocabulary_head(reader, target, hidden_size)
     if head is None:
         head, borrowed = _of_target(source, _HEAD, target.head, hidden_size), (*borrowed, _HEAD)
     return HeadVocabulary(embedding, head, tokens, borrowed)
 
 
 def _read_embedding(
-    source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
+    reader: Reader, target: LoadedSource, hidden_size: int
 ) -> tuple[StoredTensor, tuple[str, ...]]:
     """The head's own embedding, or its target's; what was borrowed."""
     if (own := reader.optional("embed_tokens.weight")) is not None:
-        require_vocabulary(source, target, own.rows)
-        require_shapes(source, {"embedding": own}, {"embedding": (own.rows, hidden_size)})
-        return own, ()
-    return _of_target(source, "embedding", target.tensors["embedding"], hidden_size), ("embedding",)
+        require_vocabulary(reader.source, target, own.rows)
+        return reader.take("embed_tokens.weight", columns=hidden_size), ()
+    return _of_target(reader.source, "embedding", target.tensors["embedding"], hidden_size), ("embedding",)
 
 
 def _read_vocabulary_head(
-    source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
+    reader: Reader, target: LoadedSource, hidden_size: int
 ) -> tuple[StoredTensor | None, TokenIds | None]:
     """The head's own vocabulary head and the token of each of its rows, ascending; None where all have one.
 
     Raises SourceError: Tokens or rows are missing. A trimmed vocabulary head that is not in the file cannot be
         made up: it would draft at random (sglang pull request 27908).
     """
-    size, own = target.config.vocab_size, reader.optional("lm_head.weight")
+    source, size, own = reader.source, target.config.vocab_size, reader.optional("lm_head.weight")
     if own is None:
         stated = source.settings.get("draft_vocab_size")
         if stated is not None and stated != size:
@@ -90,7 +89,7 @@ def _read_vocabulary_head(
             f"{source.path}: its vocabulary head has {own.rows} rows, the target has {size} tokens, and there is "
             "neither d2t nor t2d to say which token each row is of; fetch it again or choose another head"
         )
-    require_shapes(source, {"head": own}, {"head": (own.rows, hidden_size)})
+    own = reader.take("lm_head.weight", columns=hidden_size)
     if tokens is None:
         return own, None
     order = np.argsort(tokens)
