@@ -136,7 +136,8 @@ class GrammarConstraint(TokenConstraint):
         if find(walk.matcher, max_tokens) is not None:
             return True
         shortest = find(walk.matcher, _MOST_NAMED)
-        if shortest is None and self._grammar.kind != "json_schema":
+        is_schema = self._grammar.kind == "json_schema"
+        if shortest is None and not is_schema and len(forced_by(walk.matcher)) < max_tokens:
             return False
         needed = f"about {len(shortest)}" if shortest else f"more than {_MOST_NAMED}, or no end at all"
         raise FormatError(

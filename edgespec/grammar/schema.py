@@ -191,19 +191,19 @@ def argument_schema(parameters: Schema, name: str) -> Any:
     )
 
 
-def allows(schema: Any, root: Any, value: Any, known: dict[int, bool] | None = None) -> bool:
-    """True unless the types, the values, the references or the branches of a schema exclude a value.
+def allows(schema: Any, root: Any, value: Any, known: dict[tuple[int, int], bool] | None = None) -> bool:
+    """True unless the types, the values, the references or the branches of a schema exclude a value or its parts.
 
     Args:
         schema: May be wrong; what is no schema allows everything.
         root: The schema in which references are followed.
-        known: What is known of schemas in it, by their identity.
+        known: What is known of schemas and parts of the value, by their identity.
     """
     known = {} if known is None else known
     if not isinstance(schema, Mapping) or len(known) > _MAX_ASKED:
         return schema is not False
-    if id(schema) not in known:
-        known[id(schema)] = True  # where it refers to itself
+    if (asked := (id(schema), id(value))) not in known:
+        known[asked] = True  # where it refers to itself
         branches = [
             (enough, schema[key])
             for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all))
@@ -211,10 +211,25 @@ def allows(schema: Any, root: Any, value: Any, known: dict[int, bool] | None = N
         ]
         if "$ref" in schema:
             branches.append((all, [resolve(str(schema["$ref"]), root)]))
-        known[id(schema)] = _has_type_and_value(schema, value) and all(
-            enough(allows(each, root, value, known) for each in several) for enough, several in branches
+        known[asked] = (
+            _has_type_and_value(schema, value)
+            and all(enough(allows(each, root, value, known) for each in several) for enough, several in branches)
+            and all(allows(of_part, root, part, known) for of_part, part in _parts(schema, value))
         )
-    return known[id(schema)]
+    return known[asked]
+
+
+def _parts(schema: Schema, value: Any) -> Iterator[tuple[Any, Any]]:
+    """What lies in a value, each with its schema; false is that of what is required and missing."""
+    if isinstance(value, dict):
+        properties = schema.get("properties")
+        named = properties if isinstance(properties, Mapping) else {}
+        others = "patternProperties" in schema or schema.get("additionalProperties", True)
+        yield from ((named.get(name, others), part) for name, part in value.items())
+        required = schema.get("required")
+        yield from ((name in value, None) for name in (required if isinstance(required, list) else ()))
+    elif isinstance(value, list) and "prefixItems" not in schema:
+        yield from ((schema.get("items", True), part) for part in value)
 
 
 def _has_type_and_value(schema: Schema, value: Any) -> bool:

@@ -440,3 +440,9 @@ def test_one_grammar_is_compiled_at_a_time(compiler: GrammarCompiler, monkeypatc
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(compiler.compile, formats * 2))
     assert most == 1
+
+
+def test_a_text_that_is_forced_and_too_long_is_refused(compiler: GrammarCompiler) -> None:
+    for expression in ("x{2000}", "((x{10}){20}){10}y"):
+        with pytest.raises(FormatError, match="more than 512"):
+            constraint_of(compiler, {"type": "regex", "regex": expression})
