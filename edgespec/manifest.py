@@ -7,6 +7,7 @@ SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +84,7 @@ class KVCache:
     def convolved_layers(self) -> tuple[int, ...]:
         return self.convolutions.layers if self.convolutions else ()
 
-    @property
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values."""
         return tuple(layer for layer in range(self.num_layers) if layer not in self.convolved_layers)
