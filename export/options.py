@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import UsageError
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import read_text
 from edgespec.types import TokenIds
 
+_LARGEST_CORPUS = 1 << 30  # bytes
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
@@ -158,9 +159,11 @@ def frequent_tokens(tokenizer: str, trimming: Trimming, always: Sequence[int], s
     assert trimming.corpus is not None
     require_head_size(trimming.num_tokens, always, size)
     try:
-        text = decode_text(trimming.corpus.read_bytes())
+        text = read_text(trimming.corpus, _LARGEST_CORPUS)
     except UnicodeDecodeError:
         raise UsageError(f"{trimming.corpus} is no text in UTF-8; save it as UTF-8") from None
+    except ValueError as error:
+        raise UsageError(f"{trimming.corpus} is not the text of a corpus: {error}") from None
     ids = Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=False).ids
     counts = np.bincount(np.asarray(ids, np.int64), minlength=size)
     counts[list(always)] = len(ids) + 1

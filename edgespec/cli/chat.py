@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from edgespec.cli.arguments import (
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.system.console import info, warn
-from edgespec.system.disk import has_content
+from edgespec.system.disk import has_content, open_read
 from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_stdin, read_text
 
@@ -381,6 +382,9 @@ def _session(
 
 class _RoundsFile(logging.FileHandler):
     """A log file whose first failed write is reported, and is the last."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_read)  # type: ignore[return-value]
 
     def handleError(self, record: logging.LogRecord) -> None:
         logging.getLogger(record.name).setLevel(logging.CRITICAL)

@@ -94,6 +94,8 @@ class Journal:
 
 def read_journal(path: Path) -> Journal | None:
     """The journal in a file; None where it is none. Raises UsageError: It is damaged, or cannot be read."""
+    if not path.is_file():  # a pipe is read once
+        return None
     with explain_unreadable(path, "what edgespec bench wrote"), path.open("rb") as file:
         begins = file.read(100)
     return Journal(path, {}) if _KIND.encode() in begins else None

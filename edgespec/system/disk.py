@@ -63,16 +63,34 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file at once: it has its old content until it has all of the new one. The umask narrows mode.
 
     A link stays one: the file that it leads to is written. A device or a pipe is written to, never replaced.
+    Raises OSError, also for a pipe that nobody reads.
     """
     if path.is_symlink():
         path = Path(os.path.realpath(path))
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_bytes(data)
+        with open(path, "wb", opener=open_read) as device:
+            device.write(data)
         return
     with replacing(path, mode) as file:
         file.write(data)
+
+
+def open_read(path: str, flags: int) -> int:
+    """Open a file to write, or a pipe that somebody reads; others would be waited for.
+
+    Raises OSError: It cannot be opened, or nobody reads the pipe.
+    """
+    if sys.platform == "win32" or not (os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)):
+        return os.open(path, flags, 0o666)
+    try:
+        pipe = os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        words = "it is a pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
+        raise OSError(error.errno, words) from None
+    os.set_blocking(pipe, True)
+    return pipe
 
 
 @contextmanager

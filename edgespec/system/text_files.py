@@ -1,5 +1,6 @@
 """Text of files and pipes, as programs of all systems write it, and what stands in the place of files."""
 
+import os
 import stat
 import sys
 from collections.abc import Iterator
@@ -63,14 +64,29 @@ def read_text(path: Path, most_bytes: int) -> str:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is larger than most_bytes, a pointer of Git LFS, or no text.
+        ValueError: It is larger than most_bytes, a pointer of Git LFS, no text, or a pipe that nobody writes to.
     """
-    with path.open("rb") as file:  # which may be a device without an end
-        data = file.read(most_bytes + 1)
+    if stat.S_ISFIFO(path.stat().st_mode):
+        data = _read_pipe(path, most_bytes + 1)
+    else:
+        with path.open("rb") as file:  # which may be a device without an end
+            data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"it has more than {most_bytes >> 20} MiB")
     require_own_content(data)
     return decode_text(data).replace("\r\n", "\n")
+
+
+def _read_pipe(path: Path, most_bytes: int) -> bytes:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        try:
+            begin = os.read(file.fileno(), 1)
+            if not begin:  # the end, as there is no writer
+                raise ValueError("it is a pipe that nobody writes to")
+        except BlockingIOError:  # a writer has yet to write
+            begin = b""
+        os.set_blocking(file.fileno(), True)
+        return begin + file.read(most_bytes)
 
 
 @contextmanager

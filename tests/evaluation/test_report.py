@@ -266,7 +266,7 @@ def test_document_without_answers_is_shown(document: dict[str, Any]) -> None:
 def test_file_that_is_no_document_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(UsageError, match="no document"):
+    with pytest.raises(UsageError, match="is not a document"):
         read_document(path)
 
 

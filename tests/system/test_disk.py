@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.chat import _log_rounds
+from edgespec.errors import UsageError
 from edgespec.system.disk import replace_file
 
 unix_only = pytest.mark.skipif(
@@ -65,3 +67,12 @@ def test_a_link_to_itself_is_replaced(tmp_path: Path) -> None:
     link.symlink_to("link")
     replace_file(link, b"new")
     assert link.read_bytes() == b"new"
+
+
+@unix_only
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(OSError, match="nobody reads"):
+        replace_file(pipe, b"x")
+    with pytest.raises(UsageError, match="nobody reads"):
+        _log_rounds(pipe)

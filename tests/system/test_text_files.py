@@ -2,9 +2,12 @@
 
 import io
 import os
+import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from edgespec.evaluation.journal import _read_lines
 from edgespec.evaluation.prompts import read_prompts
 from edgespec.export import settings
 from edgespec.grammar.vocabulary import GrammarVocabulary
-from edgespec.system.text_files import decode_text, read_plain, read_stdin
+from edgespec.system.text_files import decode_text, read_plain, read_stdin, read_text
 from edgespec.system.typed_json import read_json
 from edgespec.text.chat_template import read_template
 from edgespec.training.corpus import read_corpus
@@ -123,3 +126,37 @@ def test_what_is_no_plain_file_is_refused_unread(
             file.truncate(1 << 33)
     with pytest.raises((ValueError, EdgeSpecError), match=r"no regular file|8589934592 bytes"):
         read(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_pipe_is_read_to_its_end_unless_nobody_writes_to_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="nobody writes to"):
+        read_text(pipe, 100)
+    with pytest.raises(UsageError, match="nobody writes to"):
+        _read_schema(pipe)
+
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened to write
+    writing = os.open(pipe, os.O_WRONLY)
+
+    def write_late() -> None:
+        for part in (b"a", b"\r\n", b"b"):
+            sleep(0.02)
+            os.write(writing, part)
+        os.close(writing)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_late)
+        assert read_text(pipe, 100) == "a\nb"
+    os.close(reading)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+@pytest.mark.parametrize("path", ["/dev/zero", "folder", "socket"])
+def test_what_is_no_file_of_text_is_refused_at_once(tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "socket"))
+        with pytest.raises(UsageError, match=r"wanted|is not a"):
+            _read_schema(tmp_path / path)
