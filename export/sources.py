@@ -27,7 +27,7 @@ from edgespec.export.settings import (
     translate_unusual,
 )
 from edgespec.export.tensors import Sizes, StoredTensor
-from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, say_left_out, vocabulary_from_gguf
+from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
@@ -282,7 +282,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     ids |= {eos} - {None}
     added = tokenizer.get_added_tokens_decoder().items()
     notes = say_left_out(num_all - len(added))
-    turns = {token for token, each in added if each.special and each.content in END_OF_TURN}
+    special = {each.content: token for token, each in added if each.special}
+    turns = {special[piece] for piece in ends_of_turn(special) if piece in special}
     ends = (*sorted(ids), *sorted(turns - ids))
     bos = _piece(settings.get("bos_token"))
     bos_id = tokenizer.token_to_id(bos) if bos else None

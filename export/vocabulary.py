@@ -7,7 +7,7 @@ after them. Knows nothing of weights.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from edgespec.errors import SourceError
 from edgespec.text.stored_template import join_templates, set_end_token, turn_marks
 from edgespec.text.tokenizer import TWIN
+from edgespec.tools.channels import CHANNEL
 
 _MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -27,6 +28,8 @@ END_OF_TURN = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
     "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>",
 )  # fmt: skip
+# In gpt-oss an answer has several messages, and <|end|> is behind one of them.
+_END_OF_MESSAGES = ("<|return|>", "<|call|>", "<|endoftext|>")
 # The control tokens of phi3 that do not absorb the white space after them.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
@@ -105,6 +108,11 @@ class Vocabulary:
     notes: tuple[str, ...] = ()
 
 
+def ends_of_turn(special: Collection[str]) -> tuple[str, ...]:
+    """Tokens that end an answer of a model with these special tokens."""
+    return _END_OF_MESSAGES if CHANNEL in special else END_OF_TURN
+
+
 def say_left_out(num_tokens: int) -> tuple[str, ...]:
     """The note on tokens that the model has no rows for."""
     return (f"leaving out {num_tokens} tokens that the embedding has no rows for",) if num_tokens else ()
@@ -152,7 +160,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     )
     # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
     tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
-    named = set(control).intersection(END_OF_TURN)
+    named = set(control).intersection(ends_of_turn(control))
     ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
     eos = get("eos_token_id")
     return Vocabulary(

@@ -1,5 +1,7 @@
 """The reasoning of thinking models, which stands between <think> and </think> at the beginning of an answer.
 
+Those of gpt-oss have other marks, for which its text has these (tools/channels).
+
 Tells it from the answer (the same marks later on are text), and bounds it. The bound is a pure function of the
 answer so far, as a grammar is, so that drafts and schedules change nothing.
 """
@@ -16,15 +18,27 @@ from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder
+from edgespec.tools import channels
 from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, append
 
 OPEN, CLOSE = "<think>", "</think>"
+
+
+class Marks(NamedTuple):
+    """The texts around the reasoning as a model writes them; closing is all that stands before its answer."""
+
+    open: str
+    close: str
+    closing: str
+
+
+# What stands between the last thought and the answer, as models write it by themselves.
+TAGS = Marks(OPEN, CLOSE, f"\n{CLOSE}\n\n")
+CHANNELS = Marks(channels.ANALYSIS, channels.END, channels.NEXT + channels.FINAL)
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens in which an answer opens its reasoning: the mark, which few tokenizers cut into more, and white space.
 _MOST_OPENING = 16
-# What stands between the last thought and the answer, as models write it by themselves.
-CLOSING = f"\n{CLOSE}\n\n"
 _TAIL = 16  # tokens at the end of a prompt, in which a template opens the reasoning
 
 
@@ -155,10 +169,19 @@ class ModelReasoning:
         """The chat template or the tokenizer knows the marks."""
         marks = (OPEN, CLOSE)
         return (
-            self.encoder.can_switch_thinking
+            self._has_channels
+            or self.encoder.can_switch_thinking
             or any(map(self.encoder.spells_in_template, marks))
             or any(mark in self.encoder.tokenizer.added_tokens for mark in marks)
         )
+
+    @property
+    def _has_channels(self) -> bool:
+        return bool(self.encoder.tokenizer.channel_marks)
+
+    @property
+    def _marks(self) -> Marks:
+        return CHANNELS if self._has_channels else TAGS
 
     @property
     def is_opened_by_template(self) -> bool:
@@ -183,7 +206,7 @@ class ModelReasoning:
         return tokenizer.decode(prompt[-_TAIL:], tokenizer.special_tokens.values())
 
     def _closing(self) -> TokenIds:
-        return self.encoder.tokenizer.encode(CLOSING, special=True, is_behind_text=True)
+        return self.encoder.tokenizer.encode(self._marks.closing, special=True, is_behind_text=True)
 
     def place(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
         """Fit the beginning of an answer to a prompt whose template may have opened the reasoning.
@@ -191,6 +214,8 @@ class ModelReasoning:
         The opening mark does not come twice. Where the beginning has neither mark, it is no reasoning, which is
         closed before it.
         """
+        if self._has_channels:
+            return self._place_in_channel(prompt, begun)
         is_open, text = self.is_open(prompt), begun.lstrip()
         is_marked = text.startswith(OPEN)
         if is_open and is_marked:
@@ -200,6 +225,23 @@ class ModelReasoning:
             is_open, prompt = False, append(prompt, self._closing())
         return PlacedBeginning(prompt, begun, (is_open or is_marked) and CLOSE not in text)
 
+    def _place_in_channel(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
+        """The prompt with the header of the answer, or of its reasoning, which the beginning goes on in."""
+        encode, (before, mark, rest) = self.encoder.tokenizer.encode, begun.lstrip().partition(CLOSE)
+        if not (is_marked := before.startswith(OPEN)):
+            header = encode(channels.FINAL, special=True, is_behind_text=True)
+            return PlacedBeginning(append(prompt, header), begun, is_open=False)
+        prompt = append(prompt, encode(channels.ANALYSIS, special=True, is_behind_text=True))
+        thought = before.removeprefix(OPEN).lstrip()
+        if not mark:
+            return PlacedBeginning(prompt, thought, is_open=is_marked)
+        closed = append(encode(thought.rstrip(), is_behind_text=True), self._closing())
+        return PlacedBeginning(append(prompt, closed), rest.lstrip(), is_open=False)
+
+    def begin_answer(self, prompt: TokenIds) -> TokenIds:
+        """The prompt of an answer that has to begin with its text, without reasoning."""
+        return self._place_in_channel(prompt, "").prompt if self._has_channels else prompt
+
     def bounded(self, request: Request, num_tokens: int) -> Request:
         """The request, with an end to the reasoning of its answer after num_tokens."""
         tokenizer = self.encoder.tokenizer
@@ -207,7 +249,8 @@ class ModelReasoning:
             num_tokens,
             self.manifest.vocab_size,
             self._closing(),
-            partial(tokenizer.decode, shown=tokenizer.special_within((OPEN, CLOSE))),
+            partial(tokenizer.decode, shown=tokenizer.special_within((*self._marks, *TAGS))),
+            self._marks,
             is_open=self.is_open(request.prompt),
             inner=request.constraint,
         )
@@ -227,9 +270,10 @@ class ModelReasoning:
                 f"thinking_budget is given with {other}, which an answer has to begin with, so that it has no "
                 "reasoning; leave one of them out"
             )
-        if kept_out := next((text for text in banned if text and text in CLOSING), None):
+        closing = self._marks.closing
+        if kept_out := next((text for text in banned if text and text in closing), None):
             raise UsageError(
-                f"{kept_out!r} is banned, and reasoning ends with {CLOSING!r} where thinking_budget is spent; "
+                f"{kept_out!r} is banned, and reasoning ends with {closing!r} where thinking_budget is spent; "
                 "leave one of them out"
             )
 
@@ -242,6 +286,7 @@ class ThinkingBudget(TokenConstraint):
 
     closing: Tokens that close the reasoning, [num_closing].
     decode: The text of tokens, with the marks of reasoning.
+    marks: Those of the model.
     is_open: The prompt has opened the reasoning; otherwise the answer does, or there is none.
     inner: What else the answer has to match.
     """
@@ -250,6 +295,7 @@ class ThinkingBudget(TokenConstraint):
     vocab_size: int
     closing: TokenIds
     decode: Callable[[Sequence[int]], str]
+    marks: Marks = TAGS
     is_open: bool = False
     inner: TokenConstraint | None = None
 
@@ -257,11 +303,11 @@ class ThinkingBudget(TokenConstraint):
         """The tokens that close the reasoning and are not written yet; none where it is not to be closed."""
         if not self._may_close(len(answer), len(answer)):
             return _NONE
-        begin = find_reasoning(answer, self.decode, is_open=self.is_open)
+        begin = find_reasoning(answer, self.decode, is_open=self.is_open, mark=self.marks.open)
         if begin is None or not 0 <= (num_written := len(answer) - begin - self.num_tokens) < len(self.closing):
             return _NONE
         reasoning = self.decode(answer[begin : begin + self.num_tokens].tolist())
-        return _NONE if CLOSE in reasoning else self.closing[num_written:]
+        return _NONE if self.marks.close in reasoning else self.closing[num_written:]
 
     def _may_close(self, first: int, last: int) -> bool:
         """True if answers of first to last tokens may be where the reasoning is closed, whatever they are."""
@@ -306,18 +352,21 @@ class ThinkingBudget(TokenConstraint):
         return self.inner.way_out(answer)
 
 
-def find_reasoning(answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> int | None:
+def find_reasoning(
+    answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool, mark: str = OPEN
+) -> int | None:
     """Where the reasoning begins in an answer, behind its mark; None where there is none, or not yet.
 
     is_open: The prompt has opened it.
+    mark: It begins behind this.
     """
     if is_open:
         return 0
     for num in range(1, min(len(answer), _MOST_OPENING) + 1):
         text = decode(answer[:num].tolist()).lstrip()
-        if text.startswith(OPEN):
+        if text.startswith(mark):
             return num
-        if not OPEN.startswith(text):
+        if not mark.startswith(text):
             return None
     return None
 

@@ -81,6 +81,8 @@ class RequestReader:
         opens_reasoning = not options.raw and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
+        elif options.response_format is not None and use is None and not (options.raw or is_ids(prompt)):
+            tokens = self.reasoning.begin_answer(tokens)
         begun = encoder.encode_prefill(() if given is None else given)
         if not isinstance(given, str) and len(begun):
             opens_reasoning = False

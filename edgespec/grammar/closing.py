@@ -67,13 +67,13 @@ class _Endings(NamedTuple):
     first: Ids
 
     @classmethod
-    def of(cls, texts: Sequence[str], vocabulary: GrammarVocabulary) -> "_Endings":
+    def of(cls, texts: Sequence[str], vocabulary: GrammarVocabulary, named: Sequence[int] = ()) -> "_Endings":
         ways = [vocabulary.tokenizer.tokenize_str(text) for text in texts]
         # A grammar names a special token by its spelling, which is no text then.
         special = [
             vocabulary.tokenizer.tokenize_str(text, parse_special=True) for text in texts if text[-1:] == ">"
         ]
-        found = [tokens for tokens in (*special, *ways) if tokens]
+        found = [tokens for tokens in (*([token] for token in named), *special, *ways) if tokens]
         return cls(found, np.array([tokens[0] for tokens in found], np.intp))
 
 
@@ -84,12 +84,20 @@ class Closer:
     """
 
     def __init__(
-        self, vocabulary: GrammarVocabulary, tokens: ClosingTokens, texts: Sequence[str], numbers: Sequence[str]
+        self,
+        vocabulary: GrammarVocabulary,
+        tokens: ClosingTokens,
+        texts: Sequence[str],
+        numbers: Sequence[str],
+        named: Sequence[int] = (),
     ) -> None:
-        """texts and numbers: What may end a text and a number, those first that are to be tried first."""
+        """texts and numbers: What may end a text and a number, those first that are to be tried first.
+
+        named: Special tokens that may end a text.
+        """
         self._vocab_size, self._end = vocabulary.vocab_size, vocabulary.end_tokens[0]
         self._tokens = tokens
-        self._texts, self._numbers = (_Endings.of(each, vocabulary) for each in (texts, numbers))
+        self._texts, self._numbers = _Endings.of(texts, vocabulary, named), _Endings.of(numbers, vocabulary)
 
     def find(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The tokens of a way to the end, the end token included; None where none of max_tokens was found."""

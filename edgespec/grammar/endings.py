@@ -36,14 +36,19 @@ _BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
 _UNKNOWN = 40  # bytes, of an expression in a dialect that Python does not read
 _REPEATS = (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT)
 _MAX_ENDINGS = 1000
+_NAMED = re.compile(r"<\[(\d+)\]>")
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
 
 
 class Endings(NamedTuple):
-    """The texts to try where a text or a number has to be ended, in the order in which they are tried."""
+    """The texts to try where a text or a number has to be ended, in the order in which they are tried.
+
+    tokens: Special tokens that the grammar names, which may end a text too.
+    """
 
     texts: list[str]
     numbers: list[str]
+    tokens: Sequence[int] = ()
 
 
 def endings_of(wanted: ResponseFormat) -> Endings:
@@ -58,7 +63,8 @@ def endings_of(wanted: ResponseFormat) -> Endings:
             return Endings(_ends(_matches(wanted.source), min_length=1), [])
     within = _endings_in(list(schemas_in(wanted.source)))
     literals = _ends(dict.fromkeys(_literals(wanted.source)), min_length=1)
-    return Endings([*within.texts, *literals][:_MAX_ENDINGS], within.numbers)
+    named = dict.fromkeys(map(int, _NAMED.findall(wanted.source)))
+    return Endings([*within.texts, *literals][:_MAX_ENDINGS], within.numbers, [*named])
 
 
 def _endings_in(schemas: Sequence[Any]) -> Endings:

@@ -221,17 +221,23 @@ def thinking_of(asked: TalkRequest, engine: Engine) -> bool | None:
     stated = (asked.chat_template_kwargs or {}).get(_SWITCH, getattr(asked, _SWITCH, None))
     if stated is not None and not isinstance(stated, bool):
         raise wrong(f"chat_template_kwargs.{_SWITCH}", f"is {stated!r:.40}; wanted true or false", _SWITCH)
-    effort = (
-        asked.reasoning_effort if isinstance(asked, ChatRequest) else asked.reasoning and asked.reasoning.effort
-    )
-    if stated is None and effort == "none":
+    if stated is None and _effort(asked) == "none":
         stated = False
     return stated if engine.can_switch_thinking else None
 
 
 def template_options_of(asked: TalkRequest) -> dict[str, Any] | None:
     """The variables that a request gives to the chat template, beside the switch of reasoning."""
-    return {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH} or None
+    effort = _effort(asked)
+    stated = {} if effort in (None, "none") else {"reasoning_effort": effort}
+    stated |= {name: value for name, value in (asked.chat_template_kwargs or {}).items() if name != _SWITCH}
+    return stated or None
+
+
+def _effort(asked: TalkRequest) -> str | None:
+    if isinstance(asked, ChatRequest):
+        return asked.reasoning_effort
+    return asked.reasoning.effort if asked.reasoning else None
 
 
 def budget_of(asked: TalkRequest, engine: Engine) -> int | None:

@@ -222,6 +222,10 @@ def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], s
         content = escape(turn.content)
         if isinstance(turn, CallMessage):
             tool_of |= {call.id: call.name for call in turn.calls}
+            if how.has_thinking and turn.reasoning:
+                thought = "\n\n".join(filter(None, (escape(turn.reasoning), content)))
+                messages.append({**_call_message(how, "", turn.calls, escape), "thinking": thought})
+                continue
             messages.append(_call_message(how, content, turn.calls, escape) | _reasoning(turn, escape))
         elif not isinstance(turn, ResultMessage):
             messages.append({"role": turn.role, "content": content, **_reasoning(turn, escape)})

@@ -18,6 +18,7 @@ from edgespec.errors import ManifestError, ModelError
 from edgespec.system.text_files import decode_text, read_plain
 from edgespec.text.special_tokens import special_pattern
 from edgespec.text.tokenizer_check import require_harmless
+from edgespec.tools import channels
 from edgespec.types import TokenIds
 
 # Stands for bytes that are not, or not yet, a character.
@@ -104,6 +105,13 @@ class Tokenizer:
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
         self._special_pattern = special_pattern(added.values())
+
+    @cached_property
+    def channel_marks(self) -> dict[int, str]:
+        """The marks around the messages of an answer by id; none where an answer is one message."""
+        if not {*channels.MARKS} <= self.special_tokens.keys():
+            return {}
+        return {self.special_tokens[mark]: mark for mark in channels.MARKS}
 
     @property
     def pieces(self) -> dict[int, str]:
@@ -223,7 +231,8 @@ class TextStream:
 
         Args:
             shown: Special tokens that are text here.
-            before: Tokens that this text continues; it begins a text of its own where there are none.
+            before: Tokens that this text continues; it begins a text of its own where there are none, and an
+                answer in a conversation, whose messages are made one text.
         """
         self._tokenizer = tokenizer
         self._shown_special = shown
@@ -232,6 +241,7 @@ class TextStream:
             self._tokens = []
         self._start = 0  # first token of the window that is decoded again
         self._shown = len(self._tokens)  # tokens whose text has been handed out
+        self._channels = channels.ChannelText() if tokenizer.channel_marks and not len(before) else None
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if not self._shown_special:
@@ -240,6 +250,17 @@ class TextStream:
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
+        if self._channels is None:
+            return self._push(tokens)
+        text, marks = "", self._tokenizer.channel_marks
+        for token in tokens:
+            if (mark := marks.get(int(token))) is None:
+                text += self._channels.text(self._push([token]))
+            else:
+                text += self._channels.text(self._finish()) + self._channels.mark(mark)
+        return text
+
+    def _push(self, tokens: Iterable[int]) -> str:
         self._tokens += [int(token) for token in tokens]
         if self._tokenizer.ends_in_bytes(self._tokens):
             return ""  # a run of bytes is decoded as a whole, and may continue
@@ -271,6 +292,11 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
+        if self._channels is None:
+            return self._finish()
+        return self._channels.text(self._finish()) + self._channels.end()
+
+    def _finish(self) -> str:
         rest = self._rest()
         self._shown = len(self._tokens)
         return rest

@@ -100,7 +100,13 @@ class _Writer:
         if self._use.choice != "auto":
             return ["start: calls"]
         if text_schema is not None:
-            return ["start: calls | text", f"text: {_json(text_schema, _COMPACT)}"]
+            said = _join(self._literal(self._format.said), _json(text_schema, _COMPACT))
+            return ["start: calls | text", f"text: {said}"]
+        if self._format.said:
+            asides = [" TEXT ".join(map(self._literal, each)) for each in self._format.asides]
+            once = " ".join(f"({each})?" for each in asides)  # with more of them a way to the end is hard to find
+            said = f"said: {self._literal(self._format.said)} TEXT?"
+            return [f"start: {once} (calls | said)", said, "TEXT: /(?s:.+)/"]
         if not trigger:  # calls stand alone, as JSON
             return ["start: calls | TEXT?", rf"TEXT: /[^{{\[\s]{_ANY_TEXT}/"]
         bare, text = "", ""

@@ -6,6 +6,8 @@ CallFormat is data; call_body.py reads by it, and notations.py writes.
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 
+from edgespec.tools import channels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonBody:
@@ -93,6 +95,8 @@ class CallFormat:
     is_open: The prompt ends in the beginning of a frame.
     joint: What templates write between two frames.
     outer: What templates write around all frames.
+    said: What stands before text that is no call.
+    asides: What stands around the texts that may come before, each once, in this order.
     """
 
     name: str
@@ -105,6 +109,8 @@ class CallFormat:
     is_open: bool = False
     joint: str = "\n"
     outer: tuple[str, str] = ("", "")
+    said: str = ""
+    asides: tuple[tuple[str, str], ...] = ()
 
     def marks(self) -> Iterator[str]:
         """The texts that a parser has to see, also where they are special tokens."""
@@ -166,6 +172,16 @@ HERMES = CallFormat(
 _LIST = JsonBody(is_list=True)
 _COMMAND = JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True)
 FORMATS = (
+    CallFormat(
+        "harmony",
+        ((f"{channels.CALL}functions.", ""),),
+        NamedBody(between=(channels.CALL_BODY,)),
+        signs=((channels.CHANNEL, "<|call|>"),),
+        noise=(channels.NEXT,),
+        joint=channels.NEXT,
+        said=channels.FINAL,
+        asides=((channels.ANALYSIS, channels.NEXT), (channels.COMMENTARY, channels.NEXT)),
+    ),
     CallFormat(
         "deepseek",
         ((_CALL, _CALL_END),),

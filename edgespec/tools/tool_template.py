@@ -10,6 +10,7 @@ from typing import Any
 from edgespec.errors import ConversationError, ModelError
 from edgespec.tools.call_events import join_calls
 from edgespec.tools.call_parser import CallParser
+from edgespec.tools.channels import read_channels
 from edgespec.tools.formats import HERMES, CallFormat, find_format
 from edgespec.tools.tool import Tool
 
@@ -47,6 +48,7 @@ class ToolTemplate:
     takes_results: It takes messages of the role tool.
     takes_system: It takes a system message.
     has_short_ids: It takes ids of nine letters or digits alone.
+    has_thinking: It takes the reasoning before a call as thinking, and not beside a content.
     """
 
     format: CallFormat = HERMES
@@ -59,6 +61,7 @@ class ToolTemplate:
     takes_results: bool = False
     takes_system: bool = True
     has_short_ids: bool = False
+    has_thinking: bool = False
 
     @property
     def description(self) -> str:
@@ -83,6 +86,7 @@ def probe_template(template: str | None, render: Render, special: Mapping[str, s
         describes_all=describes_all,
         takes_system=probe.shows(_SAID, [{"role": "system", "content": _SAID}, _USER]),
         has_short_ids=search(_SHORT_IDS, template) is not None,
+        has_thinking=search(r"\.thinking\b", template) is not None,
     )
     if format is None:
         return found
@@ -182,7 +186,8 @@ class _Probe:
                 written = whole[start:].partition(_RESULT)[0]
                 for is_open in {False, format.is_open}:
                     parser = CallParser(replace(format, is_open=is_open), [_PROBE], holds_arguments=True)
-                    calls = join_calls(parser.push(written) + parser.flush())
+                    read = read_channels(written) if format.said else written
+                    calls = join_calls(parser.push(read) + parser.flush())
                     if len(calls) == 1 and calls[0].parse() == {"place": _VALUE}:
                         return True
         return False

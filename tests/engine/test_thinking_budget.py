@@ -19,7 +19,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.engine.reasoning import CLOSE, CLOSING, ThinkingBudget, has_spent
+from edgespec.engine.reasoning import CLOSE, TAGS, ThinkingBudget, has_spent
 from edgespec.export.convert import export_model
 from edgespec.types import Sampler, TokenIds
 
@@ -63,7 +63,7 @@ def test_reasoning_is_closed_at_its_budget_and_the_answer_goes_on(
 ) -> None:
     unbound, bound = plain(tiny_model, sampling, None), plain(tiny_model, sampling, budget)
     with engine_of(tiny_model, table(), OPENS) as engine:
-        closing = tuple(engine.tokenizer.encode(CLOSING, special=True).tolist())
+        closing = tuple(engine.tokenizer.encode(TAGS.closing, special=True).tolist())
         without = engine.generate(PROMPT, sampling=SAMPLINGS[sampling], max_tokens=50)
         told = engine.chat(sampling=SAMPLINGS[sampling], max_tokens=50, thinking_budget=budget).say(PROMPT)
     assert without.token_ids == unbound.token_ids
@@ -131,7 +131,7 @@ def test_reasoning_that_the_model_opens_is_counted_behind_its_mark(tiny_model: P
         )
         assert engine.generate("2 + 2?", thinking_budget=num).token_ids == whole.token_ids
         cut = engine.generate("2 + 2?", thinking_budget=8)
-        closing = tuple(engine.tokenizer.encode(CLOSING, special=True).tolist())
+        closing = tuple(engine.tokenizer.encode(TAGS.closing, special=True).tolist())
         assert cut.token_ids[: opening + 8 + len(closing)] == (*whole.token_ids[: opening + 8], *closing)
         assert whole.reasoning.startswith(cut.reasoning)
         assert 0 < len(cut.reasoning) < len(whole.reasoning)

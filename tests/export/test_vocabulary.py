@@ -14,6 +14,7 @@ from edgespec.errors import SourceError
 from edgespec.export.sources import read_source, read_vocabulary
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.text.template_sandbox import render
+from edgespec.tools import channels
 
 NAMED = [{"name": "tool_use", "template": "T\n"}, {"name": "default", "template": " D\n"}]
 
@@ -52,6 +53,25 @@ def test_chat_template_for_tools_of_a_gguf_file_is_used_with_tools(default: str)
     template = vocabulary_from_gguf("a.gguf", metadata).chat_template
     assert template is not None
     assert (render(template, {}), render(template, {"tools": ["a"]})) == ("A", "B")
+
+
+@pytest.mark.parametrize("form", ["huggingface", "gguf"])
+def test_an_answer_in_channels_ends_with_a_call_and_not_with_a_message(form: str, tmp_path: Path) -> None:
+    marks = [each for each in channels.MARKS if each != "<|constrain|>"]
+    pieces = [*marks, *tiny.PIECES]
+    stated = tiny.GGUF_TOKENIZER | {
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": [3] * len(marks) + tiny.TYPES,
+        "tokenizer.ggml.eos_token_id": pieces.index("<|return|>"),
+    }
+    vocabulary = vocabulary_from_gguf("a.gguf", stated)
+    if form == "huggingface":
+        tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), tokenizer=vocabulary.tokenizer_json)
+        (tmp_path / "hf" / "generation_config.json").write_text('{"eos_token_id": null}')
+        (tmp_path / "hf" / "tokenizer_config.json").write_text('{"eos_token": "<|return|>"}')
+        vocabulary = read_vocabulary(tmp_path / "hf")
+    ends = {"<|return|>", "<|call|>", "<|endoftext|>"} | ({pieces[2]} if form == "huggingface" else set())
+    assert {pieces[token] for token in vocabulary.eos_token_ids} == ends
 
 
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from scripted import scripted_engine
 from served import Served, home_with, serving
 
 from edgespec import UsageError
+from edgespec.server.answer_fields import template_options_of
 from edgespec.server.messages import conversation_of
 from edgespec.server.model_names import ModelNames
-from edgespec.server.protocol import ChatMessage
+from edgespec.server.protocol import ChatMessage, ChatRequest
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TEMPLATE = (
@@ -128,6 +130,14 @@ def test_names_of_a_request_reach_the_template(tiny_model: Path, tmp_path: Path)
         assert engine.can_switch_thinking
         with pytest.raises(UsageError, match="'messages'"):
             engine.generate("hi", template_options={"messages": []})
+
+
+def test_the_degree_of_reasoning_reaches_the_template() -> None:
+    asked = ChatRequest(model="tiny", messages=[], reasoning_effort="low")
+    assert template_options_of(asked) == {"reasoning_effort": "low"}
+    stated = {"reasoning_effort": "high", "enable_thinking": True}
+    assert template_options_of(replace(asked, chat_template_kwargs=stated)) == {"reasoning_effort": "high"}
+    assert template_options_of(replace(asked, reasoning_effort="none")) is None
 
 
 def test_reasoning_that_a_client_sends_back_reaches_the_template(tiny_model: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class ScriptedDecoder(Double):
     answer: Callable[[str], str]
     end_token: int = 2
     context_length: int = 4000
+    header: str = "<|im_start|>assistant\n"  # of an answer
     _held: HeldTokens = field(default_factory=HeldTokens)
 
     @property
@@ -65,7 +66,7 @@ class ScriptedDecoder(Double):
 
     def _last_start(self, tokens: TokenIds) -> int:
         """Where the last answer begins."""
-        header = self.tokenizer.encode("<|im_start|>assistant\n", special=True)
+        header = self.tokenizer.encode(self.header, special=True)
         ends = np.flatnonzero(tokens == header[-1]) + 1
         return int(next(end for end in ends[::-1] if np.array_equal(tokens[end - len(header) : end], header)))
 
@@ -78,6 +79,7 @@ def scripted_engine(
     special: tuple[str, ...] = (),
     *,
     seed: int | None = None,
+    header: str = ScriptedDecoder.header,
 ) -> Engine:
     """An engine with the tokenizer of a model folder, and further special tokens.
 
@@ -90,7 +92,7 @@ def scripted_engine(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(library.to_str())))
     tokenizer = Tokenizer(folder / "tokenizer.json")
-    decoder: Any = ScriptedDecoder(tokenizer, answer)
+    decoder: Any = ScriptedDecoder(tokenizer, answer, header=header)
     if seed is not None:
         decoder = TableDecoder(decoder.vocab_size, seed=seed, context_length=decoder.context_length)
     manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)

@@ -112,7 +112,7 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
     wrong = write_calls(format, [WrittenCall("set_light", {"color": "green", "level": 3})])
     more = write_calls(format, [WrittenCall("set_light", {"color": "red", "level": 3, "x": 1})])
     unknown = write_calls(format, [WrittenCall("rm", {})])
-    said = "all\nI do. " if format.is_open else "I do. "
+    said = format.said + ("all\nI do. " if format.is_open else "I do. ")
     for choice in ("auto", "required", "set_light"):
         assert matches(one, choice=choice)
         assert matches(two, choice=choice) == (choice != "set_light")
@@ -120,6 +120,7 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
         assert not any(matches(each, choice=choice) for each in (wrong, more, unknown))
         assert matches(said, choice=choice, closed=False) == (choice == "auto")
     if format.frames[0][0]:
+        said = "I do.".join(format.asides[-1]) if format.asides else said
         assert matches(said + one, closed=False)
         assert not matches(said + wrong, closed=False)
     if format.is_bare and isinstance(format.body, JsonBody) and format.frames[0][0]:
