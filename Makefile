@@ -7,6 +7,7 @@
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make differential  tokens, chat templates and logits beside transformers, tokenizers and llama.cpp; PARTS=…
+# make families      each family's logits, rows and texts in one table; FAMILIES=… for some of them
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
 # make check-models MODELS="FILE.gguf …"   export each in four precisions, check them, and print what they lose
@@ -17,7 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu differential check types bench check-models wheel clean
+.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu differential families check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -47,6 +48,9 @@ test-npu: $(VENV)-npu/.test
 
 differential: $(VENV)-differential/.test
 	PYTHONPATH=scripts:tests/support $(VENV)-differential/bin/python -m differential $(PARTS)
+
+families: $(VENV)/.test
+	PYTHONPATH=scripts:tests/support $(BIN)/python scripts/families_table.py $(FAMILIES)
 
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
