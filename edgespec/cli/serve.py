@@ -41,11 +41,12 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.limits import Limits
     from edgespec.server.model_host import ModelHost
     from edgespec.server.model_names import ModelNames
-    from edgespec.server.security import require_key_on_network
+    from edgespec.server.security import parse_origins, require_key_on_network
     from edgespec.server.serving import make_server, open_socket, run_server, url_of
 
     _require_sense(options)
     require_key_on_network(options.host, options.api_key)
+    origins = parse_origins(options.allow_origin)
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
     with open_socket(options.host, options.port) as listening:
         first = None if names.own_name is None else (names.own_name, load_any_engine(options))
@@ -63,9 +64,10 @@ def _serve(options: argparse.Namespace) -> int:
             served = names.names()
             print_result(options, {"url": url, "models": served}, url)
             sys.stdout.flush()  # a program may wait for it
-            info(f"serving {', '.join(served) or 'no model: none is prepared'}; Ctrl-C ends the server")
+            page = "" if options.no_web else f"; a page to chat at {url.removesuffix('/v1')}"
+            info(f"serving {', '.join(served) or 'no model: none is prepared'}{page}; Ctrl-C ends the server")
 
-        app = make_app(services, options.host, options.api_key)
+        app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
         server = make_server(app, services.drain, limits, tell)
         return asyncio.run(run_server(server, listening, services, first))
 

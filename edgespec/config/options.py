@@ -250,6 +250,12 @@ OPTIONS: Mapping[str, Option] = {
         metavar="K",
         is_secret=True,
     ),
+    "no-web": _server("switch", "serve no chat page at the address of the server", False),
+    "allow-origin": _server(
+        "text",
+        "let the pages of a site ask, such as http://localhost:3000 or app://obsidian.md; several with commas",
+        metavar="URL",
+    ),
     "max-models": _server("whole", "how many models may be loaded at once", 1, metavar="N"),
     "max-parallel": _server(
         "whole",

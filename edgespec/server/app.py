@@ -1,6 +1,6 @@
 """The ASGI application: which path is answered by which endpoint, and what every request passes first."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from starlette.applications import Starlette
@@ -23,6 +23,7 @@ from edgespec.server.request_log import RequestLog, record_of
 from edgespec.server.responses import responses
 from edgespec.server.security import Security
 from edgespec.server.sse import error_response, log_failure
+from edgespec.server.web_page import show_page
 
 Endpoint = Callable[[Services, Request], Awaitable[Response]]
 _GET: dict[str, Endpoint] = {
@@ -41,11 +42,17 @@ _POST: dict[str, Endpoint] = {
 }
 
 
-def make_app(services: Services, host: str, key: str | None) -> Starlette:
-    """The application of a server at an address, which asks for a key if there is one."""
+def make_app(
+    services: Services, host: str, key: str | None, origins: Sequence[str] = (), *, has_page: bool = True
+) -> Starlette:
+    """The application of a server at an address, which asks for a key if there is one.
+
+    origins: Sites whose pages may ask too.
+    """
+    pages = {"/": show_page} if has_page else {}
     routes = [
         Route(path, partial(endpoint, services), methods=[method])
-        for method, endpoints in (("GET", _GET), ("POST", _POST))
+        for method, endpoints in (("GET", {**pages, **_GET}), ("POST", _POST))
         for path, endpoint in endpoints.items()
     ]
     app = Starlette(
@@ -53,7 +60,7 @@ def make_app(services: Services, host: str, key: str | None) -> Starlette:
         middleware=[
             Middleware(RequestLog, services.metrics),
             Middleware(_Failures),
-            Middleware(Security, host, key),
+            Middleware(Security, host, key, origins),
         ],
         exception_handlers={
             ApiError: _refuse,

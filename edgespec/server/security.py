@@ -1,15 +1,17 @@
 """Who may ask: the host name, the origin and the key of a request. Pure ASGI, before anything else is looked at.
 
 A page of another site can make a browser send requests here, and can point a host name of its own at this machine
-(DNS rebinding). So a server for this machine alone refuses other host names, and no page of any site is let in: no
-response allows an origin (CORS).
+(DNS rebinding). So a server for this machine alone refuses other host names, and lets in its own page and those of
+origins that its user has named (CORS).
 """
 
 import re
 import secrets
+from collections.abc import Sequence
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import UsageError
@@ -17,6 +19,8 @@ from edgespec.server.errors import ApiError
 from edgespec.server.sse import error_response
 
 OPEN_PAGE = "/health"  # says nothing but that the server runs
+_OPEN = (OPEN_PAGE, "/")  # the chat page holds nothing of its user
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")  # a scheme, a host and perhaps a port
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")  # a name, or an address of IPv6, and a port
 _SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -50,34 +54,78 @@ def require_key_on_network(host: str, key: str | None) -> None:
         )
 
 
-class Security:
-    """Middleware that refuses requests of other sites and without the key."""
+def parse_origins(text: str | None) -> tuple[str, ...]:
+    """The origins of a list with commas. Raises UsageError: One is no origin."""
+    found = [part.strip().rstrip("/").lower() for part in (text or "").split(",") if part.strip()]
+    for origin in found:
+        if not _ORIGIN.fullmatch(origin):
+            raise UsageError(
+                f"--allow-origin {origin} is no origin of a page; wanted a scheme and a host, as in "
+                "http://localhost:3000 or app://obsidian.md (* would let every page in that you open)"
+            )
+    return tuple(found)
 
-    def __init__(self, app: ASGIApp, host: str, key: str | None) -> None:
+
+class Security:
+    """Middleware that refuses requests of sites that were not named, and those without the key."""
+
+    def __init__(self, app: ASGIApp, host: str, key: str | None, origins: Sequence[str] = ()) -> None:
         self._app = app
+        self._origins = frozenset(origins)
         self._names = _OWN_NAMES | {host.strip("[]").lower()} if is_loopback(host) else None
         self._key = key.encode() if key is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *_SAFE_HEADERS]
+                message["headers"] = [*message.get("headers", []), *_SAFE_HEADERS, *allowed]
             await send(message)
 
         _read_whole_address(scope)
+        headers = Headers(scope=scope)
+        allowed = self._cors_headers(headers)
         try:
-            self._require_allowed(scope["path"], Headers(scope=scope))
+            self._require_own_host(headers)
+            if allowed and scope["method"] == "OPTIONS":  # a browser asks for leave, without the key
+                await Response(status_code=204)(scope, receive, send_safely)
+                return
+            self._require_allowed(scope["path"], headers)
         except ApiError as error:
             await error_response(error)(scope, receive, send_safely)
             return
         await self._app(scope, receive, send_safely)
 
-    def _require_allowed(self, path: str, headers: Headers) -> None:
+    def _cors_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Headers that let a page of an origin that was named read the response; none for others."""
+        origin = headers.get("origin", "")
+        if origin.lower() not in self._origins:
+            return []
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-allow-methods", b"GET, POST"),
+            (
+                b"access-control-allow-headers",
+                headers.get("access-control-request-headers", "*").encode("latin-1"),
+            ),
+            (b"access-control-allow-private-network", b"true"),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"Origin"),
+        ]
+
+    def _require_own_host(self, headers: Headers) -> None:
         if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
             raise ApiError(403, "wrong host name; this server is for this machine alone: ask localhost")
-        if "origin" in headers:
-            raise ApiError(403, "pages of other sites may not use this server; ask from a program")
-        if self._key is not None and path != OPEN_PAGE and not self._has_key(headers):
+
+    def _require_allowed(self, path: str, headers: Headers) -> None:
+        origins = {*headers.getlist("origin")}
+        own = {f"{scheme}://{headers.get('host', '')}" for scheme in ("http", "https")}
+        if not {origin.lower() for origin in origins} <= {*own, *self._origins}:
+            raise ApiError(
+                403,
+                "pages of other sites may not use this server; ask from a program, or name the site: edgespec "
+                "serve --allow-origin URL",
+            )
+        if self._key is not None and path not in _OPEN and not self._has_key(headers):
             raise ApiError(
                 401,
                 "the key is missing or wrong; send it as Authorization: Bearer KEY",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from code_fences import CodeFences
 
-PAGE = Path(__file__).parents[2] / "demos" / "web_chat.html"
+PAGE = Path(__file__).parents[2] / "edgespec" / "server" / "page.html"
 CASES = [
     (
         "See:\n```python\nx = 1\n\ny = `2`\n```\nDone.",

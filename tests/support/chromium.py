@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,6 +59,25 @@ class Page:
                     self._call(
                         "Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13
                     )
+
+    def press(self, key: str) -> None:
+        """A key by its name, such as Escape."""
+        for kind in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def look(self, width: int, height: int, *, is_dark: bool, path: Path | None = None) -> None:
+        """Take a size and a colour scheme, and a picture of the page if a path is given."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        if path is not None:
+            path.write_bytes(b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +114,8 @@ def serving(
     first: tuple[str, Engine] | None = None,
     send_bytes: int | None = None,
     prefixes: KeptPrefixes | None = None,
+    origins: Sequence[str] = (),
+    has_page: bool = True,
 ) -> Iterator[Served]:
     """Serve on a free port until the block ends; send_bytes is the size of the buffers of sockets."""
     limits = limits or Limits(drain_s=0.5)
@@ -123,7 +125,9 @@ def serving(
     if send_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     is_ready = Event()
-    server = make_server(make_app(services, host, key), services.drain, limits, is_ready.set)
+    server = make_server(
+        make_app(services, host, key, origins, has_page=has_page), services.drain, limits, is_ready.set
+    )
     url = url_of(listening)
     thread = Thread(target=lambda: asyncio.run(run_server(server, listening, services, first)), daemon=True)
     thread.start()

@@ -1,0 +1,243 @@
+"""The chat page at the server's address: what it may do, whose pages may ask, and the page in a browser."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import chromium
+import pytest
+from scripted import scripted_engine
+from served import Served, home_with, serving, table_engine
+
+from edgespec.errors import UsageError
+from edgespec.server.model_names import ModelNames
+from edgespec.server.security import parse_origins
+
+HI = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 4}
+SITE = "http://localhost:3000"
+
+
+@contextmanager
+def page_of(tiny_model: Path, tmp_path: Path, **settings: Any) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path / "home", tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), **settings) as served:
+        yield served
+
+
+def test_the_page_asks_nobody_else_and_never_parses_what_a_model_writes(tiny_model: Path, tmp_path: Path) -> None:
+    with page_of(tiny_model, tmp_path) as served:
+        first, second = served.client.get("/"), served.client.get("/")
+        assert first.headers["content-type"] == "text/html; charset=utf-8"
+        (nonce,) = set(re.findall(r'nonce="([^"]+)"', first.text))
+        assert nonce not in second.text
+        policy = first.headers["content-security-policy"]
+        assert f"default-src 'none'; script-src 'nonce-{nonce}'" in policy
+        assert "connect-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+    found = re.findall(
+        r"""innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|["'(]https?://|//\w+\.""", first.text
+    )
+    assert found == []
+
+
+def test_the_page_can_be_left_out(tiny_model: Path, tmp_path: Path) -> None:
+    with page_of(tiny_model, tmp_path, has_page=False) as served:
+        assert served.client.get("/").status_code == 404
+        assert served.client.get("/v1/models").status_code == 200
+
+
+def test_the_page_is_let_in_and_no_other_one(tiny_model: Path, tmp_path: Path) -> None:
+    with page_of(tiny_model, tmp_path) as served:
+        own = served.url.removesuffix("/v1")
+        port = own.rpartition(":")[2]
+        answers = {
+            origin: served.post("/v1/chat/completions", HI, headers={"Origin": origin})
+            for origin in (
+                own,
+                "http://127.0.0.1:1",
+                f"http://localhost:{port}",
+                "null",
+                "https://evil.example",
+                SITE,
+            )
+        }
+        assert [answer.status_code for answer in answers.values()] == [200, 403, 403, 403, 403, 403]
+        assert "--allow-origin" in answers[SITE].text
+        rebound = {"Origin": "http://evil.example", "Host": "evil.example"}
+        assert served.post("/v1/chat/completions", HI, headers=rebound).status_code == 403
+
+
+def test_a_site_that_was_named_may_ask_with_the_key(tiny_model: Path, tmp_path: Path) -> None:
+    with page_of(tiny_model, tmp_path, origins=(SITE, "app://obsidian.md"), key="secret") as served:
+        asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        for origin in (SITE, "app://obsidian.md"):
+            leave = served.client.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **asking})
+            assert leave.status_code == 204
+            assert leave.headers["access-control-allow-origin"] == origin
+            assert "authorization" in leave.headers["access-control-allow-headers"]
+            assert leave.headers["access-control-allow-private-network"] == "true"
+            without = served.post("/v1/chat/completions", HI, headers={"Origin": origin})
+            assert (without.status_code, without.headers["access-control-allow-origin"]) == (401, origin)
+            with_key = {"Origin": origin, "Authorization": "Bearer secret"}
+            answer = served.post("/v1/chat/completions", HI, headers=with_key)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+        other = served.client.request(
+            "OPTIONS", "/v1/models", headers={"Origin": "https://evil.example", **asking}
+        )
+        assert (other.status_code, "access-control-allow-origin" in other.headers) == (403, False)
+        assert served.client.get("/").status_code == 200, "the page asks for the key"
+        assert served.client.get("/v1/models").status_code == 401
+
+
+def test_origins_are_read_and_what_is_none_is_refused() -> None:
+    assert parse_origins(None) == parse_origins(" ") == ()
+    assert parse_origins("http://localhost:3000/, chrome-extension://ABC") == (SITE, "chrome-extension://abc")
+    for wrong in ("*", "localhost:3000", "http://a/b", "http://", "null"):
+        with pytest.raises(UsageError, match="is no origin of a page; wanted a scheme and a host"):
+            parse_origins(f"http://a, {wrong}")
+
+
+# -- in a browser ------------------------------------------------------------------------------------
+
+ANSWER = """# Why
+
+The sky is **blue**, see `sky()` and *more* at [a page](https://example.org/a). <img src=x onerror="window.hit=1">
+
+- one
+- two
+  - inner
+
+1. first
+2. second
+
+| a | b |
+|---|---|
+| 1 | <b>2</b> |
+
+```python
+print("<script>window.hit=1</script>")
+```
+Done."""
+
+needs_browser = pytest.mark.skipif(
+    chromium.PROGRAM is None, reason="needs chromium on the PATH (Debian: chromium)"
+)
+
+
+@contextmanager
+def in_browser(
+    tiny_model: Path, tmp_path: Path, answer: str, *more: str, **settings: Any
+) -> Iterator[tuple[chromium.Page, str]]:
+    models = {"tiny": tiny_model, "other": tiny_model, **dict.fromkeys(more, tiny_model)}
+    names = ModelNames(home_with(tmp_path / "home", **models))
+
+    def open_engine(name: str) -> Any:
+        return scripted_engine(tiny_model, tmp_path / f"scripted {name}", lambda prompt: answer)
+
+    with serving(names, open_engine, **settings) as served, chromium.browser(tmp_path / "profile") as page:
+        url = served.url.removesuffix("v1")
+        page.open(url)
+        yield page, url
+
+
+def texts(page: chromium.Page, selector: str) -> list[str]:
+    found = page.evaluate(f"[...document.querySelectorAll({selector!r})].map(each => each.textContent)")
+    return [str(each) for each in found]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model: Path, tmp_path: Path) -> None:
+    with in_browser(tiny_model, tmp_path, ANSWER) as (page, url):
+        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        assert page.evaluate("document.getElementById('model').value") == "other"
+        page.type("<b>hi</b> <|im_end|>\n")
+        page.wait_for("document.querySelector('.note span') !== null")
+        for _ in range(2):
+            assert texts(page, ".user") == ["<b>hi</b> <|im_end|>"]
+            assert texts(page, ".assistant h3") == ["Why"]
+            assert texts(page, ".assistant strong") == ["blue"]
+            assert texts(page, ".assistant em") == ["more"]
+            assert texts(page, ".assistant :not(pre) > code") == ["sky()"]
+            assert texts(page, ".assistant pre") == ['print("<script>window.hit=1</script>")']
+            assert texts(page, ".assistant > ul > li > ul > li") == ["inner"]
+            assert texts(page, ".assistant ol > li") == ["first", "second"]
+            assert texts(page, ".assistant td") == ["1", "<b>2</b>"]
+            assert page.evaluate("document.querySelector('.assistant a').href") == "https://example.org/a"
+            assert page.evaluate("window.hit === undefined && document.querySelector('#log img, #log b') === null")
+            page.open(url)
+        page.evaluate("document.getElementById('clear').click()")
+        page.open(url)
+        assert texts(page, ".turn") == []
+
+
+@pytest.mark.slow
+@needs_browser
+def test_escape_stops_an_answer_which_stays(tiny_model: Path, tmp_path: Path) -> None:
+    with in_browser(tiny_model, tmp_path, "word " * 3000 + "end") as (page, _):
+        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        page.type("go\n")
+        page.wait_for("(document.querySelector('.assistant')?.textContent ?? '').length > 20")
+        page.press("Escape")
+        page.wait_for("document.getElementById('send').hidden === false")
+        assert texts(page, ".note") == ["stopped"]
+        assert "end" not in texts(page, ".assistant")[0]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Path, tmp_path: Path) -> None:
+    with in_browser(tiny_model, tmp_path, "<think>\nhm\n</think>\n\nyes", key="secret") as (page, _):
+        page.wait_for("document.getElementById('unlock').hidden === false")
+        page.evaluate("document.getElementById('key').focus()")
+        page.type("secret\n")
+        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        page.evaluate("attach([new File(['a ``` b\\n'], 'notes.md'), new File(['\\0'], 'x.bin')])")
+        page.wait_for("document.querySelectorAll('#files .file').length === 1")
+        assert "x.bin is no text" in texts(page, "#alert")[0]
+        asked = page.evaluate(
+            """(() => {
+              document.getElementById('schema').value = '{"type": "object"}';
+              document.getElementById('thinking').value = 'off';
+              return request({ role: 'user', text: 'sum up', files });
+            })()"""
+        )
+        assert asked["messages"][-1]["content"] == "notes.md:\n````\na ``` b\n````\n\nsum up"
+        assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
+        assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+        page.evaluate("document.getElementById('schema').value = '{'")
+        page.evaluate("document.getElementById('text').focus()")
+        page.type("go\n")
+        page.wait_for("document.getElementById('alert').textContent.includes('is no JSON')")
+        assert page.evaluate("document.getElementById('text').value") == "go"
+        page.evaluate(
+            "document.getElementById('schema').value = ''; document.getElementById('form').requestSubmit()"
+        )
+        page.wait_for("document.querySelectorAll('.note').length === 1 && running === null")
+        assert texts(page, ".assistant") == ["yes"]
+        assert [text.strip() for text in texts(page, "details.thinking div")] == ["hm"]
+        assert texts(page, ".user .file") == ["notes.md · 2 lines"]
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("is_dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_fits_a_phone_and_a_window(tiny_model: Path, tmp_path: Path, width: int, is_dark: bool) -> None:
+    with in_browser(tiny_model, tmp_path, ANSWER, "a-model-of-a-long-name-" * 4) as (page, _):
+        page.look(width, 800, is_dark=is_dark)
+        page.wait_for("document.querySelectorAll('#model option').length === 3")
+        page.type("Why is the sky blue? " + "wide" * 40 + "\n")
+        page.wait_for("document.querySelector('.note span') !== null")
+        for part in (
+            "document.documentElement.scrollWidth",
+            "document.getElementById('clear').getBoundingClientRect().right",
+        ):
+            assert page.evaluate(part) <= width
+        assert page.evaluate("innerWidth") == width, "a phone would shrink a page that is too wide"
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert colour == ("rgb(20, 23, 28)" if is_dark else "rgb(246, 247, 249)")
+        page.look(width, 800, is_dark=is_dark, path=tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 5000
