@@ -31,9 +31,13 @@ _REASON = "a head is small, and what it would lose in 4 bits costs drafts; quant
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedHead:
-    """A head and all that decides what its folder will hold."""
+    """A head and all that decides what its folder will hold.
+
+    dialect: The name of the format that it was read from, for messages.
+    """
 
     source: HeadSource
+    dialect: str
     target: LoadedSource
     plan: HeadPlan
     rule: Rule
@@ -72,8 +76,8 @@ def plan_head(
         )
     _require_tokenizer(head, target)
     with translate_unusual(head.path):
-        recognized = find_dialect(head).plan(head, target)
-    plan = _trim(recognized, target, trimming)
+        dialect = find_dialect(head)
+        plan = _trim(dialect.plan(head, target), target, trimming)
     num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
     chosen = "int8" if precision == "auto" else precision
     rule = Rule(
@@ -100,7 +104,9 @@ def plan_head(
         ),
     )
     cost = replace(cost, reason=_REASON if precision == "auto" else None)
-    return PlannedHead(source=head, target=target, plan=plan, rule=rule, form=form, cost=cost)
+    return PlannedHead(
+        source=head, dialect=dialect.name, target=target, plan=plan, rule=rule, form=form, cost=cost
+    )
 
 
 def _require_tokenizer(head: HeadSource, target: LoadedSource) -> None:
@@ -141,7 +147,7 @@ def export_head(
     require_absent(output)
     plan, target, rule, cost = planned.plan, planned.target, planned.rule, planned.cost
     with atomic_folder(output, cost.write_bytes, report) as folder:
-        report(f"writing {plan.dialect} head {name} in {rule.precision} precision")
+        report(f"writing {planned.dialect} head {name} in {rule.precision} precision")
         if plan.borrowed:
             report(f"it has no {' and no '.join(plan.borrowed)} of its own; it gets the target's")
         manifest = _describe(name, target, plan, rule, planned.form)

@@ -145,7 +145,7 @@ def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
     )
 
 
-def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
+def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of a head; read gives what its settings say."""
     source = replace(
         source, tensors={name.removeprefix(_WRAPPER): tensor for name, tensor in source.tensors.items()}
@@ -181,7 +181,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     tensors |= (confidence := _read_confidence(reader, config, markov))
     tensors |= (selector := _read_selector(reader, config, order))
     tensors |= (kernels := _read_kernels(reader, config))
-    reader.require_all_taken(name)
+    reader.require_all_taken(method)
     shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}
     shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, config.hidden_size))
     require_shapes(source, tensors, shapes)
@@ -201,7 +201,6 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     if _own(source).get("rope_is_neox_style", True) is False:
         tensors = unpaired_heads(tensors, config)
     return HeadPlan(
-        dialect=name,
         head=Head(
             method=method,
             kind="block",
@@ -340,23 +339,19 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         Dialect(
             name=f"{name} (speculators)",
             recognizes=partial(_is_speculators, method),
-            plan=partial(_plan, f"{name} (speculators)", method, _read_speculators),
+            plan=partial(_plan, method, _read_speculators),
         )
         for name, method in (("DFlash", "dflash"), ("DFlash 2", "dflash2"), ("DSpark", "dspark"))
     ),
     Dialect(
         name="DSpark",
         recognizes=lambda source: any(name.endswith("DSparkModel") for name in source.architectures),
-        plan=partial(_plan, "DSpark", "dspark", _read_deepseek),
+        plan=partial(_plan, "dspark", _read_deepseek),
     ),
     Dialect(
         name="DSpark (SpecForge, Liquid)",
         recognizes=lambda source: _is_dspark(source) and _is_block_head(source),
-        plan=partial(_plan, "DSpark (SpecForge, Liquid)", "dspark", _read_zlab),
+        plan=partial(_plan, "dspark", _read_zlab),
     ),
-    Dialect(
-        name="DFlash",
-        recognizes=_is_block_head,
-        plan=partial(_plan, "DFlash", "dflash", _read_zlab),
-    ),
+    Dialect(name="DFlash", recognizes=_is_block_head, plan=partial(_plan, "dflash", _read_zlab)),
 )

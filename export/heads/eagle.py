@@ -40,7 +40,7 @@ from edgespec.export.heads.head_tensors import (
     require_shapes,
 )
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
-from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
+from edgespec.export.heads.vocabulary import HeadVocabulary, read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
@@ -55,7 +55,7 @@ _PREFIX, _MTP = "mtp_layers.0.", "MTP of MiMo"
 _MTP_NORMS = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm", "final_norm": "final_layernorm"}
 
 
-def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
+def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of an EAGLE-3 head; inner is the object of config.json that describes its layers."""
     settings, reader = layer_settings(source, inner), Reader(source)
     layers = _target_layers(source, target.config.num_layers)
@@ -80,7 +80,6 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         tensors["mask_features"] = mask
     vocabulary = read_vocabulary(reader, target, settings, hidden)
     reader.require_all_taken("EAGLE-3")
-    tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
     later = layer_shapes(config, hidden)
     shapes = {**later, **{f"0.{role}": shape for role, shape in layer_shapes(config, 2 * hidden).items()}}
     features = len(layers) * target.config.hidden_size
@@ -99,10 +98,10 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     head = _recurrent_head("eagle3", layers, target, config, fuse_graph)
     if mask is not None:
         head = replace(head, mask_token_id=_mask_token_id(source, target), block_tokens=_num_proposed(source))
-    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+    return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
-def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
+def _plan_eagle(source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of an EAGLE-1 or EAGLE-2 head, which differ in the trees that they draft only."""
     settings, reader = layer_settings(source), Reader(source)
     join = reader.take("fc.weight")
@@ -115,11 +114,10 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
         tensors["token_norm"] = reader.take("embedding_layernorm.weight")
         tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
-    return _plan_joined(name, reader, target, settings, tensors, num_layers)
+    return _plan_joined(reader, target, settings, tensors, num_layers)
 
 
 def _plan_joined(
-    name: str,
     reader: Reader,
     target: LoadedSource,
     settings: SourceSettings,
@@ -139,11 +137,10 @@ def _plan_joined(
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
-    tensors = {**tensors, "embedding": vocabulary.embedding, "head": vocabulary.head}
     _require_joined_shapes(reader.source, tensors, config)
     recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
     head = _recurrent_head("eagle", (target.config.num_layers,), target, config)
-    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+    return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
 def _require_joined_shapes(source: HeadSource, tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> None:
@@ -181,7 +178,7 @@ def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
     has_norms = bool(source.settings.get("layernorms"))
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
-    return _plan_joined(_NORMED, reader, target, settings, tensors, 1, returns_normed=has_norms)
+    return _plan_joined(reader, target, settings, tensors, 1, returns_normed=has_norms)
 
 
 def read_mtp(path: Path) -> HeadSource:
@@ -217,8 +214,8 @@ def _plan_mtp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     _require_joined_shapes(source, tensors, config)
     recurrence = Recurrence(config=config, is_wide=False, has_state_first=True, returns_normed=True)
     head = _recurrent_head("mtp", (target.config.num_layers - 1,), target, config)
-    tensors |= {"embedding": target.tensors["embedding"], "head": target.head}
-    return plan_recurrent(_MTP, head, recurrence, tensors, borrowed=("embedding", "vocabulary head"))
+    vocabulary = HeadVocabulary(target.tensors["embedding"], target.head, None, ("embedding", "vocabulary head"))
+    return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
@@ -311,26 +308,21 @@ def _is_eagle(source: HeadSource) -> bool:
     return has_join and not _is_speculators(source) and not _is_eagle3(source)
 
 
-_SPECULATORS, _SPECFORGE, _ORIGINAL = (
-    f"EAGLE-3 of {who}" for who in ("vLLM speculators", "SpecForge, AngelSlim, SGLang or DeepSeek", "its authors")
-)
-_EAGLE = "EAGLE-1 or 2"
-_NORMED = "EAGLE of vLLM speculators"
 EAGLE_DIALECTS = (
     Dialect(
-        name=_SPECULATORS,
+        name="EAGLE-3 of vLLM speculators",
         recognizes=lambda source: source.settings.get("speculators_model_type") in ("eagle3", "peagle"),
-        plan=partial(_plan_eagle3, _SPECULATORS, "transformer_layer_config"),
+        plan=partial(_plan_eagle3, "transformer_layer_config"),
     ),
     Dialect(
-        name=_SPECFORGE,
+        name="EAGLE-3 of SpecForge, AngelSlim, SGLang or DeepSeek",
         recognizes=lambda source: _is_eagle3(source) and _names_eagle3(source),
-        plan=partial(_plan_eagle3, _SPECFORGE, None),
+        plan=partial(_plan_eagle3, None),
     ),
-    Dialect(name=_ORIGINAL, recognizes=_is_eagle3, plan=partial(_plan_eagle3, _ORIGINAL, None)),
-    Dialect(name=_EAGLE, recognizes=_is_eagle, plan=partial(_plan_eagle, _EAGLE)),
+    Dialect(name="EAGLE-3 of its authors", recognizes=_is_eagle3, plan=partial(_plan_eagle3, None)),
+    Dialect(name="EAGLE-1 or 2", recognizes=_is_eagle, plan=_plan_eagle),
     Dialect(
-        name=_NORMED,
+        name="EAGLE of vLLM speculators",
         recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle",
         plan=_plan_normed,
     ),

@@ -126,7 +126,6 @@ WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule]
 class HeadPlan:
     """The contents of a head's folder, in whatever precision and form.
 
-    dialect: The name of the format that it was read from, for messages.
     graph: The file of its main graph.
     has_trees: Another graph runs trees.
     tensors: All weights by role, those of the target among them.
@@ -137,7 +136,6 @@ class HeadPlan:
     sliding_window: How many tokens layers see that do not see all.
     """
 
-    dialect: str
     head: Head
     kv_cache: KVCache
     tensors: Mapping[str, StoredTensor]

@@ -56,7 +56,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     reader.require_all_taken("Medusa", r"\d+\.|blocks\.|lm_heads\.")
     steps = [Step(hidden, hidden, f"{i}.head", partial(_medusa_step, i, num)) for i, num in enumerate(num_blocks)]
-    return plan_steps("Medusa", "medusa", target, steps, tensors, tokens=tokens)
+    return plan_steps("medusa", target, steps, tensors, tokens=tokens)
 
 
 def _medusa_step(
@@ -126,9 +126,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
         for i, num in enumerate(num_blocks)
     ]
     layer = _hydra_layer(source, target.config.num_layers)
-    return plan_steps(
-        "Hydra", "hydra", target, steps, tensors, tokens=tokens, borrowed=("embedding",), layer=layer
-    )
+    return plan_steps("hydra", target, steps, tensors, tokens=tokens, borrowed=("embedding",), layer=layer)
 
 
 def _hydra_step(

@@ -156,9 +156,7 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     num_steps = drafted if is_tied else num_graphs
-    return plan_steps(
-        "MLP speculator", "mlp_speculator", target, steps, tensors, num_steps=num_steps, tokens=tokens
-    )
+    return plan_steps("mlp_speculator", target, steps, tensors, num_steps=num_steps, tokens=tokens)
 
 
 def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -195,9 +193,7 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
         )
         width = hidden if i == 0 else 2 * size
         steps.append(Step(width, 2 * size, "head", partial(_lstm_step, mixing, width, size, i == 0)))
-    return plan_steps(
-        "LSTM speculator", "mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens
-    )
+    return plan_steps("mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens)
 
 
 SPECULATOR_DIALECTS: tuple[Dialect, ...] = (

@@ -24,13 +24,13 @@ import onnx_ir as ir
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadPlan
+from edgespec.export.heads.vocabulary import HeadVocabulary
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, KVCache, Manifest
-from edgespec.types import TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,29 +115,22 @@ class Recurrence:
 
 
 def plan_recurrent(
-    dialect: str,
-    head: Head,
-    recurrence: Recurrence,
-    tensors: Mapping[str, StoredTensor],
-    *,
-    borrowed: tuple[str, ...] = (),
-    tokens: TokenIds | None = None,
+    head: Head, recurrence: Recurrence, layers: Mapping[str, StoredTensor], vocabulary: HeadVocabulary
 ) -> HeadPlan:
-    """The plan of a recurrent head; arguments as of HeadPlan.
+    """The plan of a recurrent head whose layers have these tensors.
 
     Where its vocabulary head is its embedding, both share their bytes.
     """
-    config = recurrence.config
-    if tensors["head"] is tensors["embedding"]:
-        tensors = {role: tensor for role, tensor in tensors.items() if role != "head"}
+    config, tensors = recurrence.config, {**layers, "embedding": vocabulary.embedding}
+    if vocabulary.head is not vocabulary.embedding:
+        tensors["head"] = vocabulary.head
     return HeadPlan(
-        dialect=dialect,
         head=head,
         kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         tensors=tensors,
         write_graphs=recurrence.write_graphs,
-        borrowed=borrowed,
-        tokens=tokens,
+        borrowed=vocabulary.borrowed,
+        tokens=vocabulary.tokens,
         has_trees=not recurrence.has_mask,
         sliding_window=next(filter(None, (layer.sliding_window for layer in config.layers)), None),
     )

@@ -125,7 +125,6 @@ def without_prefixes(source: HeadSource) -> HeadSource:
 
 
 def plan_steps(
-    name: str,
     method: str,
     target: LoadedSource,
     steps: Sequence[Step],
@@ -151,7 +150,6 @@ def plan_steps(
         return {file: step.write_graph(StepWriter(roles, weights, rule)) for file, step in made}
 
     return HeadPlan(
-        dialect=name,
         head=Head(
             method=method,
             kind="steps",

@@ -375,7 +375,7 @@ def test_parts_of_dflash2_that_are_missing_or_do_not_fit_are_refused(tmp_path: P
     assert "conv_group_size is 7" in refused("a", conv_group_size=7)
     assert "kernel_projection.weight is 32×64, wanted 64×64" in refused("b", conv_group_size=4)
     assert "selector_top_k is None" in refused("c", selector_top_k=None)
-    assert "which no DFlash head uses" in refused("d", conv_kernel_size=0)
+    assert "which no dflash head uses" in refused("d", conv_kernel_size=0)
 
 
 def test_specforge_says_in_one_place_what_kind_of_head_it_is(tmp_path: Path, target: Path) -> None:
