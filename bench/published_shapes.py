@@ -12,7 +12,7 @@ of memory and a few minutes.
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +44,15 @@ class Published(NamedTuple):
 
     context_length: The length to export for, if not the model's own.
     num_before: Tokens before those whose logits are compared with those of transformers.
+    drafters: Those whose text is compared.
+    least_layers: How many it takes to have layers of each kind.
     """
 
     config: dict[str, Any]
     context_length: int | None = None
     num_before: int = 0
+    drafters: Sequence[str] = DRAFTERS
+    least_layers: int = 1
 
 
 def _longrope(pairs: int) -> dict[str, Any]:
@@ -87,6 +91,17 @@ MODELS = {
             "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
             "tie_word_embeddings": True,
         }
+    ),
+    "LFM2-1.2B": Published(
+        {
+            "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 65536, "rope_theta": 1e6, "max_position_embeddings": 128000,
+            "block_auto_adjust_ff_dim": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
+            "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-5, "tie_embedding": True,
+            "intermediate_size": 8192, "tie_word_embeddings": True, "block_dim": 2048, "conv_bias": False,
+        },
+        drafters=("none", "suffix", "ngram"),
+        least_layers=3,
     ),
     "OLMoE-1B-7B": Published(
         {
@@ -132,8 +147,9 @@ def main() -> int:
     for name in options.models:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             source = Path(folder) / "source"
-            write_source(source, MODELS[name].config, options.layers)
-            compared = _tokens(MODELS[name].num_before + NUM_COMPARED)
+            model = MODELS[name]
+            write_source(source, model.config, max(options.layers, model.least_layers))
+            compared = _tokens(model.num_before + NUM_COMPARED)
             reference = _reference(Path(folder), options.transformers, compared) if options.transformers else None
             for precision in options.precisions:
                 is_right &= _show(name, precision, Path(folder), compared, reference, options.tokens)
@@ -168,6 +184,9 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...], embedding:
 def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors of a checkpoint, by the names that the family's own have."""
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    if family == "lfm2":
+        yield from _lfm2_sizes(config)
+        return
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     query, key = heads * head_dim, kv_heads * head_dim
@@ -194,6 +213,29 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield layer + "self_attn.q_norm.weight", (query if whole else head_dim,)
             yield layer + "self_attn.k_norm.weight", (key if whole else head_dim,)
         yield from _mlp_sizes(layer, config)
+
+
+def _lfm2_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = hidden // config["num_attention_heads"]
+    key = config["num_key_value_heads"] * head_dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.embedding_norm.weight", (hidden,)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        yield layer + "operator_norm.weight", (hidden,)
+        yield layer + "ffn_norm.weight", (hidden,)
+        for part, size in (("w1", (inner, hidden)), ("w3", (inner, hidden)), ("w2", (hidden, inner))):
+            yield f"{layer}feed_forward.{part}.weight", size
+        if i not in config["full_attn_idxs"]:
+            yield layer + "conv.conv.weight", (hidden, 1, config["conv_L_cache"])
+            yield layer + "conv.in_proj.weight", (3 * hidden, hidden)
+            yield layer + "conv.out_proj.weight", (hidden, hidden)
+            continue
+        for part, rows in (("q_proj", hidden), ("k_proj", key), ("v_proj", key), ("out_proj", hidden)):
+            yield f"{layer}self_attn.{part}.weight", (rows, hidden)
+        for part in "qk":
+            yield f"{layer}self_attn.{part}_layernorm.weight", (head_dim,)
 
 
 def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -246,8 +288,8 @@ def _show(
         return False
     size = sum(file.stat().st_size for file in made.iterdir()) / 1e6
     compared, differing, theirs = _rows(made, tokens, reference)
-    texts = {drafter: _text(made, drafter, num_tokens) for drafter in DRAFTERS}
-    drafted = "/".join(f"{texts[drafter][1]}" for drafter in DRAFTERS[1:])
+    texts = {drafter: _text(made, drafter, num_tokens) for drafter in MODELS[name].drafters}
+    drafted = "/".join(f"{count}" for drafter, (_, count) in texts.items() if drafter != "none")
     is_one = len({text for text, _ in texts.values()}) == 1
     line = (name, precision, f"{size:.0f}", *_numbers(manifest), f"{differing}/{compared}")
     print(LINE.format(*line, f"{'yes' if is_one else 'NO'}, {drafted}", theirs), flush=True)

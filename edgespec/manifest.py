@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from edgespec.system.typed_json import read_as, read_json, require_known_fields
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
+KEPT_STATES = 4  # of a text: the last two, and two behind passes over a part of a prompt
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
@@ -56,6 +58,42 @@ class Convolutions:
         return [row_names(layer) for layer in self.layers]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """Layers with a recurrent state in the place of attention, which a pass takes on from token to token.
+
+    A pass takes a state, the rows of the tokens behind it and of a few before, and new tokens. It gives the state
+    behind the last token that the text has for certain, and the rows from a few before that on.
+
+    state_shape: Of the state of a layer, [heads, ...].
+    row_width: Numbers in the row of a token, from which its step of the recurrence is worked out again.
+    num_before: How many rows before a state belong to it.
+    """
+
+    layers: tuple[Index, ...]
+    state_shape: tuple[Size, ...]
+    row_width: Width
+    num_before: Size
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the states of all layers have."""
+        return len(self.layers) * prod(self.state_shape)
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Of each layer the names of state and rows before a pass and behind it, state and rows in turn."""
+        return [pair for layer in self.layers for pair in (state_names(layer), row_names(layer))]
+
+
+def state_names(layer: int) -> tuple[str, str]:
+    """Names of the recurrent state that a pass reads, and of that which it gives."""
+    return f"past_state.{layer}", f"present_state.{layer}"
+
+
+NUM_SETTLED = "num_settled"  # int64 [1], an input of a graph with a recurrence: rows that go into the given state
+
+
 def row_names(layer: int) -> tuple[str, str]:
     """Names of the rows of a short convolution that a pass reads, and of those that it makes."""
     return f"past_rows.{layer}", f"present_rows.{layer}"
@@ -71,6 +109,7 @@ class KVCache:
     dtype: A static cache may be of uint16, quantized by scales that are in the graph.
     num_layers: All layers of the model; 0 for a drafting head without attention, which has no cache.
     convolutions: The layers among them that have a row for each token in place of keys and values.
+    recurrence: Those that have a state.
     """
 
     form: str = "shared_buffer"
@@ -79,6 +118,7 @@ class KVCache:
     head_dim: Size
     dtype: str = "float32"
     convolutions: Convolutions | None = None
+    recurrence: Recurrence | None = None
 
     @property
     def convolved_layers(self) -> tuple[int, ...]:
@@ -87,7 +127,8 @@ class KVCache:
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values."""
-        return tuple(layer for layer in range(self.num_layers) if layer not in self.convolved_layers)
+        others = {*self.convolved_layers, *(self.recurrence.layers if self.recurrence else ())}
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def numbers_per_token(self) -> int:
@@ -99,11 +140,20 @@ class KVCache:
     def bytes_per_token(self) -> int:
         return self.numbers_per_token * _CACHE_DTYPES[self.dtype]
 
+    @property
+    def recurrent_bytes(self) -> int:
+        """The bytes of the recurrent states that are kept, however long a text is."""
+        return KEPT_STATES * self.recurrence.numbers * _CACHE_DTYPES[self.dtype] if self.recurrence else 0
+
     def of_layers(self, kept: Sequence[int]) -> "KVCache":
         """The cache of a model that has some of the layers alone, numbered anew."""
         rows = tuple(number for number, layer in enumerate(kept) if layer in self.convolved_layers)
         convolutions = replace(self.convolutions, layers=rows) if self.convolutions else None
-        return replace(self, num_layers=len(kept), convolutions=convolutions)
+        recurrence = self.recurrence
+        if recurrence:
+            own = tuple(number for number, layer in enumerate(kept) if layer in recurrence.layers)
+            recurrence = replace(recurrence, layers=own)
+        return replace(self, num_layers=len(kept), convolutions=convolutions, recurrence=recurrence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,11 +508,12 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if kv.dtype == "uint16" and kv.form != "static":
         yield f"a {kv.form} cache is of uint16, which only a static one can be"
     layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    named = [*kv.convolved_layers, *layers]
+    named = [*kv.convolved_layers, *(kv.recurrence.layers if kv.recurrence else ()), *layers]
     if max(named, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
         yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
-    if kv.convolutions and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
-        yield "with convolutions it has layers of attention, a shared_buffer cache and no graph for trees"
+    is_mixed = kv.convolutions or kv.recurrence
+    if is_mixed and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
+        yield "layers without attention take others that have it, a shared_buffer cache and no graph for trees"
     yield from _shared_names(manifest.signature, kv.num_layers)
     if head is not None:
         yield from head.problems(vocab_size)

@@ -1,7 +1,7 @@
 """From the settings of a source to one description of a decoder, which the graph builder understands."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.blocks import Floats
+from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
 from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Convolutions
+from edgespec.manifest import Convolutions, Recurrence
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
@@ -24,6 +25,7 @@ _GGUF_NAMES = {
     "hunyuan-dense": "hunyuan_v1_dense",
     "mistral3": "ministral3",
     "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -47,7 +49,7 @@ _UNUSED: dict[str, float] = {
 }
 # Settings that change the arithmetic and have no place in the graph.
 _UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers", "conv_bias")
-_SEEING = ("gemma3", "mistral3")  # families of models that have a vision tower beside a text decoder
+_SEEING = ("gemma3", "mistral3", "qwen3_5")  # families of models that have a vision tower beside a text decoder
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
 # Windows by architecture and context length of GGUF files from before they stated them.
@@ -63,6 +65,7 @@ class Layer:
     rotary: Rotary | None  # None: positions are not encoded
     sliding_window: int | None = None  # how many tokens back attention sees
     convolved: int = 0  # tokens that a short convolution in the place of attention reads, its own included
+    delta: DeltaRule | None = None  # a Gated DeltaNet in the place of attention
 
 
 class QueryGrowth(NamedTuple):
@@ -140,6 +143,25 @@ class DecoderConfig:
         num_before = self.layers[layers[0]].convolved - 1 if layers else 0
         return Convolutions(layers=layers, width=self.hidden_size, num_before=num_before) if layers else None
 
+    @property
+    def is_mixed(self) -> bool:
+        """True if some layers have no attention."""
+        return any(layer.convolved or layer.delta for layer in self.layers)
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """What a cache keeps for the layers with a state; None where there are none."""
+        rules = {i: layer.delta for i, layer in enumerate(self.layers) if layer.delta}
+        if not rules:
+            return None
+        rule = next(iter(rules.values()))
+        return Recurrence(
+            layers=tuple(rules),
+            state_shape=(rule.num_value_heads, rule.key_size, rule.value_size),
+            row_width=rule.row_width,
+            num_before=rule.convolved - 1,
+        )
+
 
 def _require_read(stated: SourceSettings) -> None:
     """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
@@ -149,6 +171,7 @@ def _require_read(stated: SourceSettings) -> None:
             raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
         is_known = key in _READ or _UNUSED.get(key) == value
         is_known |= stated.prefix == "mistral3." and key in _READ_OF_MINISTRAL
+        is_known |= stated.prefix == "qwen35." and key == "rope.dimension_sections"  # of images alone
         if key == name or not key.startswith(("rope.", "attention.")) or is_known:
             continue
         raise SourceError(
@@ -206,7 +229,8 @@ def config_from_gguf(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
-            _convolved(stated, convolved, "shortconv.l_cache"),
+            _convolved(stated, convolved, "shortconv.l_cache")
+            | _delta_layers(stated, family, num_layers, rule_from_gguf),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -263,7 +287,8 @@ def config_from_huggingface(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
-            _convolved(stated, convolved, "conv_L_cache"),
+            _convolved(stated, convolved, "conv_L_cache")
+            | _delta_layers(stated, family, num_layers, rule_from_huggingface),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -310,14 +335,14 @@ def decoder_part(
     defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
     inner = settings.get("text_config") if architecture in _SEEING else None
     if inner:
-        seeing = ("vision_tower.", "multi_modal_projector.")
+        seeing = ("vision_tower.", "multi_modal_projector.", "visual.")
         stored = {
             name.replace("language_model.", "", 1): tensor
             for name, tensor in stored.items()
             if not name.removeprefix("model.").startswith(seeing)
         }
-    if architecture == "mimo":
-        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("model.mtp_layers.")}
+    further = {"mimo": "model.mtp_layers.", "qwen3_5": "mtp."}.get(architecture)
+    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
     given = {**defaults, **settings, **(inner or {})}
     return given | (_lfm2_settings(given) if architecture == "lfm2" else {}), dict(stored)
 
@@ -421,6 +446,18 @@ def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[
     return {i: Layer(rotary=None, convolved=stated.count(key)) for i in layers}
 
 
+def _delta_layers(
+    stated: SourceSettings, family: Family, num_layers: int, read: Callable[[SourceSettings], DeltaRule]
+) -> dict[int, Layer]:
+    """The layers with a Gated DeltaNet, which are listed, or all but every so many."""
+    if not family.has_delta:
+        return {}
+    kinds = stated.get("layer_types")
+    every = layers_every(num_layers, stated.count("full_attention_interval", 4))
+    numbers = every if kinds is None else (i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    return {i: Layer(rotary=None, delta=read(stated)) for i in numbers}
+
+
 def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
     """True for each layer that sees only a window; pattern lists the layers, or states a period."""
     every = family.full_attention_every
@@ -429,6 +466,7 @@ def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_laye
     if isinstance(pattern, list):
         kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
         kinds |= {"conv": False} if family.has_convolutions else {}
+        kinds |= {"linear_attention": False} if family.has_delta else {}
         found = [kinds.get(kind) for kind in pattern]
         if len(found) != num_layers or None in found or (every is None and any(found)):
             raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")

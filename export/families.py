@@ -1,10 +1,10 @@
 """The families of decoders that are read, each by its differences from llama.
 
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
-olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense and
-lfm2 (LFM2 and 2.5), and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A gemma3 or
-mistral3 that sees is read without its vision part, and granitemoehybrid (Granite 4) where all its layers have
-attention and none has experts.
+olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
+(LFM2 and 2.5) and qwen3_5, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A
+gemma3 or mistral3 that sees is read without its vision part, and granitemoehybrid (Granite 4) where all its layers
+have attention and none has experts.
 """
 
 from collections.abc import Mapping
@@ -38,6 +38,7 @@ class Family:
     has_rounded_yarn: bool = True  # borders of YaRN are whole pairs of values, unless truncate says otherwise
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
     has_convolutions: bool = False  # some layers have a short convolution in the place of attention
+    has_delta: bool = False  # some have a Gated DeltaNet, and attention has a gate of its output
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
@@ -145,6 +146,15 @@ FAMILIES = {
             "block_ffn_dim_multiplier": 1.0,
         },
     ),
+    "qwen3_5": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        gain_addend=1.0,
+        names={
+            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
+        },
+        has_delta=True,
+        defaults={"full_attention_interval": 4},
+    ),
     "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
     "qwen3_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
@@ -172,7 +182,7 @@ _STATE = "from whose state drafts have to be taken back"
 # What families that are not read need, by the starts of their names.
 _LACKING = {
     f"Gated DeltaNet layers, {_STATE} (ONNX Runtime has operators for them from 1.32 on)": (
-        *("qwen3_next", "qwen3next", "qwen3_5", "qwen35", "kimi_linear", "olmo_hybrid"),
+        *("qwen3_next", "qwen3next", "qwen3_5_moe", "qwen35moe", "kimi_linear", "olmo_hybrid"),
     ),
     "experts beside short convolutions": ("lfm2moe", "lfm2_moe"),
     f"Mamba layers, {_STATE}": (

@@ -7,10 +7,14 @@ Inputs, for a batch of one:
     past_key_values.{i}.key, .value  float32 or float16 [batch, num_kv_heads, capacity, head_dim]
     past_rows.{i}                    [batch, num_before, hidden_size], the rows of the tokens before; of a layer
                                      that has a short convolution and no keys and values
+    past_state.{i}                   of a layer that has a recurrent state: the state, and in past_rows.{i} rows of
+                                     a few tokens before it and of all that follow it in the past
+    num_settled          int64 [1]   with such layers: how many of these rows and of the new ones go into the state
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
     present_rows.{i}                 [batch, num_tokens, hidden_size], the rows of the new tokens
+    present_state.{i}                the state behind the settled rows; present_rows.{i} begin a few before it
 A graph with a best token also outputs
     best                 float32 [batch, num_logits_to_keep, 2]   for each row the id of the likeliest token,
                                                                   the lowest of equal ones, and the sum of logits
@@ -90,6 +94,7 @@ class _Decoder:
         num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = write.lengths(mask)
         inputs, outputs = [input_ids, mask, num_logits, *write.tree.values()], []
+        inputs += [write.delta.num_settled] if config.recurrence else []
         layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
 
         embedded, head = write.linear.embedding(
@@ -100,7 +105,9 @@ class _Decoder:
         normed = write.norm(residual, norms[0])
         for number, i in enumerate(layers):
             past, present = write.caches(number, i)
-            if config.layers[i].convolved:
+            if (rule := config.layers[i].delta) is not None:
+                attended = write.delta(i, rule, normed, past, present)
+            elif config.layers[i].convolved:
                 attended = write.convolution(i, normed, past[0], present[0])
             else:
                 attended = write.attention(i, normed, past, present, lengths)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth, Routing
+from edgespec.export.delta_graph import DeltaWriter
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, typed_value
@@ -13,7 +14,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import row_names
+from edgespec.manifest import row_names, state_names
 
 
 class LayerWriter:
@@ -44,6 +45,7 @@ class LayerWriter:
         self.biases: dict[ir.Value, ir.Value] = {}
         self._positions: ir.Value | None = None
         self._scales: ir.Value | None = None
+        self.delta = DeltaWriter(self)
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
     def caches(self, number: int, layer: int | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -51,7 +53,15 @@ class LayerWriter:
 
         number: Of the layer among those that the graph has, where these are not all of the model's.
         """
-        if tokens := self.config.layers[number if layer is None else layer].convolved:
+        own_layer = self.config.layers[number if layer is None else layer]
+        if (states := self.config.recurrence) and own_layer.delta:
+            shapes = (1, *states.state_shape), ("batch", f"rows.{number}", states.row_width)
+            names = zip(*(state_names(number), row_names(number)), strict=True)
+            past, present = (
+                [typed_value(*it) for it in zip(side, [self.type] * 2, shapes, strict=True)] for side in names
+            )
+            return past, present
+        if tokens := own_layer.convolved:
             (before, own), width = row_names(number), self.config.hidden_size
             read = typed_value(before, self.type, ("batch", tokens - 1, width))
             return [read], [typed_value(own, self.type, ("batch", "num_tokens", width))]
@@ -174,6 +184,9 @@ class LayerWriter:
             scale=self.config.attention_scale,
             softcap=self.config.attention_cap or 0.0,
         )[0]
+        if (gate := self.tensors.get(f"{i}.q_gate")) is not None:
+            opened = self.op("Sigmoid", self.linear(f"{i}.q_gate", x, [gate])[0])
+            attended = self.op("Mul", attended, opened)
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]], [self.tensors.get(f"{i}.o_bias")])[0]
 
     def convolution(self, i: int, x: ir.Value, past: ir.Value, present: ir.Value) -> ir.Value:
@@ -185,19 +198,24 @@ class LayerWriter:
         outputs = [ir.Value(name=f"{i}.{part}") for part in ("row_gate", "sum_gate", "ungated")]
         row_gate, sum_gate, ungated = self.nodes.node("Split", whole, outputs, axis=-1, num_outputs=3)
         self.nodes.node("Mul", [row_gate, ungated], [present])
-        rows, axis = self.op("Concat", past, present, axis=1), self.constant("axis_1", np.array([1]))
-        count = self.config.layers[i].convolved
-        weights = self.tensors[f"{i}.conv"].vector().astype(self.floats).reshape(-1, count)
+        rows = self.op("Concat", past, present, axis=1)
+        total = self.weighted_sum(f"{i}.conv", rows, self.config.layers[i].convolved)
+        total.name = f"{i}.convolved"
+        return self.linear(f"{i}.conv_out", self.op("Mul", sum_gate, total), [self.tensors[f"{i}.conv_out"]])[0]
+
+    def weighted_sum(self, role: str, rows: ir.Value, count: int) -> ir.Value:
+        """Of each count rows, one behind another, the sum of what each is with its weights."""
+        axis = self.constant("axis_1", np.array([1]))
+        weights = self.tensors[role].vector().astype(self.floats).reshape(-1, count)
         total: ir.Value | None = None
         for at in range(count):
             first = self.constant(f"row_{at}_first", np.array([at]))
             end = self.constant(f"row_{at}_end", np.array([at + 1 - count or np.iinfo(np.int64).max]))
-            own = self.weights.append(f"{i}.conv.{at}", [np.ascontiguousarray(weights[:, at])], [len(weights)])
+            own = self.weights.append(f"{role}.{at}", [np.ascontiguousarray(weights[:, at])], [len(weights)])
             term = self.op("Mul", self.op("Slice", rows, first, end, axis), own)
             total = term if total is None else self.op("Add", total, term)
         assert total is not None
-        total.name = f"{i}.convolved"
-        return self.linear(f"{i}.conv_out", self.op("Mul", sum_gate, total), [self.tensors[f"{i}.conv_out"]])[0]
+        return total
 
     def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""

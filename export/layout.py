@@ -66,6 +66,7 @@ def lay_out(
             head_dim=config.head_dim,
             dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
             convolutions=config.convolutions,
+            recurrence=config.recurrence,
         ),
         vocab_size=config.vocab_size,
         vocab_sha256=vocab_sha256,
@@ -77,8 +78,8 @@ def lay_out(
         signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
         chat_template="chat_template.jinja" if vocabulary.chat_template and not loaded.pooling else None,
         sampling=loaded.sampling,
-        # A convolution reads the rows before, which in a tree are not those of its branch.
-        tree_graph=None if is_drafter or loaded.pooling or config.convolutions else "model_tree.onnx",
+        # Layers without attention read the rows before, which in a tree are not those of a branch.
+        tree_graph=None if is_drafter or loaded.pooling or config.is_mixed else "model_tree.onnx",
         sliding_window=min(windows, default=None),
         hidden_layers=options.hidden_layers,
         pooling=loaded.pooling,

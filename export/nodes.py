@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 # Operators of ONNX Runtime itself; the rest belong to the ONNX standard.
 _CONTRIB = {
-    "FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "MoE", "QMoE", "QuickGelu",
-    "RotaryEmbedding", "SkipSimplifiedLayerNormalization",
+    "FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "LinearAttention", "MatMulNBits",
+    "MoE", "QMoE", "QuickGelu", "RotaryEmbedding", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 
 

@@ -165,14 +165,14 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
             f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
             "cpu, or --drafter-device cpu for a drafter"
         )
-    if config.convolutions is not None:
+    if config.is_mixed:
         if form != "cpu":
             raise DeviceUnavailable(
-                f"{config.architecture} has short convolutions, which are exported for the CPU only; use --device "
-                "cpu, or --drafter-device cpu for a drafter"
+                f"{config.architecture} has layers without attention, which are exported for the CPU only; use "
+                "--device cpu, or --drafter-device cpu for a drafter"
             )
         kept = trimming.layers(config.num_layers)
-        if kept and {*kept} <= {*config.convolutions.layers}:
+        if kept and all(config.layers[i].convolved or config.layers[i].delta for i in kept):
             raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
     is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:

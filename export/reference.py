@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, Routing
+from edgespec.export.delta import recur
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds
@@ -82,6 +83,7 @@ class _Reference:
         rows = [scale * self._embed(stream, tokens[: stream.num_tokens]) for stream in self.streams]
         for i in range(config.num_layers):
             mix = self._convolution if config.layers[i].convolved else self._attention
+            mix = self._delta if config.layers[i].delta else mix
             attended = mix(i, self._norm(f"{i}.input_norm", rows))
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
@@ -162,23 +164,52 @@ class _Reference:
         if (growth := self.config.query_growth) is not None:
             q = [x * growth.scales(len(x))[:, None] for x in q]
         sinks = self.tensors[f"{i}.sinks"].vector() if f"{i}.sinks" in self.tensors else None
-        return self._linear([_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
+        attended = [_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)]
+        if f"{i}.q_gate" in self.tensors:
+            gates = self._linear(rows, f"{i}.q_gate")
+            attended = [x / (1 + np.exp(-gate)) for x, gate in zip(attended, gates, strict=True)]
+        return self._linear(attended, f"{i}.o")
 
     def _convolution(self, i: int, rows: list[Floats]) -> list[Floats]:
         count = self.config.layers[i].convolved
         weights = self.tensors[f"{i}.conv"].vector().reshape(-1, count)
         summed = []
         for row_gate, sum_gate, x in (np.split(y, 3, axis=-1) for y in self._linear(rows, f"{i}.conv_in")):
-            own = np.concatenate([np.zeros((count - 1, x.shape[1]), np.float32), row_gate * x])
-            terms = [own[at : at + len(x)] * weights[:, at] for at in range(count)]
-            summed.append(sum_gate * np.sum(terms, axis=0))
+            summed.append(sum_gate * _convolve(row_gate * x, weights))
         return self._linear(summed, f"{i}.conv_out")
+
+    def _delta(self, i: int, rows: list[Floats]) -> list[Floats]:
+        rule, own = (
+            self.config.layers[i].delta,
+            {part: self.tensors[f"{i}.delta_{part}"].vector() for part in _DELTA},
+        )
+        assert rule is not None
+        projected = [self._linear(rows, f"{i}.delta_{part}") for part in ("qkv", "z", "a", "b")]
+        gated = []
+        for qkv, z, a, b in zip(*projected, strict=True):
+            mixed = _silu(_convolve(qkv, own["conv"].reshape(-1, rule.convolved)))
+            decay = rule.decay(own["decay"]) * np.logaddexp(0, a + own["shift"])
+            read = recur(rule, mixed, decay, 1 / (1 + np.exp(-b)))
+            normed = _rms_norm(read, own["gain"], np.float32(self.config.rms_eps)).reshape(z.shape)
+            gated.append(normed * _silu(z))
+        return self._linear(gated, f"{i}.delta_out")
 
     def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
         rotary = self.config.layers[i].rotary
         if rotary is None:
             return rows
         return [_rotate(x.reshape(len(x), -1, self.config.head_dim), rotary).reshape(x.shape) for x in rows]
+
+
+_DELTA = ("conv", "decay", "shift", "gain")
+
+
+def _convolve(rows: Floats, weights: Floats) -> Floats:
+    """Sums of rows with the weights of each of their tokens, which are [width, num_tokens]."""
+    count = weights.shape[1]
+    padded = np.concatenate([np.zeros((count - 1, rows.shape[1]), np.float32), rows])
+    summed: Floats = np.sum([padded[at : at + len(rows)] * weights[:, at] for at in range(count)], axis=0)
+    return summed
 
 
 def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:

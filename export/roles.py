@@ -21,6 +21,7 @@ _MODEL_NAMES = {
     "final_norm": ("output_norm.weight", "model.norm.weight"),
     "head": ("output.weight", "lm_head.weight"),
 }
+_GATE = ", gate"  # ends the name of the rows of gates that a matrix of queries holds
 _LAYER_NAMES = {
     "input_norm": ("attn_norm.weight", "input_layernorm.weight"),
     **{part: (f"attn_{part}.weight", f"self_attn.{part}_proj.weight") for part in "qkv"},
@@ -29,6 +30,21 @@ _LAYER_NAMES = {
     "o": ("attn_output.weight", "self_attn.o_proj.weight"),
     "o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
     "sinks": ("attn_sinks.weight", "self_attn.sinks"),
+    "q_gate": (f"attn_q.weight{_GATE}", f"self_attn.q_proj.weight{_GATE}"),
+    **{
+        f"delta_{part}": (gguf, f"linear_attn.{huggingface}")
+        for part, gguf, huggingface in (
+            ("qkv", "attn_qkv.weight", "in_proj_qkv.weight"),
+            ("z", "attn_gate.weight", "in_proj_z.weight"),
+            ("a", "ssm_alpha.weight", "in_proj_a.weight"),
+            ("b", "ssm_beta.weight", "in_proj_b.weight"),
+            ("decay", "ssm_a", "A_log"),
+            ("shift", "ssm_dt.bias", "dt_bias"),
+            ("conv", "ssm_conv1d.weight", "conv1d.weight"),
+            ("gain", "ssm_norm.weight", "norm.weight"),
+            ("out", "ssm_out.weight", "out_proj.weight"),
+        )
+    },
     "conv": ("shortconv.conv.weight", "conv.conv.weight"),
     **{f"conv_{side}": (f"shortconv.{side}_proj.weight", f"conv.{side}_proj.weight") for side in ("in", "out")},
     "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
@@ -49,8 +65,9 @@ _FUSED = {
 }
 _CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
 _ENDINGS = ("", "_bias", "_norm")
-_ATTENTION = frozenset({"o", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
-_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks")
+_DELTA = frozenset(f"delta_{part}" for part in ("qkv", "z", "a", "b", "decay", "shift", "conv", "gain", "out"))
+_ATTENTION = frozenset({"o", "q_gate", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
+_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 # Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
@@ -89,6 +106,8 @@ def tensors_by_role(
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
     stored = _split_fused(path, config, stored, column)
+    if family.has_delta:
+        stored = _split_gates(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
@@ -119,9 +138,12 @@ def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
     if "{i}" not in role:
         return [0]
     part, layers = role.removeprefix("{i}."), range(config.num_layers)
-    if part not in _CONVOLUTION | _ATTENTION:
-        return layers
-    return [i for i in layers if bool(config.layers[i].convolved) == (part in _CONVOLUTION)]
+    if part in _CONVOLUTION:
+        return [i for i in layers if config.layers[i].convolved]
+    if part in _DELTA:
+        return [i for i in layers if config.layers[i].delta]
+    is_other = part in _ATTENTION
+    return [i for i in layers if not (is_other and (config.layers[i].convolved or config.layers[i].delta))]
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
@@ -170,6 +192,21 @@ def _split_fused(
     return apart
 
 
+def _split_gates(
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
+) -> dict[str, StoredTensor]:
+    """Queries and gates apart, which a matrix has head by head in turn."""
+    apart, (rows, columns) = dict(stored), _shape(config, "{i}.q")
+    halves = np.arange(2 * rows).reshape(config.num_heads, 2, config.head_dim)
+    for i in _layers_of(config, "{i}.q"):
+        name = _TENSOR_NAMES["{i}.q"][column].format(i=i)
+        if name in stored:
+            both = _require_shape(path, stored[name], (2 * rows, columns))
+            for at, own in enumerate((name, f"{name}{_GATE}")):
+                apart[own] = replace(both, rows=rows, row_order=halves[:, at].reshape(-1))
+    return apart
+
+
 def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int, int]]:
     """Rows and columns by role within a layer whose queries, keys and values read num_inputs numbers."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -183,7 +220,8 @@ def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int,
         "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
         "conv_in": (3 * hidden, num_inputs), "conv_out": (hidden, hidden),
-        "conv": (hidden, max(layer.convolved for layer in config.layers)),
+        "conv": (hidden, max(layer.convolved for layer in config.layers)), "q_gate": (q, num_inputs),
+        **next((layer.delta.shapes(hidden) for layer in config.layers if layer.delta), {}),
     }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class LoadedSource:
         """The use of the tensors that are left out, for messages."""
         if self.config.architecture == "mimo":
             return "for multi-token prediction; --drafter mtp exports them as a drafting head"
-        return "that see images; the export reads text"
+        return "that see images or draft; the export reads text"
 
     @property
     def head(self) -> StoredTensor:

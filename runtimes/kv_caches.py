@@ -24,6 +24,7 @@ from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.memory_errors import is_memory_error
+from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.session import translate_error
 
 _UNBOUND = -1, -1
@@ -44,6 +45,7 @@ class SharedCache:
         self._rows = self._kv.convolutions
         # How many rows of zeros stand before a text in a buffer, by its name.
         self._num_before = {past: self._rows.num_before for past, _ in self._rows.names} if self._rows else {}
+        self.states = RecurrentStates(binding, self._kv) if self._kv.recurrence else None
         self._span = _UNBOUND  # the past and new positions that rows are bound for
         self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
         self._listed: Sequence[Any] = ()  # the same, once they were asked for
@@ -58,6 +60,8 @@ class SharedCache:
         """
         if num_past + num_new > self._capacity:
             self._make_room(num_past + num_new, num_past)
+        if self.states:
+            self.states.bind(num_past, num_new)
         if self._rows and self._span != (num_past, num_new):
             self._span = _UNBOUND  # an interrupt leaves some of them bound elsewhere
             bind_rows(self._binding, self._rows, self._buffers, num_past, num_new)
@@ -88,7 +92,9 @@ class SharedCache:
         return self._device.memory == "cpu" or self._device.provider == PROVIDER
 
     def collect(self) -> None:
-        """Nothing to do: the graph has written into the buffers themselves."""
+        """Keep recurrent states; keys and values the graph has written into the buffers themselves."""
+        if self.states:
+            self.states.collect()
 
     def pretend(self, num_positions: int) -> None:
         """Hold zeros, which are written only in the CPU's memory: another device's is all there from the start."""
@@ -97,6 +103,8 @@ class SharedCache:
             self.prepare(0, num_positions)
         for held in self._held() if self._device.memory == "cpu" else ():
             held[:, :, :num_positions] = 0
+        if self.states:
+            self.states.pretend(num_positions)
 
     def _held(self) -> list[npt.NDArray[Any]]:
         """Views of all buffers by position, [1, heads, positions, numbers], without the rows before a text."""
@@ -122,6 +130,8 @@ class SharedCache:
         self._binding.clear_binding_outputs()
         self._buffers.clear()
         self._listed, self._span = (), _UNBOUND
+        if self.states:
+            self.states.clear()
 
     @property
     def buffers(self) -> Sequence[Any]:
@@ -331,9 +341,10 @@ def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device:
     Raises DeviceUnavailable: The cache's form is not for the device.
     """
     if manifest.kv_cache.form == "shared_buffer":
-        if manifest.kv_cache.convolutions and device.memory != "cpu":
+        if (manifest.kv_cache.convolutions or manifest.kv_cache.recurrence) and device.memory != "cpu":
             raise DeviceUnavailable(
-                f"{manifest.name} has short convolutions, which '{device.name}' does not run; use --device cpu",
+                f"{manifest.name} has layers without attention, which run on the CPU, not on '{device.name}'; use "
+                "--device cpu",
                 device=device.name,
             )
         return SharedCache(ort, session, binding, manifest, device)

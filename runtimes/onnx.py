@@ -49,6 +49,7 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes, choose_shapes
 from edgespec.runtimes.passes import Passes
+from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.row_proofs import next_pass, proof_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
@@ -126,9 +127,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def _host_cache(self) -> SharedCache | None:
-        """The cache, if its buffers are the host's."""
+        """The cache, if its buffers are the host's and have all that a text leaves: no recurrent states."""
         cache = self._passes.cache
-        return cache if self._is_on_host and isinstance(cache, SharedCache) else None
+        return cache if self._is_on_host and isinstance(cache, SharedCache) and not cache.states else None
 
     def copy_prefix(self, other: Self, tokens: TokenIds) -> bool:
         own, theirs = self._host_cache, other._host_cache
@@ -190,6 +191,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
         assert 1 <= num_rows <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._passes.begin()
+            if self._states:
+                self._states.num_text = len(given.text)
             return self._made(given, self._rows(tokens, num_rows, self._output(given)))
 
     def interrupt(self) -> None:
@@ -238,6 +241,16 @@ class OnnxDecoder(Decoder, Cache, Forks):
         return self._chunk_tokens
 
     @property
+    def _states(self) -> RecurrentStates | None:
+        """The states of recurrent layers; None of a model that has none."""
+        cache = self._passes.cache
+        return cache.states if isinstance(cache, SharedCache) else None
+
+    def _reachable(self, start: int) -> int:
+        """How many of the first tokens, start at most, a pass can go on after."""
+        return self._states.reachable(start) if self._states else start
+
+    @property
     def held_tokens(self) -> TokenIds:
         return self._held
 
@@ -264,7 +277,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def _rows(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
         num_tokens = len(tokens)
-        start = reusable_prefix(self._held, tokens, num_last)
+        start = self._reachable(reusable_prefix(self._held, tokens, num_last))
         rows: list[Logits] = []
         chunk_tokens, room = self._chunk_tokens, self.context_length
         if num_tokens - start > chunk_tokens:
@@ -279,6 +292,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
             elif self._deterministic:
                 padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
             first, stop, num_padded, num_given = padded
+            if first < start and self._states:
+                first = self._states.reachable_evenly(first, stop + num_padded)
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:

@@ -136,6 +136,7 @@ class Passes:
         if self.queue is not None:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
+        can_join &= self._manifest.kv_cache.recurrence is None  # whose states differ between texts
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
         open_session = partial(self._open_joined, self.fork())
         joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None

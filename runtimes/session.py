@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, TypedDict, Unpack
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
-from edgespec.manifest import Manifest
+from edgespec.manifest import NUM_SETTLED, Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
@@ -29,6 +29,7 @@ _NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _environment_lock = Lock()
 _log = logging.getLogger(__name__)
+RECURRENT_OPERATOR = "LinearAttention"
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
@@ -53,6 +54,7 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         MemoryExhausted: The weights do not fit.
     """
     _require_half_floats(manifest, device)
+    _require_operators(manifest, device)
     session = _load_recording(graph, manifest, device, **options)
     _check_signature(graph, manifest, session)
     placement = read_node_placement(session)
@@ -86,6 +88,21 @@ def fast_model(graph: Path, manifest: Manifest, device: Device) -> bytes | None:
     if found is None:
         _log.warning("%s ends in a way that '%s' may run slowly; export the model again", graph, device.name)
     return found
+
+
+def _require_operators(manifest: Manifest, device: Device) -> None:
+    """Raises DeviceUnavailable: This ONNX Runtime has no operator for the model's recurrent layers."""
+    if manifest.kv_cache.recurrence is None:
+        return
+    ort = import_onnxruntime()
+    from onnxruntime.capi._pybind_state import get_all_operator_schema
+
+    if not any(schema.name == RECURRENT_OPERATOR for schema in get_all_operator_schema()):
+        raise DeviceUnavailable(
+            f"{manifest.name} has recurrent layers, for which ONNX Runtime has an operator from 1.32 on; this is "
+            f"{ort.__version__}: install a newer one (pip install -U onnxruntime)",
+            device=device.name,
+        )
 
 
 def _require_half_floats(manifest: Manifest, device: Device) -> None:
@@ -270,6 +287,11 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
         for past, present in rows.names:
             inputs[past] = ((cache_type,), (1, rows.num_before, rows.width))
             outputs[present] = ((cache_type,), (1, "new", rows.width))
+    if states := kv.recurrence:
+        inputs[NUM_SETTLED] = (("int64",), (1,))
+        shapes = (1, *states.state_shape), (1, "rows", states.row_width)
+        for at, (past, present) in enumerate(states.names):
+            inputs[past] = outputs[present] = ((cache_type,), shapes[at % 2])
     if head := manifest.head:
         inputs["hidden"] = (("float",), (1, "new", head.state_size))
         outputs["state"] = (("float",), (1, "new", head.state_size))

@@ -203,9 +203,10 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         ManifestError: The folder has none.
         DeviceUnavailable: The device cannot run it.
     """
-    if manifest.kv_cache.convolutions:
+    if manifest.kv_cache.convolutions or manifest.kv_cache.recurrence:
         raise ManifestError(
-            f"{manifest.name} has short convolutions, which run chains of guesses, not trees; use another drafter"
+            f"{manifest.name} has layers without attention, which run chains of guesses, not trees; use another "
+            "drafter"
         )
     if not _has_trees(manifest):
         raise ManifestError(

@@ -180,7 +180,7 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
     if kv.form == "static":
         return kv.bytes_per_token * context_length
     buffers = 2 if kv.form == "growing" else 1  # a growing one has a spare
-    return buffers * kv.bytes_per_token * next_capacity(0, num_tokens, context_length)
+    return buffers * kv.bytes_per_token * next_capacity(0, num_tokens, context_length) + kv.recurrent_bytes
 
 
 def fitting_caches(manifest: Manifest, needed: Bytes, place: str, free: FreeByPlace, max_caches: int) -> int:

@@ -174,15 +174,20 @@ def test_odd_experts_are_refused(tmp_path: Path, change: dict[str, Any], words: 
 
 
 @pytest.mark.parametrize(
-    "prefixes", [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")]
+    ("family", "text", "vision"),
+    [
+        ("gemma3", "language_model.model.", "vision_tower."),
+        ("gemma3", "model.language_model.", "model.vision_tower."),
+        ("qwen3_5", "model.language_model.", "model.visual."),
+    ],
 )
-def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, prefixes: tuple[str, str]) -> None:
-    text, vision = prefixes
-    weights = {name.replace("model.", text, 1): value for name, value in weights_of("gemma3").items()}
+def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: str, text: str, vision: str) -> None:
+    weights = {name.replace("model.", text, 1): value for name, value in weights_of(family).items()}
     weights |= {vision + "encoder.layers.0.mlp.fc1.weight": np.ones((2, 2), np.float32)}
-    config = {"model_type": "gemma3", "text_config": old_config("gemma3"), "vision_config": {"hidden_size": 2}}
+    inner = old_config(family) if family in OLD_CONFIGS else FAMILIES[family]["config"]
+    config = {"model_type": family, "text_config": inner, "vision_config": {"hidden_size": 2}}
     tiny.write_huggingface(tmp_path / "hf", weights, config=config)
-    assert largest_difference(tmp_path / "hf", tmp_path / "out", "gemma3") < 1e-4
+    assert largest_difference(tmp_path / "hf", tmp_path / "out", family) < 1e-4
     said: list[str] = []
     export_model(tmp_path / "hf", tmp_path / "again", report=said.append)
     assert any("1 tensors that see images" in line for line in said)
@@ -225,6 +230,7 @@ def test_fused_matrices_come_apart_where_they_are_stored_in_blocks(tmp_path: Pat
         assert np.array_equal(np.concatenate(parts), np.concatenate(list(whole[f"blk.1.{fused}.weight"].floats())))
 
 
+DELTA = {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
 WINDOW = {"attention.sliding_window": 5}
 
 
@@ -314,7 +320,9 @@ def test_gguf_says_which_layers_see_a_window(
         ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
-        ("qwen35", {}, "Gated DeltaNet"),
+        ("qwen35moe", {}, "Gated DeltaNet"),
+        ("qwen35", {"ssm.time_step_rank": 3, "ssm.inner_size": 48, **DELTA}, "a multiple of the key heads"),
+        ("qwen35", {}, "ssm.time_step_rank is None"),
     ],
 )
 def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: dict[str, Any], words: str) -> None:

@@ -14,9 +14,18 @@ from edgespec.runtimes.passes import Passes
 @pytest.fixture(scope="session")
 def convolved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights, two layers of attention and three with short convolutions."""
-    folder = tmp_path_factory.mktemp("convolved")
-    config = {**FAMILIES["lfm2"]["config"], "max_position_embeddings": 1024}
-    tiny.write_huggingface(folder / "hf", weights_of("lfm2"), config=config)
+    return _exported(tmp_path_factory.mktemp("convolved"), "lfm2")
+
+
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights, two layers of attention and three with a Gated DeltaNet."""
+    return _exported(tmp_path_factory.mktemp("recurrent"), "qwen3_5")
+
+
+def _exported(folder: Path, family: str) -> Path:
+    config = {**FAMILIES[family]["config"], "max_position_embeddings": 1024}
+    tiny.write_huggingface(folder / "hf", weights_of(family), config=config)
     export_model(folder / "hf", folder / "out", precision="fp32")
     return folder / "out"
 

@@ -24,7 +24,7 @@ TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 600).astype(np.int32)
 def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(convolved_model: Path) -> None:
     used, fresh = decoder(convolved_model), decoder(convolved_model)
     used.logits(TOKENS[:40], 9)
-    for kept in range(41):
+    for kept in range(0, 41, 3):
         tokens = np.append(TOKENS[:kept], TOKENS[100 : 100 + 1 + kept % 4])
         fresh.forget()
         assert np.array_equal(used.logits(tokens, 1), fresh.logits(tokens, 1)), kept
@@ -60,6 +60,7 @@ def test_what_a_text_left_is_copied_and_taken_out_and_put_back(convolved_model: 
     assert np.isfinite(used.logits(TOKENS[:61], 1)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["source", "int8", "int4"])
 def test_rows_do_not_depend_on_the_cut_in_any_precision(tmp_path: Path, precision: str) -> None:
     tiny.write_huggingface(tmp_path / "hf", weights_of("lfm2"), config=FAMILIES["lfm2"]["config"])
@@ -70,6 +71,7 @@ def test_rows_do_not_depend_on_the_cut_in_any_precision(tmp_path: Path, precisio
         assert np.array_equal(cut.logits(TOKENS[:stop], stop - start), wanted[start:stop])
 
 
+@pytest.mark.slow
 def test_a_drafter_of_some_layers_has_rows_for_those_among_them(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", weights_of("lfm2"), config=FAMILIES["lfm2"]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32", trimming=Trimming(keep=frozenset({1, 3})))
@@ -103,11 +105,11 @@ def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
 
 
 def test_a_drafter_that_needs_trees_is_refused(convolved_model: Path) -> None:
-    with pytest.raises(ManifestError, match="chains of guesses, not trees"):
+    with pytest.raises(ManifestError, match="layers without attention, which run chains"):
         load(convolved_model, drafter="lookahead", device="cpu")
 
 
 def test_other_devices_say_that_they_do_not_run_it(convolved_model: Path) -> None:
     device = replace(find_device("cpu"), name="cuda", memory="cuda")
-    with pytest.raises(DeviceUnavailable, match="short convolutions, which 'cuda' does not run; use --device cpu"):
+    with pytest.raises(DeviceUnavailable, match=r"layers without attention, .* not on 'cuda'; use --device cpu"):
         make_cache(None, None, None, read_manifest(convolved_model), device)

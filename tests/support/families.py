@@ -82,6 +82,17 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "shortconv.l_cache": 3,
         "rope.freq_base": 1e6,
     },
+    "qwen3_5": {
+        **_HEADS,
+        "full_attention_interval": 2,
+        "rope.dimension_count": 16,
+        "rope.dimension_sections": [4, 2, 2, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 96,
+    },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
         **_HEADS,
@@ -118,7 +129,7 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
     },
 }
 MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "gpt_oss-limit")
-CONVOLVED = ("lfm2",)  # run on the CPU alone, and no trees
+CONVOLVED = ("lfm2", "qwen3_5")  # run on the CPU alone, and no trees
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 

@@ -123,6 +123,18 @@ FAMILIES = {
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
     },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
     "qwen3_moe": {
         "head_dim": 32,

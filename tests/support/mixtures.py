@@ -11,6 +11,7 @@ _NAMES = {"mixtral": _SPARSE, "qwen3_moe": _MLP, "olmoe": _MLP}
 _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
+    "qwen3_5": "qwen35",
     "gpt_oss": "gpt-oss",
 }
 

@@ -96,6 +96,8 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
         config["layer_types"] = config["layer_types"][:2]
     if family == "lfm2":
         config["block_auto_adjust_ff_dim"] = False
+    if family == "qwen3_5":
+        config |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:
@@ -129,16 +131,33 @@ def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
             shape,
             by_head=family not in ("olmo2", "olmo3", "olmoe"),
             is_transposed=family.startswith("gpt_oss"),
+            has_gates=family == "qwen3_5",
         )
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)
     }
 
 
-def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transposed: bool) -> list[int]:
+# Of a Gated DeltaNet, with 2 heads of keys and 4 of values; None: the hidden size.
+_DELTA: dict[str, tuple[int | None, ...]] = {
+    "in_proj_qkv": (1024, None),
+    "in_proj_z": (512, None),
+    "in_proj_a": (4, None),
+    "in_proj_b": (4, None),
+    "conv1d": (1024, 1, 4),
+    "out_proj": (None, 512),
+    "norm": (128,),
+    "A_log": (4,),
+    "dt_bias": (4,),
+}
+
+
+def _size(
+    name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transposed: bool, has_gates: bool
+) -> list[int]:
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     of = {
-        "q_proj": (query, shape.hidden),
+        "q_proj": (2 * query if has_gates else query, shape.hidden),
         "k_proj": (key, shape.hidden),
         "v_proj": (key, shape.hidden),
         "qkv_proj": (query + 2 * key, shape.hidden),
@@ -162,6 +181,9 @@ def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transpose
         "embed_tokens": (tiny.VOCAB, shape.hidden),
         "lm_head": (tiny.VOCAB, shape.hidden),
     }
+    own = name.removesuffix(".weight").partition(".linear_attn.")[2]
+    if own:
+        return [shape.hidden if each is None else each for each in _DELTA[own]]
     of_experts = {
         "mlp.gate": (shape.experts, shape.hidden),
         "router": (shape.experts, shape.hidden),

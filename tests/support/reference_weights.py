@@ -7,9 +7,10 @@ import numpy as np
 
 
 def draw(model_type: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Weights by name; gains are about 1, which gemma stores as 0."""
-    gain = 0 if model_type.startswith("gemma") else 1
-    return {name: _one(name, shape, np.float32(gain)) for name, shape in shapes.items()}
+    """Weights by name; gains are about 1, which gemma and qwen3_5 store as 0."""
+    gain = 0 if model_type.startswith(("gemma", "qwen3_5")) else 1
+    own = {name: 1 if name.endswith("linear_attn.norm.weight") else gain for name in shapes}
+    return {name: _one(name, shape, np.float32(own[name])) for name, shape in shapes.items()}
 
 
 def _one(name: str, shape: Sequence[int], gain: np.float32) -> np.ndarray:

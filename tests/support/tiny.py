@@ -147,7 +147,27 @@ _GGUF_NAMES = {
 }
 
 
-_CONVERTED = ("lfm2",)
+def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any]) -> np.ndarray:
+    """A tensor of qwen3_5 as the converter writes it: gains whole, value heads with the same key far apart."""
+    keys, heads, size, inner = (
+        metadata[f"qwen35.ssm.{key}"] for key in ("group_count", "time_step_rank", "state_size", "inner_size")
+    )
+    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    order = {True: order, False: (order[:, None] * (inner // heads) + np.arange(inner // heads)).reshape(-1)}
+    if "linear_attn" not in name:
+        return 1 + value if name.endswith("norm.weight") else value
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part in ("in_proj_qkv", "conv1d"):
+        value = value.reshape(len(value), -1)
+        return np.concatenate([value[: 2 * keys * size], value[2 * keys * size :][order[False]]])
+    if part == "out_proj":
+        return value[:, order[False]]
+    if part == "A_log":
+        return -np.exp(value)[order[True]]
+    return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
+
+
+_CONVERTED = ("lfm2", "qwen35")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -158,6 +178,7 @@ _GLM_NAMES = {
 def _gguf_name(name: str, architecture: str) -> str:
     if architecture in _CONVERTED:  # by the names of llama.cpp's converter
         number = next(at for at, each in gguf.MODEL_ARCH_NAMES.items() if each == architecture)
+        name = name.replace("dt_bias", "dt_proj.bias")
         converted = gguf.get_tensor_name_map(number, 64).get_name(name, try_suffixes=(".weight", ".bias"))
         assert converted is not None, name
         return converted
@@ -222,10 +243,12 @@ def write_gguf(
             kind = gguf.GGMLQuantizationType.Q8_0  # as llama.cpp does
         permute = architecture in ("llama", "granite", "granitemoe", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
+        if architecture == "qwen35":
+            stored = _converted_delta(name, value, metadata)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             stored = 1 + stored
         data = gguf.quants.quantize(stored, kind)
-        back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(value.shape)
+        back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(stored.shape)
         read_back[name] = _permuted(name, back, inverse=True) if permute else back
         writer.add_tensor(_gguf_name(name, architecture), data, raw_dtype=kind)
     writer.write_header_to_file()

@@ -1,0 +1,134 @@
+"""Gated DeltaNet layers (Yang et al., arXiv:2412.06464), as in Qwen3.5: their sizes, and their sums in numpy."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Floats
+from edgespec.export.settings import SourceSettings
+
+EPS = 1e-6  # of the lengths of queries and keys
+_HUGGINGFACE_KEYS = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRule:
+    """Sizes of a layer whose state takes in each token's value where its key points, and decays.
+
+    convolved: Tokens that the short convolution of queries, keys and values reads, its own included.
+    is_gguf: Value heads with the same key are num_key_heads apart, not neighbours, and the decay is no logarithm.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    convolved: int
+    is_gguf: bool
+
+    @property
+    def num_mixed(self) -> int:
+        """Numbers of a token that the convolution runs over: query, key and value of all heads."""
+        return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
+
+    @property
+    def row_width(self) -> int:
+        """Those, and of each value head the numbers that decay and the share of the new value are made of."""
+        return self.num_mixed + 2 * self.num_value_heads
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Rows and columns of a layer's tensors by role."""
+        heads, values = self.num_value_heads, self.num_value_heads * self.value_size
+        return {
+            "delta_qkv": (self.num_mixed, hidden), "delta_z": (values, hidden), "delta_out": (hidden, values),
+            "delta_a": (heads, hidden), "delta_b": (heads, hidden), "delta_conv": (self.num_mixed, self.convolved),
+            "delta_decay": (1, heads), "delta_shift": (1, heads), "delta_gain": (1, self.value_size),
+        }  # fmt: skip
+
+    def decay(self, stored: Floats) -> Floats:
+        """The factor of decay, which is below 0."""
+        return stored if self.is_gguf else -np.exp(stored)
+
+    def expanded(self, heads: Floats) -> Floats:
+        """Queries or keys as one for each value head, [num_tokens, num_value_heads, key_size]."""
+        times = self.num_value_heads // self.num_key_heads
+        return np.tile(heads, (1, times, 1)) if self.is_gguf else np.repeat(heads, times, axis=1)
+
+
+def rule_from_gguf(stated: SourceSettings) -> DeltaRule:
+    """Raises SourceError: A size is missing, or sizes contradict each other."""
+    heads = stated.count("ssm.time_step_rank")
+    inner = stated.count("ssm.inner_size")
+    return _checked(
+        stated,
+        DeltaRule(
+            num_key_heads=stated.count("ssm.group_count"),
+            num_value_heads=heads,
+            key_size=stated.count("ssm.state_size"),
+            value_size=inner // heads,
+            convolved=stated.count("ssm.conv_kernel"),
+            is_gguf=True,
+        ),
+    )
+
+
+def rule_from_huggingface(stated: SourceSettings) -> DeltaRule:
+    """Raises as rule_from_gguf does."""
+    keys, values, key_size, value_size, convolved = (stated.count(key) for key in _HUGGINGFACE_KEYS)
+    return _checked(
+        stated,
+        DeltaRule(
+            num_key_heads=keys,
+            num_value_heads=values,
+            key_size=key_size,
+            value_size=value_size,
+            convolved=convolved,
+            is_gguf=False,
+        ),
+    )
+
+
+def _checked(stated: SourceSettings, rule: DeltaRule) -> DeltaRule:
+    if rule.num_value_heads % rule.num_key_heads or rule.convolved < 2:
+        raise SourceError(
+            f"{stated.path} has layers of {rule.num_key_heads} key heads, {rule.num_value_heads} value heads and "
+            f"a convolution over {rule.convolved} tokens; wanted a multiple of the key heads, and 2 tokens or more"
+        )
+    return rule
+
+
+def recur(rule: DeltaRule, mixed: Floats, decay: Floats, share: Floats) -> Floats:
+    """The value that each token reads from the state, [num_tokens, num_value_heads, value_size].
+
+    Args:
+        mixed: Queries, keys and values, [num_tokens, num_mixed].
+        decay: Logarithm of what is kept of the state, [num_tokens, num_value_heads].
+        share: How much of a new value is taken in, of the same shape.
+    """
+    num_tokens, keys = len(mixed), rule.num_key_heads * rule.key_size
+    queries, keys_, values = np.split(mixed, [keys, 2 * keys], axis=-1)
+    q, k = (rule.expanded(_unit(y.reshape(num_tokens, -1, rule.key_size))) for y in (queries, keys_))
+    v = values.reshape(num_tokens, -1, rule.value_size)
+    state = np.zeros((rule.num_value_heads, rule.key_size, rule.value_size), np.float32)
+    read = []
+    for at in range(num_tokens):
+        state = state * np.exp(decay[at])[:, None, None]
+        wrong = v[at] - np.einsum("hkv,hk->hv", state, k[at])
+        state = state + k[at][:, :, None] * (share[at][:, None] * wrong)[:, None, :]
+        read.append(np.einsum("hkv,hk->hv", state, q[at]) * np.float32(rule.key_size**-0.5))
+    return np.stack(read)
+
+
+def _unit(heads: Floats) -> Floats:
+    found: Floats = heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + np.float32(EPS))
+    return found
+
+
+def layers_every(num_layers: int, interval: int) -> Iterable[int]:
+    """The layers that have no attention where one of so many has it."""
+    return (i for i in range(num_layers) if (i + 1) % interval)

@@ -1,0 +1,142 @@
+"""Models with recurrent states, which go back to the accepted token without running others again."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from calls import decoder
+from families import FAMILIES, weights_of
+
+from edgespec import SamplingParams, load
+from edgespec.decoding.decoder import Pass
+from edgespec.decoding.tree import Tree
+from edgespec.errors import DeviceUnavailable, ManifestError
+from edgespec.export.convert import export_model
+from edgespec.manifest import KEPT_STATES, read_manifest
+from edgespec.memory.estimate import cache_bytes
+from edgespec.runtimes.session import RECURRENT_OPERATOR
+from edgespec.types import TokenIds
+
+RNG = np.random.default_rng(3)
+TOKENS = RNG.integers(0, tiny.VOCAB, 1000).astype(np.int32)
+
+
+def chain(tokens: TokenIds) -> Tree:
+    return Tree(tokens, (0,) * len(tokens))
+
+
+@pytest.mark.slow
+def test_no_token_runs_twice_whatever_of_200_drafts_is_rejected(recurrent_model: Path) -> None:
+    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
+    whole = fresh.logits(TOKENS, len(TOKENS)).copy()
+    text, num_run, rejected = TOKENS[:40], 40, list[int]()
+    used.run(Pass(text, num_last=1))
+    for number in range(200):
+        num_draft = number % 10
+        num_right = int(RNG.integers(0, num_draft + 1)) if len(text) < 980 else 0
+        draft = TOKENS[len(text) : len(text) + num_draft].copy()
+        draft[num_right:] = (draft[num_right:] + 1) % tiny.VOCAB
+        rows = used.run(Pass(text, chain(draft), num_last=num_draft + 1)).logits
+        wanted = whole[len(text) - 1 : len(text) + num_right]
+        assert np.array_equal(rows[: num_right + 1], wanted)
+        rejected.append(num_draft - num_right)
+        num_run += num_draft + 1
+        text = TOKENS[: len(text) + num_right + 1]
+    assert used.num_fed == num_run
+    assert {*rejected} == {*range(10)}
+
+
+def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(recurrent_model: Path) -> None:
+    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
+    used.logits(TOKENS[:40], 9)
+    for kept in range(0, 41, 4):
+        tokens = np.append(TOKENS[:kept], TOKENS[100 : 100 + 1 + kept % 4])
+        fresh.forget()
+        assert np.array_equal(used.logits(tokens, 1), fresh.logits(tokens, 1)), kept
+        used.logits(TOKENS[:40], 1)
+
+
+def test_a_text_goes_on_behind_a_prompt_that_was_read_before(recurrent_model: Path) -> None:
+    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
+    used.logits(TOKENS[:60], 1)
+    for stop in range(61, 80):
+        used.logits(TOKENS[:stop], 1)
+    run = used.num_fed
+    other = np.append(TOKENS[:60], TOKENS[200:210])
+    assert np.array_equal(used.logits(other, 1), fresh.logits(other, 1))
+    assert used.num_fed == run + 10
+    run = used.num_fed
+    assert np.array_equal(used.logits(TOKENS[:60], 1), fresh.logits(TOKENS[:60], 1))
+    assert used.num_fed == run + 1
+    used.pretend(TOKENS[:500])
+    assert np.isfinite(used.logits(TOKENS[:501], 1)).all()
+
+
+def test_what_cannot_be_copied_is_not_offered(recurrent_model: Path) -> None:
+    used = decoder(recurrent_model)
+    used.logits(TOKENS[:30], 1)
+    assert used.prefix_key is None
+    assert not used.fork().copy_prefix(used, TOKENS[:30])
+    assert not used.imitate(TOKENS[:60], 30, 1)
+    used.share(2, lambda: nullcontext(True))
+    assert used._passes.queue is not None
+    assert used._passes.queue._joiner is None
+
+
+def test_states_count_as_memory(recurrent_model: Path) -> None:
+    kv = read_manifest(recurrent_model).kv_cache
+    assert kv.recurrent_bytes == KEPT_STATES * 3 * 4 * 16 * 24 * 4
+    assert cache_bytes(kv, 10, 512) == kv.bytes_per_token * 512 + kv.recurrent_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["source", "int8", "int4"])
+def test_rows_do_not_depend_on_the_cut_in_any_precision(tmp_path: Path, precision: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", weights_of("qwen3_5"), config=FAMILIES["qwen3_5"]["config"])
+    export_model(tmp_path / "hf", tmp_path / "out", precision=precision)
+    cut, whole = decoder(tmp_path / "out"), decoder(tmp_path / "out")
+    wanted = whole.logits(TOKENS[:60], 60)
+    for start, stop in ((0, 1), (1, 8), (8, 9), (9, 11), (11, 43), (43, 60)):
+        assert np.array_equal(cut.logits(TOKENS[:stop], stop - start), wanted[start:stop])
+
+
+def test_an_onnxruntime_without_the_operator_is_named(
+    recurrent_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxruntime.capi import _pybind_state
+
+    others = [each for each in _pybind_state.get_all_operator_schema() if each.name != RECURRENT_OPERATOR]
+    monkeypatch.setattr(_pybind_state, "get_all_operator_schema", lambda: others)
+    with pytest.raises(DeviceUnavailable, match=r"operator from 1\.32 on; this is") as raised:
+        decoder(recurrent_model)
+    assert raised.value.exit_code == 4
+
+
+def test_a_drafter_that_needs_trees_is_refused(recurrent_model: Path) -> None:
+    with pytest.raises(ManifestError, match="layers without attention, which run chains"):
+        load(recurrent_model, drafter="lookahead", device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
+    recurrent_model: Path, tiny_drafter: Path, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=4)
+
+    def text(model: Path = recurrent_model, **options: Any) -> list[int]:
+        with load(model, device="cpu", **options) as engine:
+            answer = engine.generate("the hen in the the hen in", sampling=sampling, max_tokens=60)
+        return [*answer.token_ids]
+
+    wanted = text(drafter="none")
+    assert text() == wanted
+    for drafter in ("ngram", "suffix"):
+        assert text(drafter=drafter, draft_length=5) == wanted
+    for schedule in ("serial", "pipelined", "hedged"):
+        assert text(drafter=str(tiny_drafter), schedule=schedule, draft_length=4) == wanted
+    wanted = text(tiny_drafter, drafter="none")
+    assert text(tiny_drafter, drafter=str(recurrent_model), schedule="pipelined", draft_length=4) == wanted
