@@ -63,13 +63,15 @@ _DEEPSEEK3 = (
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo")
-_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # unless the file says otherwise
+# Unless the file says otherwise.
+_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "tekken")
 _WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4")
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone")
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone", "minerva-7b")
+_AS_GPT2 = ("gpt-2", "olmo", "exaone4", "a.x-4.0", "mellum", "trillion", "granite-docling")
 # Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
 _PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "exaone4", *_SINGLE_DIGITS), ()),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan"), (_QWEN2,)),
+    **dict.fromkeys((*_AS_GPT2, *_SINGLE_DIGITS), ()),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez"), (_QWEN2,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "seed-coder": (_SEED,),

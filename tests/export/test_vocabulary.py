@@ -113,6 +113,7 @@ def test_special_tokens_of_a_template_are_those_that_the_files_state(tmp_path: P
     [
         ({"pre": "llama-bpe"}, True),
         ({"pre": "tekken"}, True),
+        ({"pre": "pixtral"}, True),
         ({"pre": "qwen2"}, False),
         ({"pre": "llama-bpe", "add_bos_token": False}, False),
     ],

@@ -20,7 +20,8 @@ _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁se
 # By the name in a GGUF file, the control tokens that go with it: begin, a mark of turns, end.
 BYTE_LEVEL: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("gpt-2", "default", "smollm", "qwen2", "qwen35", "dbrx", "olmo", "starcoder"), _CHATML),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("a.x-4.0", "mellum", "trillion", "granite-docling", "minerva-7b", "megrez"), _CHATML),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     **dict.fromkeys(("deepseek-llm", "deepseek-coder", "deepseek-v3", "deepseek-r1-qwen"), _DEEPSEEK),
     "tekken": ("<s>", "[INST]", "</s>"),
     "refact": _GRANITE,
