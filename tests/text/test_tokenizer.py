@@ -268,7 +268,8 @@ def test_control_tokens_of_phi3_take_the_white_space_behind_them(
     tmp_path: Path, architecture: str, spelled: list[str]
 ) -> None:
     pieces, types = ["<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|end|>"], [2, 3, 3, 3, 3]
-    metadata = sentencepiece_metadata(pieces, types, **{"general.architecture": architecture})
+    stated = {"general.architecture": architecture, "tokenizer.ggml.add_bos_token": False}
+    metadata = sentencepiece_metadata(pieces, types, **stated)
     tokenizer = written(tmp_path, metadata)
     tokens = [tokenizer.piece(int(token)) for token in tokenizer.encode("<|user|>\nhello<|end|>\n", special=True)]
     assert tokens[: 1 + len(spelled)] == ["<|user|>", *spelled]
