@@ -50,6 +50,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
     place.add_argument(
+        "--name", metavar="NAME", help="prepare it in the model home, where models list and serve find it by NAME"
+    )
+    place.add_argument(
         "--add-to",
         metavar="PAIR",
         type=Path,
@@ -138,9 +141,14 @@ def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> Non
 
 
 def _export(options: argparse.Namespace) -> int:
+    from edgespec import Inventory
     from edgespec.export.output import require_absent
 
     require_compatible(options)
+    if options.name is not None:
+        inventory = Inventory(model_home())
+        inventory.require_free(options.name)
+        options.output = inventory.home.models / options.name
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
     if options.dry_run:

@@ -1,10 +1,11 @@
-"""The command that manages models: models list, pull, path, verify, remove, prune, learned and forget."""
+"""The command that manages models: models list, pull, show, rename, verify, remove, prune and so on."""
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import CATALOG, CatalogEntry, EdgeSpecError, UsageError
@@ -26,6 +27,9 @@ def add_models(parser: CommandParser) -> None:
             "download and prepare a model, and the drafter that the catalogue names for it; repair a damaged one",
             _pull,
         ),
+        "show": ("print what is known of a prepared model", _show),
+        "ps": ("list the models that a server on this machine has loaded", _loaded),
+        "rename": ("give a prepared model another name", _rename),
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
         "remove": ("delete a prepared model, and what was downloaded for it alone", _remove),
@@ -41,17 +45,21 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument(
                 "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
             )
-        elif name not in ("list", "prune"):
+        elif name not in ("list", "prune", "ps"):
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
+        if name == "rename":
+            action.add_argument("name", metavar="NAME", help="the new name, such as my-model")
         if name == "forget":
             action.add_argument(
                 "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
             )
         if name == "pull":
+            action.add_argument("--name", metavar="NAME", help="the name to list, load and serve it by")
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
             action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
             add_options(action)
         action.set_defaults(run=run)
+    parser.default_command = "list"
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -158,6 +166,10 @@ def _pull(options: argparse.Namespace) -> None:
         measure_ranges=range_measurement() if precision == "w8a16" else None,
     )
     inventory = Inventory(home)
+    if options.name and not (
+        (here := home.find(options.model, form_of(options.device))) and here.name == options.name
+    ):
+        inventory.require_free(options.name)
     wanted = {"path": (options.model, options.device)}
     if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
         wanted["drafter"] = (entry.drafter, options.drafter_device)
@@ -175,9 +187,43 @@ def _pull(options: argparse.Namespace) -> None:
         )
         for part, (model, device) in wanted.items()
     }
+    folder = Path(folders["path"])
+    if options.name and folder.name != options.name:
+        if folder.parent != home.models:
+            raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out --name")
+        folders["path"] = str(inventory.rename(folder.name, options.name))
     if not options.keep_download:
         home.delete_spent()
     print_result(options, folders, *folders.values())
+
+
+def _show(options: argparse.Namespace) -> None:
+    from edgespec import Inventory
+
+    model = Inventory(model_home()).describe(options.model)
+    document = asdict(model)
+    shown = {
+        **document,
+        "bytes": format_bytes(model.bytes),
+        "memory_bytes": None if model.memory_bytes is None else format_bytes(model.memory_bytes),
+    }
+    lines = [f"{name.removesuffix('_bytes').replace('_', ' ')}: {value}" for name, value in shown.items() if value]
+    print_result(options, document, *(printable(line, keep="") for line in lines))
+
+
+def _loaded(options: argparse.Namespace) -> None:
+    from edgespec.cli.running import loaded_models
+
+    url, models = loaded_models()
+    lines = models or [f"the server at {url} has loaded no model"]
+    print_result(options, {"url": url, "loaded": models}, *lines)
+
+
+def _rename(options: argparse.Namespace) -> None:
+    from edgespec import Inventory
+
+    folder = Inventory(model_home()).rename(options.model, options.name)
+    print_result(options, {"path": str(folder)}, folder)
 
 
 def _path(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """An argument parser that suggests the nearest word for a wrong one, and whose help is as wide as the terminal."""
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -33,6 +34,12 @@ _OTHER_NAMES = {
     "convert": "export",
     "quantize": "export",
     "perplexity": "score",
+}
+# Further names of commands here, by the command above them.
+_SHORT_NAMES = {
+    ("edgespec", "version"): "--version",
+    ("edgespec models", "ls"): "list",
+    ("edgespec models", "rm"): "remove",
 }
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
@@ -72,6 +79,7 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of a command, or of several commands below it."""
 
     commands: "argparse._SubParsersAction[CommandParser] | None" = None
+    default_command: str | None = None  # of the commands below, where none is named
 
     def __init__(self, **settings: Any) -> None:
         # Without abbreviations: --model would stand for --model-sampling.
@@ -99,10 +107,15 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse unknown arguments in the command that they were given to, which knows the nearest flag."""
-        given = sys.argv[1:] if args is None else args
+        given = [*(sys.argv[1:] if args is None else args)]
+        if given:
+            given[0] = _SHORT_NAMES.get((self.prog, given[0]), given[0])
+        has_name = bool(given) and (given[0][:1] != "-" or given[0] in ("-h", "--help"))
+        if self.default_command and not has_name and "_ARGCOMPLETE" not in os.environ:
+            given.insert(0, self.default_command)
         if self.commands and given and given[0].startswith("-") and given[0] not in self._option_string_actions:
             self._refuse_flag(given[0])
-        found, extras = super().parse_known_args(args, namespace)
+        found, extras = super().parse_known_args(given, namespace)
         if len(extras) == 1 and not extras[0].startswith("-") and vars(found).get(PROMPT_WORDS, "") is None:
             setattr(found, PROMPT_WORDS, extras.pop())  # argparse leaves it where options stand before it
         if extras:

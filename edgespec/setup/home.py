@@ -21,6 +21,8 @@ from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.downloads import Downloads
 from edgespec.setup.fetch import fetch
+from edgespec.setup.foreseen_export import judge, published
+from edgespec.setup.given_names import given_name
 from edgespec.setup.half_floats import fits_in_half_floats, prefers_half_floats
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
@@ -32,9 +34,7 @@ from edgespec.setup.snapshot import (
     explain_folder_errors,
     fetch_snapshot,
     preview_snapshot,
-    require_files,
 )
-from edgespec.system.disk import require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.system.units import format_bytes
@@ -283,7 +283,7 @@ class ModelHome:
         entry = CATALOG.get(split_precision(model)[0])
         if entry is None or entry.drafter is None:
             return None
-        folder = self.models / _folder_name(entry.drafter, form, None)
+        folder = self._place(_folder_name(entry.drafter, form, None))
         return entry.drafter if (folder / FILE_NAME).is_file() else None
 
     def mark_used(self, folder: Path) -> None:
@@ -330,12 +330,12 @@ class ModelHome:
         """
         form, asked = wanted.form, wanted.precision
         gpu_bytes = wanted.nvidia_bytes() if form == "gpu" and asked is None else None
-        fast = self.models / _folder_name(name, form, "fp16")
+        fast = self._place(_folder_name(name, form, "fp16"))
         if gpu_bytes and (fast / FILE_NAME).is_file() and fits_in_half_floats(fast, gpu_bytes):
             return fast
         if asked in (("source", "fp16") if form == "npu" else (usual,)):
             asked = None  # folder names leave the usual precision of the form out
-        folder = self.models / _folder_name(name, form, asked)
+        folder = self._place(_folder_name(name, form, asked))
         if (folder / FILE_NAME).is_file():
             return folder
         if form == "gpu" and asked != "fp32" and wanted.lacks_half_floats():
@@ -344,7 +344,7 @@ class ModelHome:
                     f"the device has no half floats, which the gpu form has in {asked}; name the model with :fp32"
                 )
             asked = "fp32"
-            folder = self.models / _folder_name(name, form, asked)
+            folder = self._place(_folder_name(name, form, asked))
             if (folder / FILE_NAME).is_file():
                 return folder
             if not wanted.is_prepared:
@@ -354,7 +354,11 @@ class ModelHome:
         if wanted.is_prepared:
             raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
-        if gguf := self._published(name) if asked is None and form != "npu" and not gpu_bytes else None:
+        if (
+            gguf := published(name, self._hub_folder, self.report, offline=self.offline)
+            if asked is None and form != "npu" and not gpu_bytes
+            else None
+        ):
             precision, fetch_source = "source", partial(self._fetch_snapshot, gguf, "main")
         if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
             raise ModelError(
@@ -362,32 +366,18 @@ class ModelHome:
                 f"run: edgespec models pull MODEL:w8a16 --device npu"
             )
         self._require_writable()
-        source = fetch_source(partial(self._judge, precision, form))
+        source = fetch_source(partial(judge, self.models, precision, form))
         if gpu_bytes and prefers_half_floats(source.path, usual, self.models, gpu_bytes, self.report):
             precision, folder = "fp16", fast
         self._export(source, folder, precision, form)
         return folder
 
-    def _judge(self, precision: str, form: str, preview: Preview) -> None:
-        """Raises what speaks against preparing a model for this machine."""
-        from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
-        from edgespec.export.plan import foresee_cost, require_memory
-
-        cost = foresee_cost(preview.path, ExportOptions(precision=precision, form=form), preview.sizes)
-        if form == "cpu":
-            require_memory(cost, total_memory())
-        require_disk_space(self.models, preview.fetch_bytes + cost.write_bytes)
-
-    def _published(self, name: str) -> HubId | None:
-        """The file in 4 bits that the makers of a catalogue model publish; None where it cannot be had."""
-        gguf = parse_hub_id(CATALOG[name].gguf) if name in CATALOG else None
-        if gguf is not None:
-            try:
-                require_files(gguf, self._hub_folder, offline=self.offline)
-            except ModelError as error:
-                self.report(f"taking safetensors, which are three times as large: {error}")
-                return None
-        return gguf
+    def _place(self, folder_name: str) -> Path:
+        """The folder of a model of the home; one that the user has named has that name."""
+        given = given_name(self.path, folder_name)
+        if given and (self.models / given / FILE_NAME).is_file():
+            return self.models / given
+        return self.models / folder_name
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
         """Export a source to a folder, unless another process does so meanwhile."""

@@ -4,16 +4,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
+from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
+from edgespec.setup.given_names import note_name, require_name
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.system.file_hashes import verify_files
@@ -54,6 +55,11 @@ class Inventory:
         for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
             if folder.is_dir() and not folder.name.startswith("."):
                 yield _describe(folder, self.home.last_used(folder.name))
+
+    def describe(self, model: str) -> PreparedModel:
+        """What is known of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+        folder = self.find(model)
+        return _describe(folder, self.home.last_used(folder.name))
 
     def find(self, model: str) -> Path:
         """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
@@ -105,6 +111,34 @@ class Inventory:
             raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+    def require_free(self, name: str) -> None:
+        """Raises UsageError: No model of the home can be given a name."""
+        require_name(name)
+        if (self.home.models / name).exists():
+            raise UsageError(f"there is a model '{name}' already; remove it, or give another name")
+
+    def rename(self, model: str, name: str) -> Path:
+        """Give a model of the home another name, by which what it was prepared from finds it too.
+
+        Raises:
+            ModelError: The home has no such model.
+            UsageError: The name cannot be given.
+        """
+        if model not in self.home.names():
+            raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+        self.require_free(name)
+        folder = self.home.models / name
+        try:
+            os.rename(self.home.models / model, folder)
+            note_name(self.home.path, model, name)
+        except OSError as error:
+            raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); close what uses it") from None
+        if (folder / FILE_NAME).is_file() and not folder.is_symlink():
+            write_manifest(folder, replace(read_manifest(folder), name=name))
+        self.home.forget_use(model)
+        self.home.mark_used(folder)
+        return folder
 
     def remove(self, model: str) -> tuple[Path, int]:
         """Delete a prepared model, and the downloads that only it was exported from.

@@ -43,7 +43,10 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("line", "expected"),
     [
         ("mod", ["models"]),
-        ("models ", ["forget", "learned", "list", "path", "prune", "pull", "remove", "verify"]),
+        (
+            "models ",
+            ["forget", "learned", "list", "path", "prune", "ps", "pull", "remove", "rename", "show", "verify"],
+        ),
         ("models pull m", ["mine"]),
         ("models verify m", ["mine"]),
         ("chat --sched", ["--schedule"]),
@@ -66,7 +69,7 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("chat --learn ", ["mail"]),
         ("chat --device c", sorted(name for name in device_names() if name[0] == "c")),
         ("help ch", ["chat"]),
-        ("help models r", ["remove"]),
+        ("help models r", ["remove", "rename"]),
         ("serve m", ["mine"]),
         ("serve --ho", ["--host"]),
         ("completion ", ["bash", "fish", "zsh"]),

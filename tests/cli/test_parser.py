@@ -41,7 +41,6 @@ from edgespec.system.console import info, log_to_stderr, warn
         ("-p hello", "edgespec: unrecognized arguments: -p; it is a flag of edgespec chat"),
         ("devices extra", "edgespec devices: unrecognized arguments: extra\n"),
         ("chat --schedule pipline", "edgespec chat: no --schedule 'pipline'; did you mean pipelined?"),
-        ("models", "edgespec models: the following arguments are required: ACTION"),
     ],
 )
 def test_mistyped_words_get_the_nearest_one(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from scripted import scripted_engine
 from served import Served, home_with, serving, table_engine
 
+from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.server.model_names import ModelNames
 from edgespec.server.security import parse_origins
@@ -97,6 +98,20 @@ def test_origins_are_read_and_what_is_none_is_refused() -> None:
     for wrong in ("*", "localhost:3000", "http://a/b", "http://", "null"):
         with pytest.raises(UsageError, match="is no origin of a page; wanted a scheme and a host"):
             parse_origins(f"http://a, {wrong}")
+
+
+def test_ps_lists_what_a_server_has_loaded(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with page_of(tiny_model, tmp_path) as served:
+        monkeypatch.setenv("EDGESPEC_PORT", served.url.removesuffix("/v1").rpartition(":")[2])
+        assert main(["models", "ps"]) == 0
+        assert "has loaded no model" in capsys.readouterr().out
+        served.chat()
+        assert main(["models", "ps"]) == 0
+        assert capsys.readouterr().out == "tiny\n"
+    assert main(["models", "ps"]) == 1
+    assert "no server of edgespec answers at http://127.0.0.1:" in capsys.readouterr().err
 
 
 # -- in a browser ------------------------------------------------------------------------------------

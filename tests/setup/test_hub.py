@@ -403,7 +403,7 @@ def test_a_model_without_room_on_this_machine_is_refused_before_its_weights_are_
     usage = shutil.disk_usage("/")
     weights = sum(len(each) for name, each in hub.commits["org/tiny"][repository].items() if "-of-" in name)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=min(disk, weights * 3 // 2)))
-    monkeypatch.setattr(edgespec.setup.home, "total_memory", lambda: memory)
+    monkeypatch.setattr("edgespec.setup.foreseen_export.total_memory", lambda: memory)
     assert main(["chat", "org/tiny", "-p", "hi"]) == code
     assert ("no room in" if code == 1 else "put :int4 behind the name") in capsys.readouterr().err
     assert weights_sent(hub) <= 2 * HEAD_BYTES

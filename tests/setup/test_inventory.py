@@ -22,6 +22,7 @@ from edgespec.export.options import ExportOptions, Trimming
 from edgespec.export.output import ExportProgress, model_card
 from edgespec.export.plan import plan_model
 from edgespec.manifest import Origin, read_manifest
+from edgespec.server.model_names import ModelNames
 from edgespec.setup.catalog import CATALOG, HubRepository
 from edgespec.setup.home import ModelHome
 from edgespec.setup.inventory import Inventory
@@ -109,6 +110,63 @@ def test_pull_prepares_and_remove_forgets(
     assert read_manifest(folder).name == folder.name
     assert main(["models", "remove", folder.name]) == 0
     assert not folder.exists()
+
+
+def test_a_model_of_a_file_gets_a_name_by_which_it_is_listed_served_loaded_and_removed(
+    home: ModelHome, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shutil.copy(tiny_gguf, tmp_path / "Some-Model.Q4_1.gguf")
+    assert main(["models", "pull", str(file), "--name", "mine"]) == 0
+    assert capsys.readouterr().out == f"{home.models / 'mine'}\n"
+    assert [model.name for model in Inventory(home).models()] == ["mine", "tiny"]
+    assert ModelNames(home).names() == ["mine", "tiny"]
+    assert home.resolve("mine") == home.resolve(str(file)) == home.models / "mine", "it is not exported again"
+    with load("mine", drafter="none", home=home.path) as engine:
+        assert engine.manifest.name == "mine"
+    assert main(["models", "pull", str(file), "--name", "mine"]) == 0
+    assert main(["models", "rename", "mine", "yours"]) == 0
+    assert home.resolve(str(file)) == home.models / "yours"
+    assert Inventory(home).verify("yours")[0] > 3
+    assert main(["models", "rm", "yours"]) == 0
+    assert home.find(str(file)) is None
+    assert main(["models", "ls", "--json"]) == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "x" * 97])
+def test_a_name_that_no_model_can_have_is_refused_before_anything_is_done(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    commands = [
+        ["models", "pull", str(tiny_gguf), "--name", name],
+        ["export", str(tiny_gguf), "--name", name],
+        ["models", "rename", "tiny", name],
+    ]
+    for command in commands[0 if name else 1 :]:
+        assert main(command) == 2, command
+        assert "name" in capsys.readouterr().err
+    assert home.names() == ["tiny"]
+
+
+def test_what_is_exported_under_a_name_is_a_model_of_the_home(home: ModelHome, tiny_gguf: Path) -> None:
+    assert main(["export", str(tiny_gguf), "--name", "mine", "--precision", "int8", "--no-check"]) == 0
+    assert read_manifest(home.resolve("mine")).name == "mine"
+    assert main(["models", "remove", "mine"]) == 0
+
+
+def test_models_alone_lists_and_show_tells_of_one(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for command in (["models"], ["models", "list"], ["models", "ls"]):
+        assert main(command) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+    assert main(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prepared"][0]["name"] == "tiny"
+    assert main(["models", "show", "tiny"]) == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in ("name: tiny\n", "precision: int8\n", "license: mit\n"))
+    with pytest.raises(SystemExit) as ended:
+        main(["version"])
+    assert (ended.value.code, capsys.readouterr().out.startswith("edgespec ")) == (0, True)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.onnx.data", "edgespec.json"])
