@@ -12,8 +12,8 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
 from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
 from edgespec.export.heads.dialects import is_head
-from edgespec.export.heads.eagle import read_mtp
 from edgespec.export.heads.head_source import HeadSource, read_head
+from edgespec.export.heads.mtp import read_mtp
 from edgespec.export.options import ExportOptions, Trimming
 from edgespec.export.output import atomic_folder
 from edgespec.export.plan import ExportCost, PlannedModel, plan_model

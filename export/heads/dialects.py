@@ -4,10 +4,11 @@ from pathlib import Path
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.dflash import BLOCK_DIALECTS
-from edgespec.export.heads.eagle import EAGLE_DIALECTS, MTP_DIALECT
+from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_source import Dialect, HeadSource, is_pickle, read_head
 from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
 from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
+from edgespec.export.heads.mtp import MTP_DIALECTS, is_mtp_alone
 from edgespec.export.settings import SourceSettings, read_json
 
 # In the order in which they are tried.
@@ -17,7 +18,7 @@ DIALECTS: tuple[Dialect, ...] = (
     HYDRA_DIALECT,
     *SPECULATOR_DIALECTS,
     MEDUSA_DIALECT,
-    MTP_DIALECT,
+    *MTP_DIALECTS,
 )
 
 # Settings that no language model has.
@@ -62,4 +63,5 @@ def is_head(path: Path) -> bool:
     except (SourceError, OSError):  # read again as a model, whose reader says what is wrong
         return False
     # A model's own layers for multi-token prediction are drafted with as its head, not the model.
-    return any(dialect.recognizes(source) for dialect in DIALECTS if dialect is not MTP_DIALECT)
+    others = (dialect for dialect in DIALECTS if dialect not in MTP_DIALECTS)
+    return is_mtp_alone(source) or any(dialect.recognizes(source) for dialect in others)

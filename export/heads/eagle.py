@@ -15,21 +15,15 @@ mask token and features of its own in the place of what is not known yet.
 An EAGLE-1 or 2 head reads the state after the final norm, joined with the embedding by a matrix, and uses the
 vocabulary head of its target. Heads of the speculators format, which `edgespec train` writes too, may have norms
 there; then the state that goes on is the one after the norm before the vocabulary head.
-
-Multi-token prediction (DeepSeek-V3, arXiv:2412.19437) is a layer in a model's own checkpoint that was trained to
-draft. It is read from those of MiMo, a qwen2 with one such layer: it joins the state after the last layer, before
-the final norm, with the embedding of the next token, and uses the model's own embedding and vocabulary head.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested, read_head
+from edgespec.export.heads.head_source import FUSE_GRAPH, Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import (
     Reader,
     layer_settings,
@@ -40,7 +34,7 @@ from edgespec.export.heads.head_tensors import (
     require_shapes,
 )
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
-from edgespec.export.heads.vocabulary import HeadVocabulary, read_vocabulary, with_logits_of
+from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
@@ -51,8 +45,6 @@ _NORMED_NORMS = {"token_norm": "embedding_layernorm.weight", "final_norm": "pre_
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _DEEPSEEK_LAYERS = "target_layer_ids"
 _MASKS, _NUM_PROPOSED = ("mask_token_id", "ptd_token_id"), 8
-_PREFIX, _MTP = "mtp_layers.0.", "MTP of MiMo"
-_MTP_NORMS = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm", "final_norm": "final_layernorm"}
 
 
 def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -95,7 +87,7 @@ def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) ->
         has_mask=mask is not None,
     )
     fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
-    head = _recurrent_head("eagle3", layers, target, config, fuse_graph)
+    head = recurrent_head("eagle3", layers, target, config, fuse_graph)
     if mask is not None:
         head = replace(head, mask_token_id=_mask_token_id(source, target), block_tokens=_num_proposed(source))
     return plan_recurrent(head, recurrence, tensors, vocabulary)
@@ -137,20 +129,20 @@ def _plan_joined(
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
-    _require_joined_shapes(reader.source, tensors, config)
+    require_joined_shapes(reader.source, tensors, config)
     recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
-    head = _recurrent_head("eagle", (target.config.num_layers,), target, config)
+    head = recurrent_head("eagle", (target.config.num_layers,), target, config)
     return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
-def _require_joined_shapes(source: HeadSource, tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> None:
+def require_joined_shapes(source: HeadSource, tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> None:
     hidden = config.hidden_size
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
     shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))
     require_shapes(source, tensors, shapes)
 
 
-def _recurrent_head(
+def recurrent_head(
     method: str,
     layers: tuple[int, ...],
     target: LoadedSource,
@@ -179,43 +171,6 @@ def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
     return _plan_joined(reader, target, settings, tensors, 1, returns_normed=has_norms)
-
-
-def read_mtp(path: Path) -> HeadSource:
-    """The layers for multi-token prediction within a model's own checkpoint.
-
-    Raises SourceError: It has none, or none that are read.
-    """
-    if not path.is_dir():
-        raise SourceError(
-            f"{path} has no layers for multi-token prediction that are read; they are read from a folder with "
-            "safetensors, and only of MiMo"
-        )
-    source = read_head(path)
-    own = {name: tensor for name, tensor in source.tensors.items() if ".mtp_layers." in f".{name}"}
-    if not own:
-        raise SourceError(
-            f"{path} has no layers for multi-token prediction (mtp_layers), of which those of MiMo are read; name "
-            "a head or a smaller model with --drafter instead"
-        )
-    return replace(source, tensors=own, integers={})
-
-
-def _plan_mtp(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    """The plan of the first layer for multi-token prediction, which drafts one token after another."""
-    settings, reader = layer_settings(source), Reader(source)
-    join = reader.take(f"{_PREFIX}input_proj.weight")
-    require_hidden_size(source, target, join.rows)
-    needs = ("input_norm", *(["q_bias"] if "0.q_bias" in target.tensors else []))
-    tensors = {"join": join, **reader.layer(_PREFIX, 0, needs)}
-    tensors |= {role: reader.take(f"{_PREFIX}{name}.weight") for role, name in _MTP_NORMS.items()}
-    reader.require_all_taken(_MTP, re.escape(_PREFIX))
-    config = with_logits_of(target, layers_config(settings, tensors, target, 1))
-    _require_joined_shapes(source, tensors, config)
-    recurrence = Recurrence(config=config, is_wide=False, has_state_first=True, returns_normed=True)
-    head = _recurrent_head("mtp", (target.config.num_layers - 1,), target, config)
-    vocabulary = HeadVocabulary(target.tensors["embedding"], target.head, None, ("embedding", "vocabulary head"))
-    return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
@@ -326,9 +281,4 @@ EAGLE_DIALECTS = (
         recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle",
         plan=_plan_normed,
     ),
-)
-MTP_DIALECT = Dialect(
-    name=_MTP,
-    recognizes=lambda source: any(name.removeprefix("model.").startswith(_PREFIX) for name in source.tensors),
-    plan=_plan_mtp,
 )

@@ -244,6 +244,26 @@ def mtp(seed: int = 7) -> MadeHead:
     return MadeHead(tensors=made, config={}, wide=False, layers=(TARGET_LAYERS - 1,), switches=frozenset({"mtp"}))
 
 
+def mtp_of_qwen(seed: int = 7) -> MadeHead:
+    """The layer for multi-token prediction that a Qwen3.5 checkpoint has, whose gains are stored less one."""
+    rng = np.random.default_rng(seed)
+    layer = "mtp.layers.0."
+    made = _layer(rng, layer, HIDDEN, head_norms=True)
+    made[f"{layer}self_attn.q_proj.weight"] = _matrix(rng, 2 * HEADS * HEAD_DIM, HIDDEN)  # with gates
+    made["mtp.fc.weight"] = _matrix(rng, HIDDEN, 2 * HIDDEN)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.input_layernorm"):
+        made[f"mtp.{name}.weight"] = _norm(rng, HIDDEN)
+    made = {name: value - 1 if "norm" in name else value for name, value in made.items()}
+    switches = frozenset({"mtp", "token_first", "gains_less_one", "gates"})
+    return MadeHead(tensors=made, config={}, wide=False, layers=(TARGET_LAYERS,), switches=switches)
+
+
+# Names of MiMo's parts by those that Qwen3.5 has.
+_OF_QWEN = {"mtp.fc": "layers.0.input_proj", "mtp.norm": "layers.0.final_layernorm", "mtp.layers.0": "layers.0"}
+_OF_QWEN |= {"mtp.pre_fc_norm_embedding": "layers.0.token_layernorm"}
+_OF_QWEN |= {"mtp.pre_fc_norm_hidden": "layers.0.hidden_layernorm"}
+
+
 class Reference:
     """A head written out in numpy float64, without a cache.
 
@@ -257,6 +277,10 @@ class Reference:
         names = {name.removeprefix("model."): value for name, value in made.tensors.items()}
         names = {name.replace("midlayer.", "layers.0.").replace("mtp_layers.0.", "layers.0."): value
                  for name, value in names.items()}  # fmt: skip
+        for own, usual in _OF_QWEN.items():
+            names = {name.replace(own, usual): value for name, value in names.items()}
+        less = 1 if "gains_less_one" in made.switches else 0
+        names = {name: value + less if "norm" in name else value for name, value in names.items()}
         self._w = {name: value.astype(np.float64) for name, value in names.items()}
         self._embedding = self._w.get("embed_tokens.weight", embedding.astype(np.float64))
         self._head = self._w.get("lm_head.weight", head.astype(np.float64))
@@ -297,7 +321,8 @@ class Reference:
         elif "mtp" in switches:
             token = self._norm(token, "layers.0.token_layernorm.weight")
             state = self._norm(state, "layers.0.hidden_layernorm.weight")
-            residual = np.concatenate([state, token], axis=-1) @ w["layers.0.input_proj.weight"].T
+            sides = [token, state] if "token_first" in switches else [state, token]
+            residual = np.concatenate(sides, axis=-1) @ w["layers.0.input_proj.weight"].T
             x = self._norm(residual, "layers.0.input_layernorm.weight")
         else:
             if "add_para_norm" in switches:
@@ -332,6 +357,8 @@ class Reference:
                 f"{prefix}self_attn.{part}_proj.bias", 0.0
             )
             own = own.reshape(length, -1, HEAD_DIM)
+            if part == "q" and "gates" in self._made.switches:  # a head's queries, then its gates
+                own, gates = own[:, ::2], own[:, 1::2].reshape(length, -1)
             parts.append(self._norm(own, f"{prefix}self_attn.{part}_norm.weight"))
         angles = np.arange(length)[:, None] * self._theta ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -347,7 +374,10 @@ class Reference:
         scores[:, (behind < 0) | (behind >= self._made.window)] = -np.inf
         share = np.exp(scores - scores.max(-1, keepdims=True))
         share /= share.sum(-1, keepdims=True)
-        return np.einsum("hqk,khd->qhd", share, v).reshape(length, -1) @ w[f"{prefix}self_attn.o_proj.weight"].T
+        attended = np.einsum("hqk,khd->qhd", share, v).reshape(length, -1)
+        if "gates" in self._made.switches:
+            attended = attended / (1 + np.exp(-gates))
+        return attended @ w[f"{prefix}self_attn.o_proj.weight"].T
 
 
 class Graphs:

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from edgespec.errors import EdgeSpecError, SourceError, UsageError, VocabularyMismatch
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.dialects import DIALECTS, is_head
-from edgespec.export.heads.eagle import read_mtp
 from edgespec.export.heads.head_source import HeadPlan, read_head
+from edgespec.export.heads.mtp import read_mtp
 from edgespec.export.options import Trimming
 from edgespec.export.sources import LoadedSource, read_source
 
@@ -376,6 +376,26 @@ def test_layers_for_multi_token_prediction_are_a_head_and_the_model_is_a_qwen2(t
     require_rows_of_reference(graphs, reference)
 
 
+def test_layers_of_qwen_for_multi_token_prediction_have_gates_and_read_the_normed_state(tmp_path: Path) -> None:
+    """In a file of their own, for a target that may be another file."""
+    made, weights = made_heads.mtp_of_qwen(), made_heads.target_weights()
+    text = made_heads.target_config() | {"model_type": "qwen3_5_text", "partial_rotary_factor": 0.25}
+    alone = replace(made, config={"model_type": "qwen3_5", "text_config": text}).write(tmp_path / "mtp")
+    assert is_head(alone)
+    target = read_source(made_heads.write_target(tmp_path / "hf"))
+    export_head(plan_head(target, read_head(alone), "fp32"), tmp_path / "out", "head")
+    reference = Reference(
+        made, weights["model.embed_tokens.weight"], weights["lm_head.weight"], eps=tiny.EPS, theta=tiny.THETA
+    )
+    graphs = Graphs(tmp_path / "out")
+    assert graphs.manifest.head.target_layers == (made_heads.TARGET_LAYERS,)
+    require_rows_of_reference(graphs, reference)
+    plain = {"mtp.layers.0.self_attn.q_proj.weight": np.ones((64, 64), np.float32)}
+    ungated = replace(made, config={}, tensors=made.tensors | plain).write(tmp_path / "ungated")
+    with pytest.raises(SourceError, match=r"q_proj.weight is 64×64, wanted 128×64"):
+        plan_head(target, read_head(ungated))
+
+
 @pytest.mark.parametrize("is_stated", [True, False])
 def test_a_bias_that_an_eagle_head_of_speculators_states_is_in_its_file(
     target: LoadedSource, tmp_path: Path, is_stated: bool
@@ -436,7 +456,7 @@ def test_a_model_without_layers_for_multi_token_prediction_says_so(tmp_path: Pat
     with pytest.raises(SourceError, match="no layers for multi-token prediction"):
         read_mtp(made_heads.write_target(tmp_path / "hf"))
     tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights())
-    with pytest.raises(SourceError, match="read from a folder with safetensors"):
+    with pytest.raises(SourceError, match="from a folder with safetensors"):
         read_mtp(tmp_path / "a.gguf")
 
 
