@@ -12,7 +12,7 @@ from edgespec.tools.tool import Tool
 _SCALAR = re.compile(r"[^,{}\[\]]*")
 _PAIRS_NAME = re.compile(r"\s*(?:call:)?([\w-]+)\s*(?=\{)")
 _HALF = re.compile("[\ud800-\udfff]")
-_KEY = re.compile(r"\s*([^:{},\[\]]+?)\s*:\s*")
+_KEY = re.compile(r"\s*+([^:{},\[\]\s]++(?:\s++[^:{},\[\]\s]++)*+)\s*+:\s*+")
 
 
 class WrittenCall(NamedTuple):

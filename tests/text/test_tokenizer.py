@@ -429,3 +429,15 @@ def test_characters_that_wait_for_further_bytes_are_counted_once_whole(sentencep
         held.append(stream.num_held)
     assert held[-5:] == [0, 1, 0, 0, 2]  # a run of bytes is read as a whole
     assert stream.flush() == "é日"
+
+
+def test_white_space_that_a_special_token_absorbs_is_looked_for_once(tmp_path: Path) -> None:
+    """From each of its places, 131,000 spaces of a client held all threads up for two minutes."""
+    stated = json.loads(vocabulary_from_gguf("tiny", tiny.GGUF_TOKENIZER).tokenizer_json)
+    flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+    stated["added_tokens"].append({"id": tiny.VOCAB, "content": "<mask>", "lstrip": True, **flags})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    itself = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("a  <mask> b", " \n<mask>", "a \t<mask> <mask>  <|im_end|>", "  <mask", " " * 131_000 + "a"):
+        assert tokenizer.encode(text, special=True).tolist() == itself.encode(text).ids
