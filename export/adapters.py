@@ -1,5 +1,7 @@
 """LoRA adapters (Hu et al., arXiv:2106.09685), merged into the weights of their base: W + scale · B · A.
 
+Of DoRA (Liu et al., arXiv:2402.09353) each row has the length that the adapter states.
+
 Read from a folder of PEFT (adapter_config.json and adapter_model.safetensors), or from a GGUF file of llama.cpp.
 What an adapter has beside low-rank changes and whole matrices is refused by name. Rows are merged in float32 as
 they are read.
@@ -9,7 +11,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +35,7 @@ _PREFIX = "base_model.model."
 # Settings of PEFT whose arithmetic is not W + scale · B · A, or that need another base. fan_in_fan_out is not
 # one: PEFT takes it back for matrices that lie as those here do.
 _UNSUPPORTED = (
-    "use_dora", "lora_bias", "layer_replication", "use_qalora", "trainable_token_indices",
+    "lora_bias", "layer_replication", "use_qalora", "trainable_token_indices",
     "target_parameters", "alora_invocation_tokens", "megatron_config",
     "arrow_config",
 )  # fmt: skip
@@ -40,18 +44,26 @@ _ADVICE = "merge it with PEFT, and export the result"
 _KEEP_THE_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
+class _Change(NamedTuple):
+    """What is added to a matrix, scale · b · a, and the lengths of its rows afterwards, where these are set."""
+
+    a: StoredTensor  # [rank, columns]
+    b: StoredTensor  # [rows, rank]
+    scale: float
+    lengths: StoredTensor | None = None  # [rows, 1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Adapter:
     """Tensors of an adapter by the names that their matrices have in the base.
 
     files: All that it was read from.
-    changes: Of each matrix A, [rank, columns], B, [rows, rank], and the scale.
     whole: Matrices that replace those of the base.
     """
 
     path: Path
     files: tuple[Path, ...]
-    changes: Mapping[str, tuple[StoredTensor, StoredTensor, float]]
+    changes: Mapping[str, _Change]
     whole: Mapping[str, StoredTensor]
     is_gguf: bool
 
@@ -90,20 +102,37 @@ def _read_folder(folder: Path) -> _Adapter:
     _require_supported(settings)
     floats, integers = read_tensors([weights])
     require_floats(integers)
-    changes, whole = {}, {}
+    changes: dict[str, _Change] = {}
+    whole, lengths = {}, {}
     for name, tensor in floats.items():
         module = name.removeprefix(_PREFIX).removesuffix(".weight")
         if module.endswith(".lora_A"):
             module = module.removesuffix(".lora_A")
             other = floats.get(name.replace(".lora_A.", ".lora_B."))
             scale = _scale(settings, module, tensor.rows)
-            changes[f"{module}.weight"] = (tensor, _required(folder, module, other), scale)
-        elif module.endswith(".lora_embedding_A"):
-            raise SourceError(f"{folder} changes the embedding by low rank, which is not read; {_ADVICE}")
-        elif module.endswith(".lora_B"):
-            _required(folder, module, floats.get(name.replace(".lora_B.", ".lora_A.")))
+            changes[f"{module}.weight"] = _Change(tensor, _required(folder, module, other), scale)
+        elif module.endswith(".lora_embedding_A"):  # both matrices lie on their sides
+            module = module.removesuffix(".lora_embedding_A")
+            other = _required(folder, module, floats.get(name.replace("embedding_A", "embedding_B")))
+            scale = _scale(settings, module, tensor.rows)
+            changes[f"{module}.weight"] = _Change(other.transposed(1), tensor.transposed(1), scale)
+        elif re.search(r"\.lora_(embedding_)?B$", module):
+            _required(folder, module, floats.get(re.sub("_B(?=$|[.])", "_A", name)))
+        elif module.endswith(".lora_magnitude_vector"):
+            lengths[f"{module.removesuffix('.lora_magnitude_vector')}.weight"] = tensor
         else:
-            whole[name.removeprefix(_PREFIX).replace(".modules_to_save", "")] = tensor
+            whole[re.sub(r"\.(modules_to_save|base_layer)\b", "", name.removeprefix(_PREFIX))] = tensor
+    for name, tensor in lengths.items():
+        change = changes.get(name)
+        if change is None or tensor.rows * tensor.columns != change.b.rows:
+            raise SourceError(
+                f"{folder} has lengths of {tensor.rows * tensor.columns} rows of {name}, and changes "
+                f"{change.b.rows if change else 0}; adapters of embeddings with DoRA are not read: {_ADVICE}"
+            )
+        rows = replace(tensor, rows=change.b.rows, columns=1)
+        changes[name] = change._replace(lengths=rows)
+    if settings.get("use_dora") and (missing := sorted(changes.keys() - lengths.keys())):
+        raise SourceError(f"{folder} sets use_dora, and lacks the lengths of {missing[0]}; fetch it again")
     return _Adapter(folder, (folder / ADAPTER_SETTINGS, weights), changes, whole, is_gguf=False)
 
 
@@ -165,11 +194,12 @@ def _read_file(path: Path) -> _Adapter:
     changes = {}
     for name, tensor in file.tensors.items():
         base, _, part = name.rpartition(".lora_")
-        if base == "token_embd.weight":
-            raise SourceError(f"{path} changes the embedding by low rank, which is not read; {_ADVICE}")
         if part == "a":
             other = _required(path, base, file.tensors.get(f"{base}.lora_b"))
-            changes[base] = (tensor, other, alpha / other.columns if alpha else 1.0)
+            scale = alpha / other.columns if alpha else 1.0
+            # Those of an embedding are exchanged, and that of the columns lies on its side.
+            is_turned = base == "token_embd.weight"
+            changes[base] = _Change(*((other.transposed(1), tensor) if is_turned else (tensor, other)), scale)
         elif part == "b":
             _required(path, base, file.tensors.get(f"{base}.lora_a"))
         else:
@@ -181,17 +211,7 @@ def _merged(
     adapter: _Adapter, config: DecoderConfig, tensors: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, StoredTensor]]:
     """The matrices that an adapter changes, by their roles."""
-    known = places(config, is_gguf=adapter.is_gguf)
-    for name, (a, b, scale) in adapter.changes.items():
-        for place in _places_of(adapter, known, name, tensors):
-            base = tensors[place.role]
-            if b.columns != a.rows or a.columns != base.columns or b.rows < place.start + base.rows:
-                raise SourceError(
-                    f"{adapter.path}: the change of {name} is {b.rows}×{b.columns} by {a.rows}×{a.columns}, and "
-                    f"the model has {base.rows}×{base.columns} there; the adapter is for another base"
-                )
-            own = unpaired(config, place.role, b.part(place.start, base.rows), is_gguf=adapter.is_gguf)
-            yield place.role, _sum(base, a, own, scale)
+    known, bases = places(config, is_gguf=adapter.is_gguf), dict(tensors)
     for name, tensor in adapter.whole.items():
         for place in _places_of(adapter, known, name, tensors):
             base = tensors.get(place.role, tensors["embedding"])
@@ -200,10 +220,30 @@ def _merged(
                     f"{adapter.path}: {name} is {tensor.rows}×{tensor.columns}, and the model has "
                     f"{base.rows}×{base.columns} there; merge it with PEFT, which changes the number of tokens"
                 )
-            part = tensor.part(place.start, base.rows)
-            own = unpaired(config, place.role, part, is_gguf=adapter.is_gguf)
             is_gain = place.role.endswith("norm")
-            yield place.role, replace(own, addend=FAMILIES[config.architecture].gain_addend if is_gain else 0.0)
+            own = _rows_of(adapter, config, place, base.rows, tensor)
+            own = replace(own, addend=FAMILIES[config.architecture].gain_addend if is_gain else 0.0)
+            bases[place.role] = own
+            yield place.role, own
+    for name, change in adapter.changes.items():
+        a, b = change.a, change.b
+        for place in _places_of(adapter, known, name, tensors):
+            base = bases.get(place.role, tensors["embedding"])
+            if b.columns != a.rows or a.columns != base.columns or b.rows < place.start + base.rows:
+                raise SourceError(
+                    f"{adapter.path}: the change of {name} is {b.rows}×{b.columns} by {a.rows}×{a.columns}, and "
+                    f"the model has {base.rows}×{base.columns} there; the adapter is for another base"
+                )
+            part = partial(_rows_of, adapter, config, place, base.rows)
+            lengths = None if change.lengths is None else part(change.lengths)
+            yield place.role, _sum(base, change._replace(b=part(b), lengths=lengths))
+
+
+def _rows_of(
+    adapter: _Adapter, config: DecoderConfig, place: RoleRows, num_rows: int, tensor: StoredTensor
+) -> StoredTensor:
+    """The rows of a tensor that have a role, in the order of the graph."""
+    return unpaired(config, place.role, tensor.part(place.start, num_rows), is_gguf=adapter.is_gguf)
 
 
 def _places_of(
@@ -219,16 +259,18 @@ def _places_of(
     return found
 
 
-def _sum(base: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float) -> StoredTensor:
-    """base + scale · b · a, whose rows are made as they are read."""
+def _sum(base: StoredTensor, change: _Change) -> StoredTensor:
+    """A matrix with its change, whose rows are made as they are read."""
 
     def rows(tensor: StoredTensor, start: int, stop: int) -> Floats:
         order = np.arange(tensor.rows) if tensor.row_order is None else tensor.row_order
         return np.concatenate([*replace(tensor, rows=stop - start, row_order=order[start:stop]).floats()])
 
     def make(start: int, stop: int) -> Bytes:
-        low = np.concatenate([*a.floats()]) * np.float32(scale)
-        summed = rows(base, start, stop) + rows(b, start, stop) @ low
+        low = np.concatenate([*change.a.floats()]) * np.float32(change.scale)
+        summed = rows(base, start, stop) + rows(change.b, start, stop) @ low
+        if change.lengths is not None:
+            summed *= rows(change.lengths, start, stop) / np.linalg.norm(summed, axis=1, keepdims=True)
         return np.ascontiguousarray(summed, "<f4").view(np.uint8).reshape(stop - start, -1)
 
     return StoredTensor(base.name, base.path, 0, base.rows, base.columns, "F32", make=make)

@@ -19,6 +19,7 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.export_parts import (
     DRAFTER,
+    TARGET,
     export_parts,
     judge,
     named_devices,
@@ -209,13 +210,13 @@ def _delete_spent(options: argparse.Namespace, home: "ModelHome") -> None:
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec import add_forms
+    from edgespec import PairHalf, add_forms
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)
     added = add_forms(
         options.add_to,
-        home.locate(options.source, options.revision),
+        PairHalf(part=TARGET, source=home.locate(options.source, options.revision), adapter=options.adapter),
         [pair_half(options, part, home) for part in parts],
         open_decoder=_decoder_for_check(options),
         measure_ranges=_range_measurement(options),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TARGET, DRAFTER = "target", "drafter"
 MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token prediction
 # Options that only the export of a single model takes, and those that only the native exporter takes.
-_SINGLE = ("block-size", "context-length", "adapter", "keep-layers", "skip-layers", "hidden-states")
-_NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", *_SINGLE)
+_SINGLE = ("block-size", "context-length", "keep-layers", "skip-layers", "hidden-states")
+_NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", "adapter", *_SINGLE)
 # The proof of deterministic mode compares stretches of 20 tokens.
 _LEAST_CONTEXT = 64
 # Options that only a pair has.
@@ -204,6 +204,7 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
         precision=part.precision if part.is_named else None,
         is_mtp=part.is_mtp,
         trimming=trimming(options) if part.name == DRAFTER else Trimming(),
+        adapter=options.adapter if part.name == TARGET else None,
     )
 
 
@@ -296,7 +297,8 @@ def _export_options(options: argparse.Namespace, part: ExportPart) -> "ExportOpt
     from edgespec.export.options import ExportOptions
 
     if options.drafter is not None:
-        return ExportOptions(precision=part.precision, form=part.form)
+        adapter = options.adapter if part.name == TARGET else None
+        return ExportOptions(precision=part.precision, form=part.form, adapter=adapter)
     return ExportOptions(
         precision=part.precision,
         form=part.form,

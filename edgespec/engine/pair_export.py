@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from edgespec.draft.cross_vocabulary import find_translation
 from edgespec.engine.pair_check import check_if_here
 from edgespec.errors import ModelError, UsageError
+from edgespec.export.adapters import merge_adapter
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model
 from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
 from edgespec.export.heads.dialects import is_head
@@ -38,6 +39,7 @@ class PairHalf:
     precision: None for the usual one, which is source for a model and auto for a drafting head.
     is_mtp: It is the layers for multi-token prediction within source, which is the target's.
     trimming: The number of tokens to trim a drafting head's logits to, and the text in which they are counted.
+    adapter: A LoRA adapter to merge.
     """
 
     part: str
@@ -47,10 +49,16 @@ class PairHalf:
     precision: str | None = None
     is_mtp: bool = False
     trimming: Trimming = field(default_factory=Trimming)
+    adapter: Path | None = None
 
     @property
     def is_head(self) -> bool:
         return self.is_mtp or (self.part == DRAFTER and is_head(self.source.path))
+
+    def read(self) -> LoadedSource:
+        """The model, with its adapter."""
+        loaded = read_source(self.source.path)
+        return loaded if self.adapter is None else merge_adapter(loaded, self.adapter)
 
     def read_head(self) -> HeadSource:
         return read_mtp(self.source.path) if self.is_mtp else read_head(self.source.path)
@@ -71,7 +79,7 @@ class PairHalf:
                 f"--vocab-subset trims the logits of a drafting head in a pair, and {self.source.path} is a model "
                 "that runs by itself; leave it out, or export the drafter alone first"
             )
-        options = ExportOptions(precision=self.precision or "source", form=self.form)
+        options = ExportOptions(precision=self.precision or "source", form=self.form, adapter=self.adapter)
         return plan_model(self.source.path, options, is_checked=is_checked)
 
 
@@ -150,7 +158,7 @@ def export_pair(
 
 def add_forms(
     folder: Path,
-    target: LocalSource,
+    target: PairHalf,
     halves: Sequence[PairHalf],
     *,
     open_decoder: OpenDecoder | None = None,
@@ -159,7 +167,7 @@ def add_forms(
 ) -> list[Path]:
     """Export halves of a pair in forms that its folder does not have yet, from the sources that it was made of.
 
-    target: The source of the pair's target, whose embedding a drafting head may use.
+    target: The pair's target, whose embedding a drafting head may use.
 
     Returns:
         The new folders; without those that another process has added in the meantime.
@@ -172,20 +180,16 @@ def add_forms(
         first = _first_form(folder, half.part)
         if half.is_head:
             require_source(half, first, half.read_head().source().sha256)
-            require_source(
-                PairHalf(part=TARGET, source=target),
-                _first_form(folder, TARGET),
-                read_source(target.path).source.sha256,
-            )
+            require_source(target, _first_form(folder, TARGET), target.read().source.sha256)
         else:
-            require_source(half, first, read_source(half.source.path).source.sha256)
+            require_source(half, first, half.read().source.sha256)
     export = partial(_export_model, open_decoder=open_decoder, measure_ranges=measure_ranges, report=report)
     added = []
     for half in halves:
         output, first = folder / f"{half.part}-{half.form}", _first_form(folder, half.part)
         try:
             if half.is_head:
-                planned = half.plan_head(read_source(target.path))
+                planned = half.plan_head(target.read())
                 export_head(planned, output, first.name, origin=half.source.origin, report=report)
             else:
                 export(half, output, first.name, first.hidden_layers)
@@ -245,6 +249,7 @@ def _export_model(
         precision=half.precision or "source",
         form=half.form,
         hidden_layers=hidden_layers,
+        adapter=half.adapter,
         origin=half.source.origin,
         open_decoder=open_decoder,
         measure_ranges=measure_ranges if half.precision == "w8a16" else None,

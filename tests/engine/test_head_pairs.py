@@ -103,7 +103,7 @@ def test_one_text_with_and_without_the_head(pair: Path) -> None:
 
 
 def test_a_form_of_a_head_is_added_from_its_source_alone(pair: Path, sources: Path) -> None:
-    target = LocalSource(path=sources / "target")
+    target = half(TARGET, sources / "target")
     gpu = [half(TARGET, sources / "target", form="gpu"), half(DRAFTER, sources / "head", form="gpu")]
     added = add_forms(pair, target, gpu)
     assert [path.name for path in added] == ["target-gpu", "drafter-gpu"]

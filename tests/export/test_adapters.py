@@ -56,7 +56,7 @@ def write_folder(folder: Path, made: dict[str, tuple[np.ndarray, ...]], more: An
     return folder
 
 
-def write_file(path: Path, made: dict[str, tuple[np.ndarray, ...]], kind: str = "lora") -> Path:
+def write_file(path: Path, made: dict[str, tuple[np.ndarray, ...]], kind: str = "lora", more: Any = None) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", kind)
@@ -65,6 +65,9 @@ def write_file(path: Path, made: dict[str, tuple[np.ndarray, ...]], kind: str = 
         stored = tiny._gguf_name(name, "llama")
         writer.add_tensor(f"{stored}.lora_a", a)
         writer.add_tensor(f"{stored}.lora_b", np.ascontiguousarray(tiny._permuted(name, b)))
+    for stored, (a, b) in (more or {}).items():
+        writer.add_tensor(f"{stored}.lora_a", a)
+        writer.add_tensor(f"{stored}.lora_b", b)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -154,6 +157,90 @@ def test_a_changed_embedding_leaves_the_head_of_the_base(tmp_path: Path) -> None
     assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
 
 
+def embedding_change(num_tokens: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """[rank, num_tokens] and [size, rank], as PEFT stores them."""
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(0, 0.1, (RANK, num_tokens)), rng.normal(0, 0.5, (size, RANK))
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("form", ["folder", "with base", "file"])
+def test_embeddings_and_heads_are_changed_by_low_rank(tmp_path: Path, is_tied: bool, form: str) -> None:
+    weights = tiny.random_weights()
+    embedding = weights["model.embed_tokens.weight"]
+    base = weights | {"lm_head.weight": 2 * embedding}
+    if is_tied:
+        del base["lm_head.weight"]
+    tiny.write_huggingface(tmp_path / "hf", base)
+    a, b = embedding_change(*embedding.shape)
+    head = base.get("lm_head.weight", embedding)
+    b_head = np.ascontiguousarray(a.T)
+    a_head = np.ascontiguousarray(b.T)
+    own = {
+        "model.embed_tokens.weight": embedding + (a.T @ (b.T * np.float32(ALPHA / RANK))),
+        "lm_head.weight": head if form == "file" else head + b_head @ (a_head * np.float32(ALPHA / RANK)),
+    }
+    tiny.write_huggingface(tmp_path / "merged", base | own)
+    if form == "file":
+        adapter = write_file(tmp_path / "a.gguf", {}, more={"token_embd.weight": (b_head, b)})
+    else:
+        prefix = "base_model.model.model.embed_tokens"
+        more = {f"{prefix}.lora_embedding_A": a, f"{prefix}.lora_embedding_B": b}
+        if form == "with base":  # PEFT stores these beside their changes
+            more |= {f"{prefix}.base_layer.weight": embedding, "base_model.model.lm_head.base_layer.weight": head}
+        adapter = write_folder(tmp_path / "a", {"lm_head.weight": (a_head, b_head)}, more)
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize("names", [NAMES, ("self_attn.qkv_proj", "mlp.gate_up_proj")])
+def test_rows_of_dora_have_the_lengths_that_it_states(tmp_path: Path, names: tuple[str, ...]) -> None:
+    family = "phi3" if "self_attn.qkv_proj" in names else None
+    weights = weights_of(family) if family else tiny.random_weights()
+    config = {"config": FAMILIES[family]["config"]} if family else {}
+    made = changes(weights, names)
+    lengths = {name: np.linspace(0.5, 2, len(b), dtype=np.float32) for name, (_, b) in made.items()}
+    own = merged(weights, made)
+    for name, length in lengths.items():
+        own[name] = own[name] * (length[:, None] / np.linalg.norm(own[name], axis=1, keepdims=True))
+    tiny.write_huggingface(tmp_path / "hf", weights, **config)
+    tiny.write_huggingface(tmp_path / "merged", own, **config)
+    more = {
+        f"base_model.model.{name.removesuffix('.weight')}.lora_magnitude_vector": length
+        for name, length in lengths.items()
+    }
+    assert_equal(tmp_path / "hf", write_folder(tmp_path / "a", made, more, use_dora=True), tmp_path / "merged")
+    lost = next(iter(more))
+    changed = {**more, lost: more[lost][:-1]}
+    with pytest.raises(SourceError, match="has lengths of"):
+        plan_model(
+            tmp_path / "hf",
+            ExportOptions(adapter=write_folder(tmp_path / "a", made, changed, use_dora=True)),
+        )
+
+
+@pytest.mark.slow
+def test_the_target_of_a_pair_is_merged_and_its_drafter_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "base.gguf", weights)
+    adapter = write_folder(tmp_path / "adapter", changes(weights))
+    base, pair = str(tmp_path / "base.gguf"), tmp_path / "pair"
+    command = ["export", base, "--drafter", base, "--adapter", str(adapter)]
+    assert main([*command, "--no-check", "--output", str(pair)]) == 0
+    sources = {part: read_manifest(pair / part).source.name for part in ("target", "drafter")}
+    assert sources == {"target": "base.gguf with adapter adapter", "drafter": "base.gguf"}
+    more = [*command, "--no-check", "--device", "gpu", "--add-to", str(pair)]
+    assert main(more) == 0
+    assert read_manifest(pair / "target-gpu").source == read_manifest(pair / "target").source
+    capsys.readouterr()
+    unmerged = [word for word in more if word not in ("--adapter", str(adapter))]
+    (pair / "target-gpu").rename(tmp_path / "gpu")
+    assert main(unmerged) == 2
+    assert "is not the source of the pair's target" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = tiny.random_weights()
@@ -170,7 +257,8 @@ def test_the_command_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"use_dora": True}, "sets use_dora"),
+        ({"use_dora": True}, "sets use_dora, and lacks the lengths of model.layers.1"),
+        ({"lora_bias": True}, "sets lora_bias"),
         ({"peft_type": "IA3"}, "type IA3"),
         ({"bias": "all"}, "trains biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),

@@ -385,13 +385,14 @@ def test_form_that_another_process_adds_meanwhile_is_no_error(
     source = LocalSource(path=tiny_gguf)
     said: list[str] = []
     halves = [PairHalf(part=part, source=source, form="gpu", device="webgpu") for part in ("target", "drafter")]
-    assert add_forms(pair, source, halves, report=said.append) == [pair / "drafter-gpu"]
+    target = PairHalf(part="target", source=source)
+    assert add_forms(pair, target, halves, report=said.append) == [pair / "drafter-gpu"]
     assert f"another process has added {pair / 'target-gpu'} in the meantime" in said
     assert {"target-gpu": "gpu", "drafter-gpu": "gpu"}.items() <= forms(pair).items()
     (pair / "target-npu").write_text("")
     npu = PairHalf(part="target", source=source, form="npu", device="npu", precision="fp16")
     with pytest.raises(UsageError, match="already exists"):
-        add_forms(pair, source, [npu])
+        add_forms(pair, target, [npu])
 
 
 @pytest.mark.usefixtures("devices")
