@@ -97,15 +97,15 @@ def find_offer(home: ModelHome, free_bytes: int, candidates: Sequence[str] = CAN
 
 
 def disk_bytes(entry: CatalogEntry) -> int:
-    """Bytes on the disk: the download, which stays, and the model that is made of it."""
+    """Bytes that must be free on the disk: for the download, and for the model that is made of it."""
     return entry.fetch_bytes + file_bytes(entry)
 
 
 def format_question(offer: Offer) -> str:
     """The question: which model is offered, its size, its source and licence, and what it costs."""
     entry, default = offer.entry, CATALOG[DEFAULT_MODEL]
-    size = f"{format_bytes(entry.fetch_bytes)} to download, {format_bytes(disk_bytes(entry))} on the disk in all"
-    source = f"from {offer.repository.page}, licence {entry.license}"
+    size = f"{format_bytes(entry.fetch_bytes)} to download, {format_bytes(file_bytes(entry))} on the disk then"
+    source = f"from {entry.page}, licence {entry.license}"
     growth = file_bytes(entry) / file_bytes(default)
     lines = (
         f"The default model, {default.title}, is tiny, and its answers are often wrong. This machine can run:",

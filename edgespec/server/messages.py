@@ -30,7 +30,8 @@ def read_conversation(stated: Sequence[PlacedMessage], param: str) -> tuple[list
     Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
     """
     try:
-        return split_begun(parse_messages(_plain_message(each.place, each.message, param) for each in stated))
+        turns = parse_messages(_plain_message(each.place, each.message, param) for each in stated)
+        return split_begun(turns, param)
     except UsageError as error:
         raise ApiError(400, str(error), param=param) from None
 

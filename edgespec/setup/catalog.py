@@ -47,13 +47,6 @@ class HubRepository:
     repository: str
     revision: str
 
-    @property
-    def page(self) -> str:
-        """Its address for people."""
-        from huggingface_hub import constants
-
-        return f"{constants.ENDPOINT}/{self.repository}"
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -96,6 +89,15 @@ class CatalogEntry:
     is_gated: bool = False  # the hub asks users to accept its terms
     gguf: str = ""  # a hub id of it in 4 bits, from its makers, at a commit of the user's day
     was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
+
+    @property
+    def page(self) -> str:
+        """The address of its repository for people; empty for a file."""
+        from huggingface_hub import constants
+
+        own = self.source.repository if isinstance(self.source, HubRepository) else ""
+        repository = self.gguf.partition(":")[0] or own
+        return repository and f"{constants.ENDPOINT}/{repository}"
 
     @property
     def fetch_bytes(self) -> int:

@@ -247,7 +247,7 @@ def parse_messages(messages: Iterable[object]) -> list[Turn]:
     return turns
 
 
-def split_begun(turns: list[Turn]) -> tuple[list[Turn], str]:
+def split_begun(turns: list[Turn], what: str = "the conversation") -> tuple[list[Turn], str]:
     """A conversation, and the beginning of its answer: the text of a last message of the assistant, taken away.
 
     Raises UsageError: Nothing is left to answer.
@@ -257,7 +257,7 @@ def split_begun(turns: list[Turn]) -> tuple[list[Turn], str]:
         begun = _THOUGHT.format(last.reasoning) + last.content if last.reasoning else last.content
         turns = turns[:-1]
     if not turns:
-        raise UsageError("the conversation has nothing to answer; give a message of the user")
+        raise UsageError(f"{what} has nothing to answer; give a message of the user")
     return turns, begun
 
 

@@ -83,8 +83,8 @@ def test_the_question_says_what_is_downloaded_and_fits_the_window(
     words = " ".join(question.split())
     for part in (
         "Qwen2.5 1.5B Instruct (qwen2.5-1.5b)",
-        "3.1 GB to download, 4.3 GB on the disk in all",
-        "/Qwen/Qwen2.5-1.5B-Instruct, licence apache-2.0",
+        "946 MB to download, 1.3 GB on the disk then",
+        "/Qwen/Qwen2.5-1.5B-Instruct-GGUF, licence apache-2.0",
         "2.0 GB of memory",
         "tested with edgespec: no; Qwen2.5-Coder 1.5B Instruct, which has the same shape: another file of it",
         "Download it and use it for chats? [y/N]",

@@ -66,8 +66,8 @@ def test_a_yes_downloads_the_model_and_is_remembered(home: Path, hub: FakeHub) -
     terminal.wait_for(QUESTION)
     shown = terminal.settle()
     words = " ".join(shown.split())
-    assert f"from {hub.url}/Qwen/Qwen2.5-1.5B-Instruct, licence apache-2.0" in words
-    assert "3.1 GB to download" in words
+    assert f"from {hub.url}/Qwen/Qwen2.5-1.5B-Instruct-GGUF, licence apache-2.0" in words
+    assert "946 MB to download" in words
     assert hub.fetched() == []
     terminal.enter("perhaps")
     terminal.wait_for("please answer y or n")

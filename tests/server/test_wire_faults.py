@@ -142,7 +142,7 @@ SCHEMA = {"type": "json_schema", "name": "f"}
 @pytest.mark.parametrize(
     ("path", "field", "param", "said"),
     [
-        (RESPONSES, {"input": []}, "input", "nothing to answer"),
+        (RESPONSES, {"input": []}, "input", "input has nothing to answer"),
         (RESPONSES, {"input": "a " * 5000}, "input", "tokens do not fit the context"),
         (
             RESPONSES,
