@@ -72,9 +72,7 @@ def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
             answer = tuple(_save_regularly(session, reply))
         else:
             answer = _print_reply(session, reply, warn)
-            if reply.last and (
-                reason := format_stop(reply.last.finish_reason, drops_oldest=_drops_oldest(session))
-            ):
+            if reply.last and (reason := format_stop(reply.last.finish_reason, is_once=True)):
                 info(reason)
         session.record(answer)
     return was_pressed()

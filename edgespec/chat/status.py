@@ -32,17 +32,21 @@ def _format_drafting(stats: Stats) -> str:
     return f"drafting: {measured}, {stats.acceptance_rate:.0%} accepted ({by})"
 
 
-def format_stop(finish_reason: str | None, *, drops_oldest: bool = False) -> str:
-    """Why an answer ended, unless it ended by itself.
+def format_stop(finish_reason: str | None, *, drops_oldest: bool = False, is_once: bool = False) -> str:
+    """Why an answer ended, unless it ended by itself, and what to do.
 
     drops_oldest: Whether the conversation makes room for the next answer by itself.
+    is_once: It is the answer to the only prompt, so that no command of the chat can follow.
     """
     full = "the next message drops the oldest ones" if drops_oldest else "/clear, or /set overflow drop-oldest"
+    again = "/retry tries again; /set loops keep lets such answers go on"
+    if is_once:
+        full, again = "--context bounds it", "--loops keep lets such answers go on"
     return {
         "stop": "",
         "tool_calls": "",
         "length": "stopped at the token limit (max-tokens)",
-        "loop": "stopped: it repeated itself (/retry tries again; /set loops keep lets such answers go on)",
+        "loop": f"stopped: it repeated itself ({again})",
         "context": f"stopped because the context is full ({full})",
     }.get(finish_reason or "", "stopped")
 

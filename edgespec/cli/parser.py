@@ -169,5 +169,7 @@ class CommandParser(argparse.ArgumentParser):
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:
     for old_name, new_name in OLD_NAMES.items():
         word = word.replace(old_name, new_name)
-    near = get_close_matches(word, known, n=1, cutoff=cutoff)
+    # Of a beginning the whole; a flag of one letter is near to every other one.
+    begun = [each for each in known if each.startswith(word)] if len(word) > 2 else []
+    near = begun or get_close_matches(word, [each for each in known if len(each) > 2], n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""

@@ -125,7 +125,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     lines = []
     for variable in sorted(environment):
         if variable.startswith(_PREFIX) and variable not in known and not variable.startswith(_TESTS):
-            near = get_close_matches(variable, known, n=1, cutoff=0.8)
+            near = get_close_matches(variable, known, n=1, cutoff=0.85)
             hint = f"did you mean {near[0]}?" if near else "edgespec config lists the options"
             lines.append(f"the variable {variable} is unknown and has no effect; {hint}")
     return lines
@@ -232,8 +232,8 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
     import tomlkit  # takes 30 ms to import, which other commands do not need
 
     if text is not None or not path.exists():
-        _find_option(name, "edgespec config")  # while a line of an unknown option may be removed
-    value = None if text is None else parse_value(name, text, "edgespec config set")
+        _find_option(name, "config")  # while a line of an unknown option may be removed
+    value = None if text is None else parse_value(name, text, "config set")
     if value is None and not path.exists():
         return None
     before = _read(path) if path.exists() else COMMENT

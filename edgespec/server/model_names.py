@@ -82,7 +82,7 @@ class ModelNames:
         # Whatever their case; of an id or a path its last part counts.
         by_form = {name.casefold(): name for name in names}
         wanted = asked.rstrip("/").rpartition("/")[2][:_NAME_LENGTH].casefold()
-        near = [by_form[form] for form in get_close_matches(wanted, by_form, n=3, cutoff=0.4)]
+        near = [by_form[form] for form in get_close_matches(wanted, by_form, n=3, cutoff=0.6)]
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise ApiError(
             404,

@@ -167,10 +167,12 @@ class ModelHome:
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
         if path.suffix == ".gguf" and (part := describe_unfinished(path)):
             return f"{path} does not exist; {part}"
-        prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]
-        near = difflib.get_close_matches(model, [*CATALOG, *prepared], n=3, cutoff=0.4)
+        if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
+            return f"there is no file or folder {path} (seen from {Path.cwd()}); check its name"
+        known = {name.casefold(): name for name in (*CATALOG, *filter(self._own_folder, self.names()))}
+        near = [known[each] for each in difflib.get_close_matches(model.casefold(), known, n=3, cutoff=0.6)]
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.75):
+        if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
             meant = f"did you mean the drafter {drafter[0]}? {meant}"
         return (
             f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "

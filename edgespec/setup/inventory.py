@@ -57,7 +57,7 @@ class Inventory:
                 yield _describe(folder, self.home.last_used(folder.name))
 
     def describe(self, model: str) -> PreparedModel:
-        """What is known of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+        """A model as models() lists it, given by name or folder. Raises ModelError: the model is not prepared."""
         folder = self.find(model)
         return _describe(folder, self.home.last_used(folder.name))
 

@@ -87,6 +87,15 @@ def test_a_word_before_an_empty_pipe_is_told_from_a_model(
     assert (code, err.rstrip().endswith("edgespec chat -p hello")) == (2, True)
 
 
+def test_one_answer_at_the_command_line_names_no_commands_of_the_chat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = scripted_engine(tiny_model, tmp_path, lambda prompt: " ".join(["the in a"] * 300))
+    monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, **settings: engine)
+    code, _, err = run(capsys, "chat", "m", "-p", "go")
+    assert (code, "it repeated itself (--loops keep lets such answers go on)" in err) == (0, True)
+
+
 def test_the_last_line_end_of_a_pipe_is_no_part_of_the_prompt(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:

@@ -37,6 +37,8 @@ from edgespec.system.console import info, log_to_stderr, warn
         ("chat m why is it", "edgespec chat: unrecognized arguments: is it; a prompt is one argument, in quotes"),
         ("chat --promt why", "edgespec chat: unrecognized arguments: --promt; did you mean --prompt?"),
         ("bench --model m", "edgespec bench: unrecognized arguments: --model; the model needs no flag"),
+        ("chat --temp 0.2", "edgespec chat: unrecognized arguments: --temp; did you mean --temperature?"),
+        ("-V", "edgespec: unrecognized arguments: -V\n"),
         ("--verison", "edgespec: unrecognized arguments: --verison; did you mean --version?"),
         ("-p hello", "edgespec: unrecognized arguments: -p; it is a flag of edgespec chat"),
         ("devices extra", "edgespec devices: unrecognized arguments: extra\n"),

@@ -235,6 +235,25 @@ def test_unknown_name_suggests_near_ones(home: ModelHome, wrong: str) -> None:
         home.resolve(wrong)
 
 
+@pytest.mark.parametrize("wrong", ["nope", "no-such-model", "mymodel"])
+def test_a_name_that_nothing_is_near_gets_no_guess(home: ModelHome, wrong: str) -> None:
+    with pytest.raises(ModelError, match=f"no model '{wrong}': edgespec models list has the names"):
+        home.resolve(wrong)
+
+
+def test_a_guess_names_a_prepared_model_of_the_catalogue_once(home: ModelHome, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, home.models / "smollm2-135m")
+    with pytest.raises(ModelError) as refused:
+        home.resolve("smolm2-135m")
+    assert str(refused.value).count("smollm2-135m") == 1
+
+
+@pytest.mark.parametrize("wrong", ["model.gguf", "./nothing", "folder/of/nothing", "/nope/x"])
+def test_a_file_that_is_not_there_is_called_that(home: ModelHome, wrong: str) -> None:
+    with pytest.raises(ModelError, match=r"there is no file or folder .*; check its name"):
+        home.resolve(wrong)
+
+
 def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="folder without"):
         home.resolve(str(tmp_path))
