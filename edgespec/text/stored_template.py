@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_BRACKETED = re.compile(r"<[^<>\s]+>|\[[/|]?\w+\|?\]")
+_IN_BRACKETS = tuple(map(re.compile, (r"<[^<>\s]+>", r"\[[/|]?\w++\|?\]")))
 # Tokens that begin or end what somebody says; a template may put them together of parts.
 _SPEAKERS = re.compile(
     r"[<\[]/?[|｜]?/?(?:system|sys|user|human|assistant|bot|model|ai|developer|turn|message|msg|inst)[|｜]?[>\]]",
@@ -53,7 +53,8 @@ def turn_marks(template: Any, tokens: Collection[str]) -> frozenset[str]:
     """The tokens that a template writes around turns: in brackets, but no pair of tags, such as <think>."""
     if not isinstance(template, str):
         return frozenset()
-    written = frozenset(token for token in tokens if token in template and _BRACKETED.fullmatch(token))
+    # Found in one walk: files made to harm have many tokens, and long templates.
+    written = frozenset(tokens).intersection(each for one in _IN_BRACKETS for each in one.findall(template))
     return (written | frozenset(filter(_SPEAKERS.fullmatch, tokens))) - find_tags(tokens)
 
 

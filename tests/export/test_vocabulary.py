@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 from edgespec.errors import SourceError
 from edgespec.export.sources import read_source, read_vocabulary
 from edgespec.export.vocabulary import vocabulary_from_gguf
+from edgespec.text.stored_template import turn_marks
 from edgespec.text.template_sandbox import render
 from edgespec.tools import channels
 
@@ -173,6 +174,12 @@ def test_marks_of_who_speaks_are_special_tokens_though_put_together_or_in_pairs(
     metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": each for key, each in stated.items()}
     found = vocabulary_from_gguf("a.gguf", metadata | {"tokenizer.chat_template": template + "<a></a>"})
     assert special_tokens(found.tokenizer_json) == {*tiny.SPECIAL, *marks}
+
+
+def test_marks_of_turns_are_looked_for_in_one_walk_through_the_template() -> None:
+    """For each of 50,000 tokens, 2 MB of a file made to harm took five minutes."""
+    tokens = [f"<|a{i}|>" for i in range(50_000)]
+    assert turn_marks("<|" * 1_000_000 + "a7|>[<|a8|>]", tokens) == {"<|a7|>", "<|a8|>"}
 
 
 @pytest.mark.parametrize("end", ["<EOT>", "[EOT]", "<end_of_utterance>", "<eos>", "<turn|>"])
