@@ -121,6 +121,18 @@ MODELS = {
             "max_position_embeddings": 40960, "decoder_sparse_step": 1, "mlp_only_layers": [],
         }
     ),
+    "gpt-oss-20b": Published(
+        {
+            "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "num_local_experts": 32,
+            "num_experts_per_tok": 4, "sliding_window": 128, "rope_theta": 150000, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072, "rope_scaling": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        num_before=200,  # more than the window
+    ),
 }  # fmt: skip
 REFERENCE = """
 import sys, numpy, torch, transformers
@@ -206,8 +218,11 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             continue
         for part, rows in (("q", query), ("k", key), ("v", key)):
             yield f"{layer}self_attn.{part}_proj.weight", (rows, hidden)
-            if family == "qwen2":
+            if family in ("qwen2", "gpt_oss"):
                 yield f"{layer}self_attn.{part}_proj.bias", (rows,)
+        if family == "gpt_oss":
+            yield layer + "self_attn.o_proj.bias", (hidden,)
+            yield layer + "self_attn.sinks", (heads,)
         if family in ("olmoe", "qwen3_moe"):
             whole = family == "olmoe"
             yield layer + "self_attn.q_norm.weight", (query if whole else head_dim,)
@@ -245,6 +260,15 @@ def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[
         yield layer + "block_sparse_moe.router.layer.weight", (count, hidden)
         yield layer + "block_sparse_moe.input_linear.weight", (count, 2 * inner, hidden)
         yield layer + "block_sparse_moe.output_linear.weight", (count, hidden, inner)
+        return
+    if config["model_type"] == "gpt_oss":  # as transformers writes it in floats
+        count = config["num_local_experts"]
+        yield layer + "mlp.router.weight", (count, hidden)
+        yield layer + "mlp.router.bias", (count,)
+        yield layer + "mlp.experts.gate_up_proj", (count, hidden, 2 * inner)
+        yield layer + "mlp.experts.gate_up_proj_bias", (count, 2 * inner)
+        yield layer + "mlp.experts.down_proj", (count, inner, hidden)
+        yield layer + "mlp.experts.down_proj_bias", (count, hidden)
         return
     experts = [""]
     if "num_experts" in config:

@@ -12,6 +12,7 @@ from edgespec.export.blocks import Floats
 from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
 from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
+from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, Routing, routing_of
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import Convolutions, Recurrence
@@ -26,6 +27,9 @@ _GGUF_NAMES = {
     "mistral3": "ministral3",
     "gpt-oss": "gpt_oss",
     "qwen35": "qwen3_5",
+    "qwen2moe": "qwen2_moe",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "ernie4_5-moe": "ernie4_5_moe",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -48,7 +52,16 @@ _UNUSED: dict[str, float] = {
     "rope.scaling.yarn_log_multiplier": 0,
 }
 # Settings that change the arithmetic and have no place in the graph.
-_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers", "conv_bias")
+_UNSUPPORTED = (
+    "use_sliding_window",
+    "use_cla",
+    "use_bidirectional_attention",
+    "clip_qkv",
+    "mlp_only_layers",
+    "conv_bias",
+)
+# The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
+_FURTHER = {**dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"), "qwen3_5": "mtp."}
 _SEEING = ("gemma3", "mistral3", "qwen3_5")  # families of models that have a vision tower beside a text decoder
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
@@ -88,18 +101,6 @@ class GateLimit(NamedTuple):
 
     slope: float
     limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How many experts a layer has, and how a token chooses among them (Shazeer et al., arXiv:1701.06538).
-
-    is_normalized: The weights of the chosen experts are made to sum to 1.
-    """
-
-    num_experts: int
-    num_used: int
-    is_normalized: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,7 @@ def config_from_gguf(
         residual_scale=stated.number("residual_scale", 1.0),
         logit_scale=1 / stated.number("logit_scale", 1.0),
         logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
-        routing=_routing(stated, family, "expert_count", "expert_used_count"),
+        routing=routing_of(stated, family, GGUF_KEYS, tensors),
         norms_rotated=family.norms_rotated,
         query_growth=_query_growth(
             stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
@@ -261,7 +262,6 @@ def config_from_huggingface(
     architecture, family = family_of_huggingface(path, settings)
     stated = SourceSettings(path, settings)
     _require_supported(path, stated, architecture, family.activation)
-    num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
@@ -300,7 +300,7 @@ def config_from_huggingface(
         residual_scale=stated.number("residual_multiplier", 1.0),
         logit_scale=1 / stated.number("logits_scaling", 1.0),
         logit_cap=stated.optional("final_logit_softcapping"),
-        routing=_routing(stated, family, num_experts, "num_experts_per_tok"),
+        routing=routing_of(stated, family, HUGGINGFACE_KEYS, tensors),
         norms_rotated=family.norms_rotated,
         query_growth=_query_growth(
             SourceSettings(path, stated.get("rope_parameters", {})),
@@ -341,7 +341,7 @@ def decoder_part(
             for name, tensor in stored.items()
             if not name.removeprefix("model.").startswith(seeing)
         }
-    further = {"mimo": "model.mtp_layers.", "qwen3_5": "mtp."}.get(architecture)
+    further = _FURTHER.get(architecture)
     stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
     given = {**defaults, **settings, **(inner or {})}
     return given | (_lfm2_settings(given) if architecture == "lfm2" else {}), dict(stored)
@@ -370,22 +370,6 @@ def _gate_limit(stated: SourceSettings, family: Family) -> GateLimit | None:
     if not family.defaults.keys() >= {*keys}:
         return None
     return GateLimit(*(stated.number(key, family.defaults[key]) for key in keys))
-
-
-def _routing(stated: SourceSettings, family: Family, num_experts: str, num_used: str) -> Routing | None:
-    """The routing by the keys of its numbers; None for a family without experts."""
-    if not family.is_mixture:
-        return None
-    routing = Routing(
-        stated.count(num_experts),
-        stated.count(num_used),
-        bool(stated.get("norm_topk_prob", family.normalizes_routing)),
-    )
-    if routing.num_used > routing.num_experts:
-        raise SourceError(
-            f"{stated.path} uses {routing.num_used} of {routing.num_experts} experts; the file is damaged"
-        )
-    return routing
 
 
 def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:

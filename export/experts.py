@@ -18,10 +18,11 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, pack
-from edgespec.export.decoder_config import GateLimit, Routing
+from edgespec.export.decoder_config import GateLimit
 from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import BITS, BLOCK_SIZES, Form, Rule
+from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
@@ -51,15 +52,17 @@ class ExpertsWriter:
         router_logits: ir.Value,
         routing: Routing,
         stacks: Sequence[ExpertStack],
+        choice: ir.Value | None = None,
     ) -> ir.Value:
         """The weighted sum of the chosen experts' outputs for x, [1, num_tokens, hidden_size].
 
         Args:
             router_logits: [num_tokens, num_experts].
             stacks: Of each expert gate and up, and of each expert down.
+            choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
         """
         op, constant, hidden = self._nodes.op, self._nodes.constant, stacks[0].matrices[0][0].columns
-        shares, experts = self._choose(router_logits, routing)
+        shares, experts = self._choose(router_logits, routing, choice)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
         routes = op("Gather", each, op("Reshape", experts, constant("flat", np.array([-1]))), axis=0)
         axis_0, axis_1 = (constant(f"axis_{axis}", np.array([axis])) for axis in (0, 1))
@@ -84,18 +87,26 @@ class ExpertsWriter:
         )
         return op("Unsqueeze", op("ReduceSum", weighted, axis_1, keepdims=0), axis_0)
 
-    def _choose(self, router_logits: ir.Value, routing: Routing) -> tuple[ir.Value, ir.Value]:
+    def _choose(
+        self, router_logits: ir.Value, routing: Routing, choice: ir.Value | None
+    ) -> tuple[ir.Value, ir.Value]:
         """The weights of the chosen experts of each token, and their numbers, [num_tokens, num_used] both."""
+        op, shares = self._nodes.op, None
+        if choice is not None or not routing.is_normalized:
+            shares = op("Softmax", router_logits, axis=-1)
+        judged = router_logits if choice is None or shares is None else op("Add", shares, choice)
         outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
         largest, chosen = self._nodes.node(
             "TopK",
-            [router_logits, self._nodes.constant("num_used", np.array([routing.num_used]))],
+            [judged, self._nodes.constant("num_used", np.array([routing.num_used]))],
             outputs,
         )
+        if shares is None:
+            return op("Softmax", largest, axis=-1), chosen
+        own = op("GatherElements", shares, chosen, axis=1)
         if routing.is_normalized:
-            return self._nodes.op("Softmax", largest, axis=-1), chosen
-        shares = self._nodes.op("Softmax", router_logits, axis=-1)
-        return self._nodes.op("GatherElements", shares, chosen, axis=1), chosen
+            own = op("Div", own, op("ReduceSum", own, self._nodes.constant("axis_1", np.array([1]))))
+        return own, chosen
 
     def _experts(self, name: str, x: ir.Value, routes: ir.Value, stacks: Sequence[ExpertStack]) -> ir.Value:
         """The output of one expert for each row, [num_routes, hidden_size].

@@ -2,9 +2,9 @@
 
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
-(LFM2 and 2.5) and qwen3_5, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss. A
-gemma3 or mistral3 that sees is read without its vision part, and granitemoehybrid (Granite 4) where all its layers
-have attention and none has experts.
+(LFM2 and 2.5) and qwen3_5, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss, and
+with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe. A gemma3 or mistral3 that sees is read without
+its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
 """
 
 from collections.abc import Mapping
@@ -65,6 +65,14 @@ _GEMMA = Family(
 _GEMMA2 = {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 _OLMO = Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True)
+_HUNYUAN = Family(
+    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    norms_rotated=True,
+    names={
+        "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.query_layernorm.weight"),
+        "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.key_layernorm.weight"),
+    },
+)
 FAMILIES = {
     "llama": Family(paired_in=_GGUF),
     "mistral": Family(paired_in=_GGUF, full_attention_every=0),
@@ -108,14 +116,7 @@ FAMILIES = {
     "exaone4": Family(
         norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), full_attention_every=4, rotates_local_alone=True
     ),
-    "hunyuan_v1_dense": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
-        norms_rotated=True,
-        names={
-            "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.query_layernorm.weight"),
-            "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.key_layernorm.weight"),
-        },
-    ),
+    "hunyuan_v1_dense": _HUNYUAN,
     "ministral3": Family(paired_in=_GGUF, full_attention_every=0),
     "granitemoehybrid": Family(
         fused=("gate_up",),
@@ -166,6 +167,11 @@ FAMILIES = {
         normalizes_routing=False,
     ),
     "granitemoe": Family(paired_in=_GGUF, is_mixture=True),
+    "qwen2_moe": Family(needs=_BIASES, is_mixture=True, normalizes_routing=False),
+    "hunyuan_v1_moe": replace(_HUNYUAN, is_mixture=True),
+    "ernie4_5_moe": Family(
+        paired_in=(*_GGUF, "huggingface"), is_mixture=True, defaults={"moe_layer_start_index": 1}
+    ),
     "gpt_oss": Family(
         needs=(*_BIASES, "o_bias", "sinks", "router_bias", "expert_bias"),
         names={
@@ -190,10 +196,7 @@ _LACKING = {
     ),
     "keys and values that layers share, and embeddings for each layer": ("gemma4", "gemma3n"),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
-    "shared experts": (
-        *("qwen2_moe", "qwen2moe", "glm4_moe", "glm4moe", "ernie4_5_moe", "ernie4_5-moe"),
-        *("hunyuan_v1_moe", "hunyuan-moe", "dots1", "llama4"),
-    ),
+    "experts that sigmoids choose": ("glm4_moe", "glm4moe", "dots1", "llama4", "minimax"),
     "positions in several dimensions, for images": ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"),
     "tokens that see those behind them: it writes no text": ("bert", "roberta", "modernbert", "t5", "whisper"),
 }

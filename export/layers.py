@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.decoder_config import DecoderConfig, QueryGrowth, Routing
+from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
 from edgespec.export.delta_graph import DeltaWriter
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
+from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import row_names, state_names
@@ -259,8 +260,21 @@ class LayerWriter:
         return logits if cap is None else self.scale(self.op("Tanh", self.scale(logits, 1 / cap)), cap)
 
     def mlp(self, i: int, x: ir.Value) -> ir.Value:
-        if self.config.routing is not None:
-            return self._experts(i, x, self.config.routing)
+        routing = self.config.routing
+        if routing is None or i < routing.num_dense:
+            return self._gated(str(i), x)
+        mixed = self._experts(i, x, routing)
+        return self.op("Add", mixed, self._shared(f"{i}.shared", x)) if routing.shared_size else mixed
+
+    def _shared(self, name: str, x: ir.Value) -> ir.Value:
+        """The expert that every token goes through, times a share of the token's own where there is one."""
+        fed, router = self._gated(name, x), self.tensors.get(f"{name}.router")
+        if router is None:
+            return fed
+        return self.op("Mul", fed, self.op("Sigmoid", self.linear.floats(f"{name}.router", x, router)))
+
+    def _gated(self, i: str, x: ir.Value) -> ir.Value:
+        """An MLP whose roles begin with i."""
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
@@ -276,7 +290,8 @@ class LayerWriter:
             router = self.op("Add", router, self._vector(f"{i}.router_bias"))
         flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
         stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
-        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks)
+        choice = self._vector(f"{i}.router_choice") if f"{i}.router_choice" in self.tensors else None
+        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks, choice)
 
     def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:
         names = [[f"{i}.{part}.{number}" for part in parts] for number in range(num_experts)]

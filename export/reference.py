@@ -17,9 +17,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from edgespec.export.blocks import Floats
-from edgespec.export.decoder_config import DecoderConfig, Routing
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.delta import recur
 from edgespec.export.rotary import Rotary
+from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds
 
@@ -88,7 +89,8 @@ class _Reference:
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
-            fed = self._mlp(i, normed) if routing is None else self._mix(i, routing, normed)
+            has_experts = routing is not None and i >= routing.num_dense
+            fed = self._mix(i, routing, normed) if routing and has_experts else self._mlp(str(i), normed)
             fed = self._norm(f"{i}.fed_norm", fed)
             rows = [x + residual * y for x, y in zip(rows, fed, strict=True)]
         normed = [x * np.float32(config.logit_scale) for x in self._norm("final_norm", rows)]
@@ -104,21 +106,28 @@ class _Reference:
         noisy: Floats = rows * (1 + np.float32(stream.noise) * noise)
         return noisy
 
-    def _mlp(self, i: int, rows: list[Floats], expert: str = "") -> list[Floats]:
+    def _mlp(self, i: str, rows: list[Floats], expert: str = "") -> list[Floats]:
         gates, ups = self._linear(rows, f"{i}.gate{expert}"), self._linear(rows, f"{i}.up{expert}")
         active = [_gated(self.config, gate, up) for gate, up in zip(gates, ups, strict=True)]
         return self._linear(active, f"{i}.down{expert}")
 
     def _mix(self, i: int, routing: Routing, rows: list[Floats]) -> list[Floats]:
         """The experts' outputs for their tokens, weighted by the router's probabilities."""
-        shares = [_chosen_shares(routing, scores) for scores in self._linear(rows, f"{i}.router")]
-        mixed = [np.zeros_like(x) for x in rows]
+        choice = self.tensors[f"{i}.router_choice"].vector() if f"{i}.router_choice" in self.tensors else None
+        shares = [_chosen_shares(routing, scores, choice) for scores in self._linear(rows, f"{i}.router")]
+        mixed = self._shared(f"{i}.shared", rows) if routing.shared_size else [np.zeros_like(x) for x in rows]
         for number in range(routing.num_experts):
             own = [np.flatnonzero(share[:, number]) for share in shares]
-            fed = self._mlp(i, [x[at] for x, at in zip(rows, own, strict=True)], f".{number}")
+            fed = self._mlp(str(i), [x[at] for x, at in zip(rows, own, strict=True)], f".{number}")
             for total, share, at, y in zip(mixed, shares, own, fed, strict=True):
                 total[at] += share[at, number, None] * y
         return mixed
+
+    def _shared(self, name: str, rows: list[Floats]) -> list[Floats]:
+        fed = self._mlp(name, rows)
+        if f"{name}.router" not in self.tensors:
+            return fed
+        return [y / (1 + np.exp(-own)) for y, own in zip(fed, self._linear(rows, f"{name}.router"), strict=True)]
 
     def _linear(self, rows: list[Floats], role: str) -> list[Floats]:
         bias = self.tensors.get(f"{role}_bias")
@@ -233,11 +242,12 @@ def _attend(config: DecoderConfig, i: int, sinks: Floats | None, q: Floats, k: F
     return attended
 
 
-def _chosen_shares(routing: Routing, scores: Floats) -> Floats:
+def _chosen_shares(routing: Routing, scores: Floats, choice: Floats | None) -> Floats:
     """The router's probabilities of the experts that a token chooses, and 0 for the others."""
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
-    chosen = np.argsort(-share, axis=-1, kind="stable")[:, : routing.num_used]
+    judged = share if choice is None else share + choice
+    chosen = np.argsort(-judged, axis=-1, kind="stable")[:, : routing.num_used]
     kept: Floats = np.zeros_like(share)
     np.put_along_axis(kept, chosen, np.take_along_axis(share, chosen, axis=-1), axis=-1)
     if routing.is_normalized:

@@ -13,6 +13,7 @@ import numpy as np
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import FAMILIES, Family
+from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 
 # Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.
@@ -74,12 +75,11 @@ _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 # matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns.
 _PARTS = ("gate", "up", "down")
 _Held = Mapping[str, tuple[str, ...]]
-_MLP_EXPERTS: _Held = {"mlp.gate": ("router",)} | {
-    f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS
-}
+_NUMBERED: _Held = {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
+_MLP_EXPERTS: _Held = {"mlp.gate": ("router",), **_NUMBERED}
 _EXPERT_NAMES: dict[str, _Held] = {
-    "qwen3_moe": _MLP_EXPERTS,
-    "olmoe": _MLP_EXPERTS,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"), _MLP_EXPERTS),
+    "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
     "mixtral": {"block_sparse_moe.gate": ("router",)}
     | {f"block_sparse_moe.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)},
     "granitemoe": {
@@ -94,6 +94,18 @@ _EXPERT_NAMES: dict[str, _Held] = {
     },
 }
 _GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
+# What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.
+_BESIDE_EXPERTS = {
+    "router_choice": ("exp_probs_b.bias", "exp_probs_b", "mlp.moe_statics.e_score_correction_bias"),
+    "shared.router": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
+    **{
+        f"shared.{part}": (
+            f"ffn_{part}_shexp.weight",
+            *(f"mlp.shared_{module}.{part}_proj.weight" for module in ("expert", "experts", "mlp")),
+        )
+        for part in _PARTS
+    },
+}
 
 
 def tensors_by_role(
@@ -111,7 +123,7 @@ def tensors_by_role(
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
-        found, used = _expert_tensors(path, config, stored, config.routing.num_experts, is_gguf=is_gguf)
+        found, used = _expert_tensors(path, config, stored, config.routing, is_gguf=is_gguf)
     for role, name in _names(family, column).items():
         layers = _layers_of(config, role)
         own_names = [name.format(i=i) for i in layers]
@@ -287,13 +299,17 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
     return found
 
 
+def _mlp_shape(config: DecoderConfig, part: str, size: int) -> tuple[int, int]:
+    return (config.hidden_size, size) if part == "down" else (size, config.hidden_size)
+
+
 def _expert_tensors(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], num_experts: int, *, is_gguf: bool
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], routing: Routing, *, is_gguf: bool
 ) -> tuple[dict[str, StoredTensor], set[str]]:
     """Router and experts of all layers by role, and the names that they are stored under."""
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
-    needs = FAMILIES[config.architecture].needs
+    needs, num_experts = FAMILIES[config.architecture].needs, routing.num_experts
 
     def take(name: str, rows: int, columns: int) -> StoredTensor:
         if name not in stored:
@@ -307,7 +323,18 @@ def _expert_tensors(
         return take(name, rows, columns) if name in stored or need in needs else None
 
     prefix, held = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
-    for i, (name, (*mark, last)) in product(range(config.num_layers), held.items()):
+    for i, part in product(range(routing.num_dense), _PARTS):
+        name = _TENSOR_NAMES[f"{{i}}.{part}"][0 if is_gguf else 1].format(i=i)
+        found[f"{i}.{part}"] = take(name, *_mlp_shape(config, part, routing.dense_size))
+    shapes = {"router_choice": (1, num_experts), "shared.router": (1, config.hidden_size)}
+    shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in _PARTS}
+    layers = range(routing.num_dense, config.num_layers)
+    for i, (role, names) in product(layers, _BESIDE_EXPERTS.items()):
+        known = [f"{prefix}.{i}.{name}" for name in names]
+        name = next((name for name in known if name in stored), known[0 if is_gguf else 1])
+        if name in stored or (routing.shared_size and role.removeprefix("shared.") in _PARTS):
+            found[f"{i}.{role}"] = take(name, *shapes[role])
+    for i, (name, (*mark, last)) in product(layers, held.items()):
         own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part != "*"]
         if parts == ["router"]:
             found[f"{i}.router"] = take(f"{own}.weight", num_experts, config.hidden_size)

@@ -68,6 +68,8 @@ class LoadedSource:
         """The use of the tensors that are left out, for messages."""
         if self.config.architecture == "mimo":
             return "for multi-token prediction; --drafter mtp exports them as a drafting head"
+        if self.config.architecture.startswith("ernie"):
+            return "for multi-token prediction, which no drafting head here is made of"
         return "that see images or draft; the export reads text"
 
     @property

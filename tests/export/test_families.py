@@ -173,6 +173,24 @@ def test_odd_experts_are_refused(tmp_path: Path, change: dict[str, Any], words: 
         read_source(tmp_path / "hf")
 
 
+def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    config, weights = (
+        FAMILIES["ernie4_5_moe"]["config"],
+        stored_experts("ernie4_5_moe", "huggingface", weights_of("ernie4_5_moe")),
+    )
+    tiny.write_huggingface(tmp_path / "every", weights, config=config | {"moe_layer_interval": 2})
+    with pytest.raises(SourceError, match="experts in one of 2 layers"):
+        read_source(tmp_path / "every")
+    mtp = {"model.mtp_block.0.mlp.up_proj.weight": np.ones((2, 2), np.float32)}
+    tiny.write_huggingface(tmp_path / "mtp", weights | mtp, config=config)
+    read = read_source(tmp_path / "mtp")
+    assert (read.num_left_out, "multi-token prediction" in read.use_of_left_out) == (1, True)
+    del weights["model.layers.2.mlp.shared_experts.down_proj.weight"]
+    tiny.write_huggingface(tmp_path / "lost", weights, config=config)
+    with pytest.raises(SourceError, match=r"no tensor model\.layers\.2\.mlp\.shared_expert"):
+        read_source(tmp_path / "lost")
+
+
 @pytest.mark.parametrize(
     ("family", "text", "vision"),
     [

@@ -33,6 +33,8 @@ def shapes_of(family: str) -> list[Shape]:
     """All for each kind of attention, those with experts for one mixture, a third for other families in turn."""
     if family in KINDS_OF_ATTENTION:
         return SHAPES
+    if family in ("hunyuan_v1_moe", "gpt_oss-limit"):  # no other nodes than qwen2_moe and gpt_oss
+        return []
     if family in MIXTURES:  # which differ in names and in what is done to the router's rows, not in kernels
         at = MIXTURES.index(family)
         return SHAPES[::3] if at == 0 else [SHAPES[3 * (at - 1) % len(SHAPES)]]

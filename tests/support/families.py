@@ -109,6 +109,24 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_count": 4,
         "expert_used_count": 2,
     },
+    "qwen2_moe": {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 64},
+    "hunyuan_v1_moe": {
+        **_HEADS,
+        "rope.freq_base": 10000.0 * 1000.0 ** (32 / 30),
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 96,
+    },
+    "ernie4_5_moe": {
+        **_HEADS,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "rope.freq_base": 500000.0,
+        "leading_dense_block_count": 1,
+        "interleave_moe_layer_step": 1,
+        "expert_shared_count": 2,
+    },
     "gpt_oss": {
         **_HEADS,
         "context_length": 64,
@@ -128,7 +146,8 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 16,
     },
 }
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "gpt_oss-limit")
+_SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit")
 CONVOLVED = ("lfm2", "qwen3_5")  # run on the CPU alone, and no trees
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]

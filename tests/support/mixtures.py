@@ -7,12 +7,19 @@ import numpy as np
 # By family the names of the router and of an expert's gate, up and down in a checkpoint.
 _MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")))
 _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
-_NAMES = {"mixtral": _SPARSE, "qwen3_moe": _MLP, "olmoe": _MLP}
+_NAMES = {
+    "mixtral": _SPARSE,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"), _MLP),
+    "hunyuan_v1_moe": ("mlp.gate.wg", *_MLP[1:]),
+}
 _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
     "qwen3_5": "qwen35",
     "gpt_oss": "gpt-oss",
+    "qwen2_moe": "qwen2moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 
 
@@ -48,7 +55,14 @@ def _of_gpt_oss(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarra
 def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in weights.items():
         layer, _, kind = name.partition(".mlp." if ".mlp." in name else ".block_sparse_moe.")
-        if kind in ("gate.weight", "router.weight"):
+        module, _, part = kind.partition(".")
+        if kind.endswith("e_score_correction_bias"):
+            own = "exp_probs_b.bias" if form == "gguf" else "mlp.moe_statics.e_score_correction_bias"
+            yield f"{layer}.{own}", value
+        elif module.startswith("shared_") and form == "gguf":
+            own = "ffn_gate_inp_shexp" if part == "weight" else f"ffn_{part.partition('_')[0]}_shexp"
+            yield f"{layer}.{own}.weight", value
+        elif kind in ("gate.weight", "gate.wg.weight", "router.weight"):
             router = "router.layer" if family == "granitemoe" else _NAMES[family][0].partition(".")[2]
             block = "mlp" if ".mlp." in name and family != "mixtral" else "block_sparse_moe"
             yield f"{layer}.ffn_gate_inp.weight" if form == "gguf" else f"{layer}.{block}.{router}.weight", value

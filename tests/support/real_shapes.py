@@ -15,6 +15,8 @@ from edgespec.export.convert import export_model
 from edgespec.types import TokenIds
 
 CONTEXT = 2048
+_NUM_EXPERTS = ("num_experts", "moe_num_experts", "num_local_experts")
+_NUM_USED = ("moe_topk", "moe_k", "num_experts_per_tok")
 
 
 class Shape(NamedTuple):
@@ -101,8 +103,9 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:
-        config |= {"moe_intermediate_size": shape.inner, "num_experts_per_tok": shape.used}
-        config["num_experts" if "num_experts" in config else "num_local_experts"] = shape.experts
+        config |= {"moe_intermediate_size": shape.inner}
+        for keys, number in ((_NUM_EXPERTS, shape.experts), (_NUM_USED, shape.used)):
+            config[next(key for key in keys if key in config)] = number
     if "shared_intermediate_size" in config:
         config["shared_intermediate_size"] = shape.inner
     rope = dict(config.get("rope_parameters") or {})
@@ -186,9 +189,12 @@ def _size(
         return [shape.hidden if each is None else each for each in _DELTA[own]]
     of_experts = {
         "mlp.gate": (shape.experts, shape.hidden),
+        "mlp.gate.wg": (shape.experts, shape.hidden),
+        "shared_expert_gate": (1, shape.hidden),
+        "e_score_correction_bias": (1, shape.experts),
         "router": (shape.experts, shape.hidden),
-        "experts.gate_up_proj": (shape.experts, 2 * shape.inner, shape.hidden),
-        "experts.down_proj": (shape.experts, shape.hidden, shape.inner),
+        ".experts.gate_up_proj": (shape.experts, 2 * shape.inner, shape.hidden),
+        ".experts.down_proj": (shape.experts, shape.hidden, shape.inner),
         "router.bias": (shape.experts,),
         "experts.gate_up_proj_bias": (shape.experts, 2 * shape.inner),
         "experts.down_proj_bias": (shape.experts, shape.hidden),
