@@ -103,6 +103,18 @@ MODELS = {
         drafters=("none", "suffix", "ngram"),
         least_layers=3,
     ),
+    "Qwen3.5-0.8B": Published(
+        {
+            "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "max_position_embeddings": 262144,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+            "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+            "tie_word_embeddings": True,
+        },
+        drafters=("none", "suffix", "ngram"),
+        least_layers=4,
+    ),
     "OLMoE-1B-7B": Published(
         {
             "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024, "num_attention_heads": 16,
@@ -210,20 +222,24 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         layer = f"model.layers.{i}."
         yield layer + "input_layernorm.weight", (hidden,)
         yield layer + "post_attention_layernorm.weight", (hidden,)
+        if (every := config.get("full_attention_interval")) and (i + 1) % every:
+            yield from _delta_sizes(layer + "linear_attn.", config)
+            yield from _mlp_sizes(layer, config)
+            continue
         yield layer + "self_attn.o_proj.weight", (hidden, query)
         if family == "phi3":
             yield layer + "self_attn.qkv_proj.weight", (query + 2 * key, hidden)
             yield layer + "mlp.gate_up_proj.weight", (2 * inner, hidden)
             yield layer + "mlp.down_proj.weight", (hidden, inner)
             continue
-        for part, rows in (("q", query), ("k", key), ("v", key)):
+        for part, rows in (("q", 2 * query if every else query), ("k", key), ("v", key)):
             yield f"{layer}self_attn.{part}_proj.weight", (rows, hidden)
             if family in ("qwen2", "gpt_oss"):
                 yield f"{layer}self_attn.{part}_proj.bias", (rows,)
         if family == "gpt_oss":
             yield layer + "self_attn.o_proj.bias", (hidden,)
             yield layer + "self_attn.sinks", (heads,)
-        if family in ("olmoe", "qwen3_moe"):
+        if family in ("olmoe", "qwen3_moe", "qwen3_5_text"):
             whole = family == "olmoe"
             yield layer + "self_attn.q_norm.weight", (query if whole else head_dim,)
             yield layer + "self_attn.k_norm.weight", (key if whole else head_dim,)
@@ -251,6 +267,21 @@ def _lfm2_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
             yield f"{layer}self_attn.{part}.weight", (rows, hidden)
         for part in "qk":
             yield f"{layer}self_attn.{part}_layernorm.weight", (head_dim,)
+
+
+def _delta_sizes(part: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    mixed = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    yield part + "in_proj_qkv.weight", (mixed, hidden)
+    yield part + "in_proj_z.weight", (values, hidden)
+    yield part + "out_proj.weight", (hidden, values)
+    yield part + "conv1d.weight", (mixed, 1, config["linear_conv_kernel_dim"])
+    yield part + "norm.weight", (config["linear_value_head_dim"],)
+    for name in ("in_proj_a.weight", "in_proj_b.weight"):
+        yield part + name, (heads, hidden)
+    for name in ("A_log", "dt_bias"):
+        yield part + name, (heads,)
 
 
 def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
