@@ -184,7 +184,7 @@ class RequestReader:
                 "give a JSON schema"
             )
         schema = None if wanted is None else json.loads(wanted.source)
-        special = self._compiler().special_among(self.encoder.tokenizer.added_tokens)
+        special = self._compiler().vocabulary.special_among(self.encoder.tokenizer.added_tokens)
         return call_grammar(calls.use, constrained_format(calls.format), special, schema)
 
     def _compiler(self) -> "GrammarCompiler":

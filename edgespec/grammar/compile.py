@@ -63,15 +63,11 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
         """Raises FormatError: The tokenizer cannot be used."""
-        self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
-        self._closing_tokens = ClosingTokens(self._vocabulary)
+        self.vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
+        self._closing_tokens = ClosingTokens(self.vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
         self._turn = Lock()  # one at a time, as Python's part of it keeps the interpreter from other threads
-
-    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """The tokens, by their spelling, that a grammar has to name because no text matches them."""
-        return self._vocabulary.special_among(tokens)
 
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
@@ -119,8 +115,8 @@ class GrammarCompiler:
         else:  # a token may begin a whole value of a schema in it
             schemas = schemas_in(wanted.source)
             opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
-        closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
-        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening, size)
+        closer = Closer(self.vocabulary, self._closing_tokens, *endings_of(wanted))
+        return CompiledGrammar(wanted.kind, matcher, self.vocabulary, closer, opening, size)
 
     def _matcher(self, wanted: ResponseFormat) -> tuple[Any, str | None]:
         """The library's matcher, and what the library says where the source is wrong."""
@@ -129,7 +125,7 @@ class GrammarCompiler:
         )
         try:
             grammar = _LIBRARY_GRAMMARS[wanted.kind](wanted.source)
-            matcher = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+            matcher = llguidance.LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise

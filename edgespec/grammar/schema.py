@@ -61,7 +61,7 @@ def prepare_schema(schema: Any) -> Any:
         if "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
             _require_end(part, pointer, schema, ending)
-    return _without_one_of(schema, _Comparison(schema), "#", 0)
+    return _without_one_of(schema, _Comparison(schema), "#")
 
 
 def schemas_in(grammar: str) -> Iterator[Any]:
@@ -286,9 +286,9 @@ class _Comparison:
         return self.values[id(schema)]
 
 
-def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: int) -> Any:
+def _without_one_of(schema: Any, comparison: _Comparison, pointer: str) -> Any:
     if isinstance(schema, list):
-        return [_without_one_of(each, comparison, f"{pointer}/{i}", depth + 1) for i, each in enumerate(schema)]
+        return [_without_one_of(each, comparison, f"{pointer}/{i}") for i, each in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
     changed: dict[str, Any] = {}
@@ -301,20 +301,20 @@ def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: i
             changed[key] = "#" + quote(unquote(value[1:]), safe=_PLAIN_IN_REFERENCES, errors="replace")
         elif key in SCHEMAS and isinstance(value, Mapping):
             changed[key] = {
-                name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)
+                name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}")
                 for name, each in value.items()
             }
         elif key == "oneOf" and isinstance(value, list):
             _require_exclusive(value, comparison, f"{pointer}/oneOf")
-            branches = _without_one_of(value, comparison, f"{pointer}/oneOf", depth + 1)
+            branches = _without_one_of(value, comparison, f"{pointer}/oneOf")
             if "anyOf" in schema:
                 changed["allOf"] = [*changed.get("allOf", ()), {"anyOf": branches}]
             else:
                 changed["anyOf"] = branches
         elif key == "allOf" and "allOf" in changed:
-            changed["allOf"] += _without_one_of(value, comparison, f"{pointer}/allOf", depth + 1)
+            changed["allOf"] += _without_one_of(value, comparison, f"{pointer}/allOf")
         else:
-            changed[key] = _without_one_of(value, comparison, f"{pointer}/{key}", depth + 1)
+            changed[key] = _without_one_of(value, comparison, f"{pointer}/{key}")
     return changed
 
 

@@ -61,7 +61,8 @@ class _Stated:
 _Read = Callable[[HeadSource, LoadedSource], _Stated]
 
 
-def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
+def _read_usual(source: HeadSource, target: LoadedSource) -> _Stated:
+    """The settings of Z Lab's heads, and of those of DeepSeek, which name their layers."""
     own = _own(source)
     projector = own.get("projector_type", _PROJECTORS[0])
     if projector not in _PROJECTORS:
@@ -73,7 +74,7 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     stated = own.get("target_layer_ids")
     layers = (
         read_numbers(source, "target_layer_ids", stated)
-        if stated is not None
+        if stated is not None or _is_deepseek(source)
         else spread_layers(num_layers, source.settings.count("num_hidden_layers"))
     )
     return _Stated(
@@ -81,22 +82,7 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
         layers=_behind(source, layers, num_layers),
         num_tokens=own.count("block_size"),
         mask_token_id=_mask(source, own.get("mask_token_id"), target),
-        skips_known=not own.get("sample_from_anchor", _is_dspark(source)),
-    )
-
-
-def _read_deepseek(source: HeadSource, target: LoadedSource) -> _Stated:
-    settings = source.settings
-    return _Stated(
-        inner=None,
-        layers=_behind(
-            source,
-            read_numbers(source, "target_layer_ids", settings.get("target_layer_ids")),
-            target.config.num_layers,
-        ),
-        num_tokens=settings.count("block_size"),
-        mask_token_id=_mask(source, settings.get("mask_token_id"), target),
-        skips_known=not settings.get("sample_from_anchor", True),
+        skips_known=not own.get("sample_from_anchor", _is_deepseek(source) or _is_dspark(source)),
     )
 
 
@@ -319,6 +305,10 @@ def _is_speculators(method: str, source: HeadSource) -> bool:
     return bool(source.settings.get("speculators_model_type") == method)
 
 
+def _is_deepseek(source: HeadSource) -> bool:
+    return any(name.endswith("DSparkModel") for name in source.architectures)
+
+
 def _is_dspark(source: HeadSource) -> bool:
     """True for DSpark as SpecForge and Liquid write it, and for what is it by its tensors alone."""
     by_name = any(name.endswith("DSparkDraftModel") for name in source.architectures)
@@ -345,13 +335,13 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
     ),
     Dialect(
         name="DSpark",
-        recognizes=lambda source: any(name.endswith("DSparkModel") for name in source.architectures),
-        plan=partial(_plan, "dspark", _read_deepseek),
+        recognizes=_is_deepseek,
+        plan=partial(_plan, "dspark", _read_usual),
     ),
     Dialect(
         name="DSpark (SpecForge, Liquid)",
         recognizes=lambda source: _is_dspark(source) and _is_block_head(source),
-        plan=partial(_plan, "dspark", _read_zlab),
+        plan=partial(_plan, "dspark", _read_usual),
     ),
-    Dialect(name="DFlash", recognizes=_is_block_head, plan=partial(_plan, "dflash", _read_zlab)),
+    Dialect(name="DFlash", recognizes=_is_block_head, plan=partial(_plan, "dflash", _read_usual)),
 )
