@@ -7,6 +7,7 @@ after them. Knows nothing of weights.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from edgespec.text.stored_template import join_templates, set_end_token, turn_ma
 from edgespec.text.tokenizer import TWIN
 from edgespec.tools.channels import CHANNEL
 
+_MAX_TWINS = 2000  # each takes a character more than the one before
 _MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _TEXTS, _SPECIAL = (_NORMAL, _USER_DEFINED), (_CONTROL, _UNKNOWN)
@@ -141,7 +143,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     if kind == "gpt2" and get("pre", "default") == "default":
         notes += ("the file names no pre-tokenizer: text is cut as llama.cpp cuts it, which may be worse",)
     types = types[: _count_real(pieces, types, num_rows)]
-    pieces = _distinct(pieces[: len(types)])
+    pieces = _distinct(path, pieces[: len(types)])
     add_bos = bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST))
     prefix, template = bool(get("add_space_prefix", True)), _template(metadata)
     if kind == "gpt2":
@@ -184,15 +186,20 @@ def _marks(template: Any, typed: Iterable[tuple[str, int]]) -> set[str]:
     return ends | turn_marks(template, added)
 
 
-def _distinct(pieces: list[str]) -> list[str]:
+def _distinct(path: object, pieces: list[str]) -> list[str]:
     """Pieces, no two of them equal: the last of equal ones is found in text, others are marked as its twins."""
-    if len(set(pieces)) == len(pieces):
-        return pieces
     last, known, found = {piece: token for token, piece in enumerate(pieces)}, set(pieces), []
+    if (num_twins := len(pieces) - len(known)) > _MAX_TWINS:
+        raise SourceError(
+            f"{path} has {num_twins} tokens that are spelled as others are, at most {_MAX_TWINS} are read; the "
+            "file is damaged"
+        )
+    num_marks: Counter[str] = Counter()
     for token, piece in enumerate(pieces):
         twin = piece
         while last[piece] != token and twin in known:
-            twin += TWIN
+            num_marks[piece] += 1
+            twin = piece + TWIN * num_marks[piece]
         known.add(twin)
         found.append(twin)
     return found

@@ -182,6 +182,19 @@ def test_marks_of_turns_are_looked_for_in_one_walk_through_the_template() -> Non
     assert turn_marks("<|" * 1_000_000 + "a7|>[<|a8|>]", tokens) == {"<|a7|>", "<|a8|>"}
 
 
+def test_many_tokens_of_one_spelling_are_told_apart_and_more_are_refused() -> None:
+    """3,000 took a minute and a half, and a file made to harm may have 200,000."""
+    stated = {"tokens": [*tiny.PIECES, *["the"] * 1500], "token_type": [*tiny.TYPES, *[1] * 1500]}
+    metadata = tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": each for key, each in stated.items()}
+    tokenizer = Tokenizer.from_str(vocabulary_from_gguf("a.gguf", metadata).tokenizer_json)
+    assert tokenizer.get_vocab_size() == tiny.VOCAB + 1500
+    assert {tokenizer.decode([tiny.VOCAB + at]) for at in (0, 700, 1499)} == {"the"}
+    with pytest.raises(SourceError, match="has 3000 tokens that are spelled as others are, at most 2000"):
+        vocabulary_from_gguf(
+            "a.gguf", metadata | {"tokenizer.ggml.tokens": ["a"] * 3001, "tokenizer.ggml.token_type": [1] * 3001}
+        )
+
+
 @pytest.mark.parametrize("end", ["<EOT>", "[EOT]", "<end_of_utterance>", "<eos>", "<turn|>"])
 def test_tokens_that_end_answers_by_their_names_do_whatever_their_type_is(end: str) -> None:
     for type_ in (1, 3, 4):
