@@ -109,6 +109,25 @@ def test_passes_are_measured_behind_a_short_and_a_long_text_and_nothing_is_held_
     assert decoder.num_fed - before == 50
 
 
+class Mixed(Timed):
+    """Takes 1 ms for each expert that a pass reads: by its token, every token has one of 64."""
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        fed = self.num_fed
+        rows = TableDecoder.logits(self, tokens, num_last)
+        clock.sleep(
+            1e-3 * len({token * 37 % 64 for token in tokens[len(tokens) - (self.num_fed - fed) :].tolist()})
+        )
+        return rows
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_rows_of_a_mixture_cost_what_their_experts_cost_together() -> None:
+    found = profile_target(Mixed(997, seed=0, context_length=3000))
+    taken = [found.pass_s(width, 128) / found.pass_s(1, 128) for width in (1, 2, 4, 8, 16, 32)]
+    assert taken == pytest.approx([1, 2, 4, 8, 16, 32])
+
+
 def test_passes_between_and_beyond_what_was_measured_lie_on_a_line() -> None:
     taken = [PROFILE.pass_s(width, past) for width, past in ((1, 0), (1, 64), (2, 64), (1, 564), (3, 2064))]
     assert taken == pytest.approx([0.02, 0.02, 0.03, 0.025, 0.08])
