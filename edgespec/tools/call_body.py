@@ -51,7 +51,7 @@ class CallBodyReader:
         elif isinstance(body, NamedBody):
             return (yield from self._named_body(body))
         elif isinstance(body, TagBody):
-            yield from self._tag_body(body, is_begun=begin == body.begin)
+            yield from self._tag_body(body, end, is_begun=begin == body.begin)
         else:
             raise NoCall
         return True
@@ -188,7 +188,7 @@ class CallBodyReader:
                     reader.keep()
         return True
 
-    def _tag_body(self, body: TagBody, *, is_begun: bool) -> Reading[None]:
+    def _tag_body(self, body: TagBody, end: str, *, is_begun: bool) -> Reading[None]:
         reader = self._reader
         if body.begin and not is_begun:
             yield from self._require(body.begin)
@@ -219,8 +219,11 @@ class CallBodyReader:
                 yield from self._tagged_text(body)
             else:
                 yield from self._tagged_value(body, partial(allows, schema, parameters))
-        if body.end:
-            yield from self._require(body.end)
+        if body.end and not (yield from reader.take(body.end)):
+            place = reader.at  # models leave it out now and then
+            if not end or not (yield from reader.take(end)):
+                raise NoCall
+            reader.at = place
         if not num_keys:
             self._begin_call(name)
         self._output.add_arguments("}" if num_keys else "{}")

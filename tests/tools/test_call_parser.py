@@ -382,6 +382,16 @@ def test_braces_too_few_or_many_do_not_bring_the_end_of_a_frame_into_the_text(be
         assert (said, len(calls)) == ("Well so" if "Well" in text else "", 1)
 
 
+@pytest.mark.parametrize("missing", ["", "</function>\n"])
+def test_the_end_of_a_tagged_call_may_be_missing_before_that_of_its_frame(missing: str) -> None:
+    parameter = "<parameter=city>\nx\n</parameter>\n"
+    call = f"<tool_call>\n<function=get_weather>\n{parameter}</function>\n</tool_call>".replace(missing, "", 1)
+    said, calls, _ = parse_everywhere(call + "so", NAMED["qwen3-coder"], holds=True)
+    assert (said, calls) == ("so", [("get_weather", {"city": "x"})])
+    rest = call.removesuffix("</tool_call>") + "and"
+    assert missing == "" or parse_everywhere(rest, NAMED["qwen3-coder"], holds=True)[:2] == (rest, [])
+
+
 def test_text_behind_a_call_stays_text_where_the_frame_does_not_end() -> None:
     call = '<tool_call>{"name": "get_weather", "arguments": {}}'
     assert parse_everywhere(call + "} and so on", HERMES, holds=True)[0] == "} and so on"
