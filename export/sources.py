@@ -70,6 +70,8 @@ class LoadedSource:
             return "for multi-token prediction; --drafter mtp exports them as a drafting head"
         if self.config.architecture.startswith("ernie"):
             return "for multi-token prediction, which no drafting head here is made of"
+        if self.config.architecture == "qwen3_5":
+            return "that see images or draft; --drafter mtp exports what drafts as a drafting head"
         return "that see images or draft; the export reads text"
 
     @property

@@ -28,6 +28,8 @@ class BlockCase:
     counts_from_known: A window ends before the known token for all rows of a block.
     is_interleaved: Values 2i and 2i + 1 of a head are rotated together.
     num_taps: Rows of the block that its convolutions read; 0 for none.
+    eps, theta, mask: As its config states them.
+    given: Its tensors, where they are not drawn.
     num_candidates: Of the tokens among which it chooses by the one before; 0 where it has no selector.
     """
 
@@ -41,6 +43,10 @@ class BlockCase:
     are_causal: tuple[bool, ...] = (False,) * LAYERS
     counts_from_known: bool = False
     is_interleaved: bool = False
+    eps: float = EPS
+    theta: float = THETA
+    mask: int = MASK
+    given: dict[str, Any] | None = None
     num_taps: int = 0
     num_candidates: int = 0
     tokens: np.ndarray | None = None  # of each row of a trimmed vocabulary head
@@ -60,6 +66,8 @@ class BlockCase:
         return write_head(folder, self.config, tensors)
 
     def tensors(self) -> dict[str, Any]:
+        if self.given is not None:
+            return self.given
         rng = np.random.default_rng(self.seed)
         w: dict[str, Any] = {
             "fc.weight": matrix(rng, H, len(self.target_layers) * H),
@@ -108,8 +116,9 @@ class BlockCase:
         return w
 
 
-def rotate(case: BlockCase, x: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [rows, heads, HEAD_DIM]
-    angles = positions[:, None] * THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+def rotate(case: BlockCase, x: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [rows, heads, head_dim]
+    head_dim = x.shape[-1]
+    angles = positions[:, None] * case.theta ** (-np.arange(0, head_dim, 2) / head_dim)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     if case.is_interleaved:
         first, second = x[..., ::2], x[..., 1::2]
@@ -142,7 +151,9 @@ def convolved(w: dict[str, Any], part: str, x: np.ndarray, run: Callable[[np.nda
         total = np.zeros_like(y)
         for row in range(len(y)):
             for tap in range(min(num_taps, row + 1)):
-                total[row] += (kernels[side, tap] + np.repeat(shares[row, side, tap], GROUP)) * y[row - tap]
+                total[row] += (
+                    kernels[side, tap] + np.repeat(shares[row, side, tap], y.shape[1] // shares.shape[-1])
+                ) * y[row - tap]
         return total
 
     return convolve(run(convolve(x, 0)), 1)
@@ -150,15 +161,15 @@ def convolved(w: dict[str, Any], part: str, x: np.ndarray, run: Callable[[np.nda
 
 def attended(case: BlockCase, i: int, w: dict[str, Any], before: np.ndarray, h: np.ndarray) -> np.ndarray:
     num_before, num_tokens = len(before), len(h)
-    positions = np.arange(num_before + num_tokens)
+    positions, head_dim = np.arange(num_before + num_tokens), w["self_attn.q_norm.weight"].size
     q, k, v = (
-        (rows @ w[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, HEAD_DIM)
+        (rows @ w[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, head_dim)
         for part, rows in (("q", h), ("k", np.concatenate([before, h])), ("v", np.concatenate([before, h])))
     )
-    q = rotate(case, rms(q, EPS) * w["self_attn.q_norm.weight"], positions[num_before:])
-    k = rotate(case, rms(k, EPS) * w["self_attn.k_norm.weight"], positions)
-    k, v = (np.repeat(each, HEADS // KV_HEADS, axis=1) for each in (k, v))
-    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
+    q = rotate(case, rms(q, case.eps) * w["self_attn.q_norm.weight"], positions[num_before:])
+    k = rotate(case, rms(k, case.eps) * w["self_attn.k_norm.weight"], positions)
+    k, v = (np.repeat(each, q.shape[1] // k.shape[1], axis=1) for each in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim)
     scores[:, ~sees(case, i, num_before, num_tokens)] = -np.inf
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
@@ -172,30 +183,35 @@ def fed(w: dict[str, Any], h: np.ndarray) -> np.ndarray:
 
 def block_states(case: BlockCase, w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.ndarray:
     """States of all rows of a block, [num_tokens, H], of its embeddings and features of the tokens before."""
-    before = rms(features @ w["fc.weight"].T, EPS) * w["hidden_norm.weight"]
-    for i in range(LAYERS):
+    before = rms(features @ w["fc.weight"].T, case.eps) * w["hidden_norm.weight"]
+    for i in range(len(case.windows)):
         layer = {
             name.removeprefix(f"layers.{i}."): each for name, each in w.items() if name.startswith(f"layers.{i}.")
         }
         x = x + convolved(
             layer,
             "attention_conv",
-            rms(x, EPS) * layer["input_layernorm.weight"],
+            rms(x, case.eps) * layer["input_layernorm.weight"],
             partial(attended, case, i, layer, before),
         )
-        h = rms(x, EPS) * layer["post_attention_layernorm.weight"]
+        h = rms(x, case.eps) * layer["post_attention_layernorm.weight"]
         x = x + convolved(layer, "mlp_conv", h, partial(fed, layer))
-    return rms(x, EPS) * w["norm.weight"]
+    return rms(x, case.eps) * w["norm.weight"]
 
 
 def expected_draft(
-    case: BlockCase, target: dict[str, Any], text: np.ndarray, features: np.ndarray, num_tokens: int
+    case: BlockCase,
+    target: dict[str, Any],
+    text: np.ndarray,
+    features: np.ndarray,
+    num_tokens: int,
+    dtype: type[np.floating[Any]] = np.float64,
 ) -> tuple[np.ndarray, list[float]]:
     """Rows and chances of a greedy draft behind a text, [num_tokens, columns], with features of all its tokens."""
-    w = {name: np.asarray(each, np.float64) for name, each in (case.tensors() | case.change).items()}
+    w = {name: np.asarray(each, dtype) for name, each in (case.tensors() | case.change).items()}
     embedding = w.get("embed_tokens.weight", target["model.embed_tokens.weight"])
     head = w.get("lm_head.weight", target.get("lm_head.weight", target["model.embed_tokens.weight"]))
-    block = np.append(text[-1], [MASK] * (case.num_tokens - 1))
+    block = np.append(text[-1], [case.mask] * (case.num_tokens - 1))
     states = block_states(case, w, embedding[block], features[: len(text) - 1])[
         case.num_tokens - case.num_drafted :
     ]
