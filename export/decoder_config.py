@@ -164,6 +164,17 @@ class DecoderConfig:
         )
 
 
+def _num_layers(stated: SourceSettings) -> int:
+    """The layers of a GGUF file but the last ones that predict further tokens, if it has such."""
+    blocks, further = stated.count("block_count"), stated.get("nextn_predict_layers", 0)
+    if type(further) is not int or not 0 <= further < blocks:
+        raise SourceError(
+            f"{stated.path}: {stated.prefix}nextn_predict_layers is {further!r}, wanted less than the number of "
+            f"its blocks, {blocks}"
+        )
+    return blocks - further
+
+
 def _require_read(stated: SourceSettings) -> None:
     """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
     for name, value in stated.values.items():
@@ -203,7 +214,7 @@ def config_from_gguf(
     inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
     head_dim = stated.count("attention.key_length", hidden // heads)
-    num_layers, context_length = stated.count("block_count"), stated.count("context_length")
+    num_layers, context_length = _num_layers(stated), stated.count("context_length")
     rotary = rotary_from_gguf(
         stated, tensors, head_dim, context_length, wanted_length, is_rounded=family.has_rounded_yarn
     )

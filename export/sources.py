@@ -125,9 +125,13 @@ def _load_gguf(path: Path, context_length: int | None, sizes: Sizes) -> LoadedSo
     if file.metadata.get("general.type") == "adapter":
         raise _is_adapter(path, file.metadata.get("general.base_model.0.name"))
     config = config_from_gguf(path, file.metadata, file.tensors, context_length)
+    num_blocks = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
+    drafting = range(config.num_layers, num_blocks)  # for multi-token prediction
+    tensors = {name: tensor for name, tensor in file.tensors.items() if _block(name) not in drafting}
     return LoadedSource(
         config=config,
-        tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
+        tensors=tensors_by_role(path, config, tensors, is_gguf=True),
+        num_left_out=len(file.tensors) - len(tensors),
         vocabulary=vocabulary_from_gguf(path, file.metadata, config.vocab_size),
         source=Source(
             name=utf8_name(file.paths[0].name),
@@ -138,6 +142,13 @@ def _load_gguf(path: Path, context_length: int | None, sizes: Sizes) -> LoadedSo
         sampling=sampling_from_gguf(path, file.metadata),
         pooling=pooling_from_gguf(path, file.metadata),
     )
+
+
+def _block(name: str) -> int:
+    """The number of the block that a tensor of a GGUF file belongs to; -1 where it is none's."""
+    kind, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if kind == "blk" and number.isdecimal() else -1
 
 
 def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) -> LoadedSource:

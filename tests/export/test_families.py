@@ -211,6 +211,21 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
     assert any("1 tensors that see images" in line for line in said)
 
 
+def test_layers_for_multi_token_prediction_of_a_gguf_are_left_out(tmp_path: Path) -> None:
+    keys = {**GGUF_KEYS["qwen3_5"], "block_count": 6, "nextn_predict_layers": 1}
+    override = {f"qwen35.{key}": value for key, value in keys.items()}
+    weights = weights_of("qwen3_5") | {"blk.5.nextn.eh_proj.weight": np.ones((64, 128), np.float32)}
+    tiny.write_gguf(tmp_path / "a.gguf", weights, architecture="qwen35", override=override)
+    assert largest_difference(tmp_path / "a.gguf", tmp_path / "out", "qwen3_5") < 1e-4
+    assert read_source(tmp_path / "a.gguf").num_left_out == 1
+    override["qwen35.nextn_predict_layers"] = 6
+    tiny.write_gguf(tmp_path / "b.gguf", weights, architecture="qwen35", override=override)
+    with pytest.raises(
+        SourceError, match="nextn_predict_layers is 6, wanted less than the number of its blocks, 6"
+    ):
+        read_source(tmp_path / "b.gguf")
+
+
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])
 def test_longrope_has_the_length_first_trained_for_as_its_context(tmp_path: Path, form: str) -> None:
     source = write_source(tmp_path, "phi3-longrope", form)

@@ -176,6 +176,8 @@ _GLM_NAMES = {
 
 
 def _gguf_name(name: str, architecture: str) -> str:
+    if name.startswith("blk."):
+        return name
     if architecture in _CONVERTED:  # by the names of llama.cpp's converter
         number = next(at for at, each in gguf.MODEL_ARCH_NAMES.items() if each == architecture)
         name = name.replace("dt_bias", "dt_proj.bias")
