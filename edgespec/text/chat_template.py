@@ -277,6 +277,8 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 def _instruct(messages: list[dict[str, Any]], text: str, *, takes_system: bool) -> list[dict[str, Any]]:
     """Messages that begin with what the model is told of its tools."""
     role = "system" if takes_system else "user"
+    if not takes_system and messages and messages[0]["role"] == "system":  # which the template drops in this place
+        return [messages[0], *_instruct(messages[1:], text, takes_system=False)]
     if messages and messages[0]["role"] == role:
         first = messages[0]
         parts = [first["content"], text] if takes_system else [text, first["content"]]

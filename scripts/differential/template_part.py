@@ -1,5 +1,6 @@
 """Chat templates: what edgespec gives a model to read, beside what transformers renders."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from edgespec.text.chat_template import encode_chat
 from edgespec.text.prompt_encoder import parse_messages
 from edgespec.text.template_sandbox import render
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.call_parser import CallParser
+from edgespec.tools.formats import find_format
 from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
 
@@ -123,11 +127,18 @@ class _Template:
 
     def ours(self, asked: Asked) -> str:
         """The prompt of edgespec, or its refusal."""
-        found: list[str] = []
+        return self._ours(asked)[0]
+
+    def _ours(self, asked: Asked) -> tuple[str, Asked]:
+        """The prompt, and what edgespec gives to the template for it."""
+        found, given = "", asked
 
         def keep(template: str, **names: Any) -> str:
-            found.append(self.render(template, **names))
-            return found[0]
+            nonlocal found, given
+            tools = next((names[name] for name in ("tools", "xml_tools") if names.get(name)), ())
+            given = Asked(names["messages"], tools, asked.switches)
+            found = self.render(template, **names)
+            return found
 
         try:
             turns, tools = parse_messages(asked.messages), parse_tools(asked.tools)
@@ -135,8 +146,8 @@ class _Template:
                 self.text, keep, turns, _TOKENIZER, _SPECIAL, dict(asked.switches), tools, lambda: self.how
             )
         except EdgeSpecError as error:
-            return f"refused: {error}"
-        return found[0]
+            return f"refused: {error}", given
+        return found, given
 
     def theirs(self, asked: Asked, ours: str) -> str:
         """The prompt of transformers, or that it fails, with contents as the template takes them."""
@@ -147,21 +158,63 @@ class _Template:
         return ours if ours in found else found[0]
 
     def explain(self, asked: Asked, ours: str, theirs: str) -> str:
-        """The reason why both may differ, or none."""
+        """The reason why both may differ, or none.
+
+        Where edgespec tells of tools in its own words, the template has to make its prompt of these, and all that
+        the conversation says of tools has to be in it.
+        """
         if ours.startswith("refused: ") and theirs.startswith("refused: "):
             return "refused by both"
+        reason = self._reason(asked, theirs)
+        if not reason or self.theirs(self._ours(asked)[1], ours) != ours:
+            return ""
+        if ours.startswith("refused: "):
+            return "refused in words, as the template does not take what edgespec says of tools in its place"
+        is_told = all(text in ours or json.dumps(text)[1:-1] in ours for text in _said_of_tools(asked))
+        return reason if is_told else ""
+
+    def _reason(self, asked: Asked, theirs: str) -> str:
+        """What the template does not do with the conversation, by what transformers makes of it."""
         how, calls = self.how, [each for each in asked.messages if each.get("tool_calls")]
+        is_refused = theirs.startswith("refused: ")
+        results = [each["content"].strip() for each in asked.messages if each["role"] == "tool"]
         if asked.tools and how.variable is None:
-            return (
-                "with tools that the template leaves out or whose calls nothing could read: edgespec tells of them"
-            )
-        if calls and not how.writes_calls:
-            return "with calls that the template leaves out, or that nothing could read: edgespec writes them"
-        if any(each["content"] for each in calls) and not how.writes_both:
+            if find_format(self.text) is None:
+                return "with tools whose calls nothing could read: edgespec tells of them"
+            if is_refused or "The time" not in theirs:
+                return "with tools that the template leaves out: edgespec tells of them"
+        elif calls and not how.writes_calls:
+            wanted = [call["function"] for each in calls for call in each["tool_calls"]]
+            if is_refused or not all(call["name"] in theirs for call in wanted):
+                return "with calls that the template leaves out or refuses: edgespec writes them"
+            if _read_calls(how, theirs) != [(call["name"], call["arguments"]) for call in wanted]:
+                return "with calls that nothing could read: edgespec writes them"
+        elif any(each["content"] not in theirs for each in calls) and not how.writes_both:
             return "with text beside calls, which the template leaves out: edgespec writes both"
-        if calls and not how.takes_results:
+        elif (
+            calls
+            and not how.takes_results
+            and (is_refused or not all(each and each in theirs for each in results))
+        ):
             return "with results that the template leaves out or refuses: edgespec gives them as the user's"
         return ""
+
+
+def _said_of_tools(asked: Asked) -> Iterator[str]:
+    """What a prompt has to have of tools, their calls and their results."""
+    for tool in asked.tools:
+        yield from (tool["function"]["name"], tool["function"]["description"].split('"')[0])
+    for each in asked.messages:
+        for call in each.get("tool_calls") or ():
+            yield call["function"]["name"]
+            yield from (str(value) for value in call["function"]["arguments"].values())
+        if each["role"] == "tool":
+            yield each["content"].strip()
+
+
+def _read_calls(how: ToolTemplate, text: str) -> list[tuple[str, object]]:
+    parser = CallParser(how.format, parse_tools(TOOLS), holds_arguments=True)
+    return [(call.name, json.loads(call.arguments)) for call in join_calls(parser.push(text) + parser.flush())]
 
 
 def _render(template: str, **names: Any) -> str:

@@ -127,6 +127,17 @@ def test_without_tools_a_system_message_tells_of_them_or_the_first_of_the_user(
     assert "Q<assistant>" in found
 
 
+def test_a_system_message_that_the_template_drops_stays_in_its_place(written: Callable[..., str]) -> None:
+    """A template may drop it there, and refuse it elsewhere."""
+    rest = "(messages[1:] if messages[0].role == 'system' else messages)"
+    refusing = "{% if m.role in ('system', 'tool') %}{{ raise_exception('no') }}{% endif %}"
+    dropping = ROLES.replace("messages %}", rest + " %}" + refusing)
+    found = written(dropping + "{% endfor %}<assistant>", system="S")
+    assert found.startswith("<user>You can call")
+    assert "<S>" not in found
+    assert "in words.\n\nQ" in found
+
+
 def test_a_template_that_renders_nothing_is_told_by_a_system_message() -> None:
     def refuse(template: str, **names: Any) -> str:
         raise ModelError("no")
