@@ -33,7 +33,7 @@ from edgespec.export.heads.head_tensors import (
     require_layers,
     require_shapes,
 )
-from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
+from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurrent
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
@@ -79,7 +79,7 @@ def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) ->
     shapes |= {"fuse": (hidden, features), "fuse_norm": (1, features), "mask_features": (1, features)}
     shapes |= {f"fuse_norm.{at}": (1, target.config.hidden_size) for at in range(len(layers))}
     require_shapes(source, tensors, shapes)
-    recurrence = Recurrence(
+    recurrence = RecurrentShape(
         config=config,
         is_wide=True,
         adds_to_normed=_switch(source, "norm_before_residual"),
@@ -130,7 +130,7 @@ def _plan_joined(
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
     require_joined_shapes(reader.source, tensors, config)
-    recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
+    recurrence = RecurrentShape(config=config, is_wide=False, returns_normed=returns_normed)
     head = recurrent_head("eagle", (target.config.num_layers,), target, config)
     return plan_recurrent(head, recurrence, tensors, vocabulary)
 

@@ -23,7 +23,7 @@ from edgespec.export.heads.head_tensors import (
     require_hidden_size,
     require_shapes,
 )
-from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
+from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurrent
 from edgespec.export.heads.vocabulary import HeadVocabulary, with_logits_of
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -129,7 +129,7 @@ def _plan(form: _Form, source: HeadSource, target: LoadedSource) -> HeadPlan:
     config = replace(config, layers=(Layer(rotary=rotary),))  # of the model's own layers
     require_joined_shapes(source, tensors, config)
     first = form.has_state_first
-    recurrence = Recurrence(config=config, is_wide=False, has_state_first=first, returns_normed=True)
+    recurrence = RecurrentShape(config=config, is_wide=False, has_state_first=first, returns_normed=True)
     layer = target.config.num_layers - (not form.reads_normed)
     head = recurrent_head("mtp", (layer,), target, config)
     vocabulary = HeadVocabulary(target.tensors["embedding"], target.head, None, ("embedding", "vocabulary head"))

@@ -34,7 +34,7 @@ from edgespec.manifest import Head, KVCache, Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recurrence:
+class RecurrentShape:
     """How a head reads a token beside a state, and which state goes on; the norms are those that have weights.
 
     is_wide: The first layer's queries, keys and values read embedding and state side by side (EAGLE-3); otherwise
@@ -115,7 +115,7 @@ class Recurrence:
 
 
 def plan_recurrent(
-    head: Head, recurrence: Recurrence, layers: Mapping[str, StoredTensor], vocabulary: HeadVocabulary
+    head: Head, recurrence: RecurrentShape, layers: Mapping[str, StoredTensor], vocabulary: HeadVocabulary
 ) -> HeadPlan:
     """The plan of a recurrent head whose layers have these tensors.
 
