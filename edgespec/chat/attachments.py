@@ -1,6 +1,8 @@
 """Files whose text goes to the model with a message: read or refused, and put into the message."""
 
+import glob
 import logging
+import os
 import re
 import shlex
 import stat
@@ -99,11 +101,18 @@ def find_paths(argument: str) -> list[Path]:
         words = shlex.split(argument)
     except ValueError:  # a quote that is not closed
         words = [argument]
-    paths = [_expand(word) for word in words]
+    paths = [path for word in words for path in _matching(_expand(word))]
     for path in paths:
         if not _exists(path):
             raise UsageError(f"there is no file {one_line(str(path), 200)}; nothing was attached")
     return paths
+
+
+def _matching(path: Path) -> list[Path]:
+    """The files of a name with wildcards, as a shell finds them; the name itself where there is none."""
+    if _exists(path) or not glob.has_magic(str(path)):
+        return [path]
+    return [Path(found) for found in sorted(glob.glob(str(path))) if os.path.isfile(found)] or [path]
 
 
 def _expand(name: str) -> Path:

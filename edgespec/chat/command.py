@@ -67,6 +67,30 @@ class Argument(Enum):
     HELP = "[all|COMMAND]"
 
 
+# What may follow a command, for its help.
+_EXAMPLES = {
+    Argument.PATH: "talk.jsonl",
+    Argument.MODEL: "smollm2-360m",
+    Argument.DRAFTER: "ngram",
+    Argument.SETTING: "temperature 0.7",
+    Argument.VIEW: "plain",
+    Argument.COUNT: "2",
+    Argument.PART: "code",
+    Argument.ATTACHED: "notes.md",
+    Argument.SWITCH: "on",
+    Argument.UNDO: "undo",
+    Argument.THINKING: "off",
+    Argument.HELP: "attach",
+}
+_EXAMPLES_BY_NAME = {
+    "system": "Answer in one sentence.",
+    "attach": "notes.md src/*.py",
+    "open": "2, or the beginning of its title",
+    "name": "Plans for May",
+    "trace": "trace.json",
+}
+
+
 class Next(NamedTuple):
     """The next step after a command: an answer, a message to edit, the last answer shown again, or the end."""
 
@@ -137,7 +161,9 @@ def full_help(commands: Sequence[Command]) -> str:
 def explain(command: Command, commands: Sequence[Command]) -> str:
     """One command, with the one of its name and a !, if there is one."""
     name = command.name.removesuffix("!")
-    return "\n".join(_columns([_row(each) for each in commands if each.name in (name, f"{name}!")]))
+    lines = [*_columns([_row(each) for each in commands if each.name in (name, f"{name}!")])]
+    example = _EXAMPLES_BY_NAME.get(name, _EXAMPLES.get(command.argument, ""))
+    return "\n".join([*lines, "", f"for example: /{name} {example}"] if example else lines)
 
 
 def _row(command: Command) -> tuple[str, str]:

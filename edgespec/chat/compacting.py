@@ -38,8 +38,15 @@ def finish_compacting(session: ChatSession) -> None:
     last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
     folded = (*system, Message("user", SUMMARY_REQUEST), Message("assistant", summary), *last)
-    session.start_new_file()
     conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
+    if (num_folded := conversation.num_tokens) > num_before:
+        conversation.restore(before)
+        session.info(
+            f"nothing has changed: the summary and your last message would take {num_folded} tokens, and the "
+            f"whole conversation has {num_before}"
+        )
+        return
+    session.start_new_file()
     session.before_compacting = before, path, name
     session.save()
     session.info(

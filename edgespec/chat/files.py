@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +19,10 @@ from edgespec import (
     picture,
 )
 from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
-from edgespec.chat.saved_chats import SUFFIX, export_text
+from edgespec.chat.saved_chats import SUFFIX, export_text, running_mark
 from edgespec.chat.session import ChatSession
 from edgespec.system.console import print_stderr, warn
-from edgespec.system.disk import has_content, replace_file
+from edgespec.system.disk import has_content, hold_lock, replace_file
 from edgespec.system.printable import one_line
 from edgespec.system.signals import defer_signals
 
@@ -128,9 +129,24 @@ class AutosaveFile:
     has_failed: bool = False  # at the last write
 
     def __post_init__(self) -> None:
+        self._mark = ExitStack()
         if self.path:
-            self.on_path(self.path)
+            self._begin(self.path)
         self._seen = _fingerprint(self.path)
+
+    def close(self) -> None:
+        """Let other chats go on with this one."""
+        self._mark.close()
+
+    def _begin(self, path: Path) -> None:
+        """Hold the mark by which other chats see that this one runs, where its file system knows locks."""
+        self._mark.close()
+        mark = running_mark(path)
+        with suppress(OSError):  # among them TimeoutError: two chats write one file, which the fingerprints show
+            if path.parent == self.folder:
+                mark.parent.mkdir(mode=0o700, exist_ok=True)
+                self._mark.enter_context(hold_lock(mark, timeout_s=0.0))
+        self.on_path(path)
 
     def write(self, transcript: Transcript) -> None:
         """Write the conversation; in a new file if another process has written this one meanwhile."""
@@ -148,7 +164,7 @@ class AutosaveFile:
     def go_on_in(self, path: Path) -> None:
         """Write another file from now on."""
         self.path, self._seen = path, _fingerprint(path)
-        self.on_path(path)
+        self._begin(path)
 
     def start_new_file(self) -> None:
         """Leave the file as it is; the next write makes another one."""
@@ -164,7 +180,7 @@ class AutosaveFile:
             if self.path:
                 self.report("another program changed or deleted the file of this chat, which goes on in a new one")
             self.path = path
-            self.on_path(path)
+            self._begin(path)
         self._seen = _fingerprint(path)
 
 

@@ -5,6 +5,7 @@ What the model has read of one is kept beside it when the chat is left, so that 
 
 import difflib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec import CATALOG, EdgeSpecError, Stats, Transcript, UsageError
-from edgespec.chat.attachments import brief_message, fence
+from edgespec.chat.attachments import brief_message, fence, split_message
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.command import whole_number
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
 from edgespec.system.command_line import join_words
+from edgespec.system.disk import hold_lock
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes
 
@@ -48,7 +50,13 @@ class SavedChat(NamedTuple):
             return self.transcript.name
         typed = (each.content for each in self.transcript.messages if each.role == "user")
         first = next((text for text in typed if text != SUMMARY_REQUEST), "")
-        return one_line(brief_message(first), _TITLE_CHARACTERS)
+        _, typed_text = split_message(first)
+        return one_line(typed_text if typed_text.strip() else brief_message(first), _TITLE_CHARACTERS)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it has no name and nobody has said anything in it, as after /undo of the first message."""
+        return not self.transcript.name and all(each.role == "system" for each in self.transcript.messages)
 
     def contains(self, words: Sequence[str]) -> bool:
         """True if each word is in its name or in a message, in any case."""
@@ -60,7 +68,8 @@ class SavedChat(NamedTuple):
 
 def list_chats(folder: Path) -> list[SavedChat]:
     """All conversations in a folder that can be read, the latest first."""
-    return sorted(_read_all(folder), key=lambda each: each.changed, reverse=True)
+    found = (each for each in _read_all(folder) if not each.is_empty)
+    return sorted(found, key=lambda each: each.changed, reverse=True)
 
 
 def _read_all(folder: Path) -> Iterator[SavedChat]:
@@ -77,12 +86,27 @@ def _read_all(folder: Path) -> Iterator[SavedChat]:
 
 
 def find_latest(folder: Path) -> Path | None:
-    """The transcript in a folder that was written last."""
+    """The conversation in a folder that was written last, and that no running chat writes."""
+    return next((each.path for each in list_chats(folder) if not is_running(each.path)), None)
+
+
+def running_mark(path: Path) -> Path:
+    """The lock that the chat holds which writes a conversation."""
+    return path.parent.with_name(f"{path.parent.name}-running") / path.stem
+
+
+def is_running(path: Path) -> bool:
+    """True if another process goes on with a conversation now."""
+    mark = running_mark(path)
     try:
-        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"*{SUFFIX}")]
+        if mark.read_bytes()[1:] == str(os.getpid()).encode():
+            return False
+        with hold_lock(mark, timeout_s=0.0):
+            return False
+    except TimeoutError:
+        return True
     except OSError:
-        return None
-    return max(found, default=(0, None))[1]
+        return False
 
 
 def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedChat:

@@ -122,6 +122,8 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
+        if autosave:
+            engines.callback(autosave.close)
         # Before the model, which takes longer.
         box = open_tools(options.tools, options.allow) if options.tools else None
         if box:

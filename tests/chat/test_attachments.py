@@ -189,7 +189,12 @@ def test_names_may_have_spaces_and_quotes(tmp_path: Path, monkeypatch: pytest.Mo
         written(tmp_path, name, name)
     assert find_paths("my notes.md") == [Path("my notes.md")]
     assert find_paths("'my notes.md' a.txt") == [Path("my notes.md"), Path("a.txt")]
-    for missing in ("my notes", "'my", "a.txt b.txt", "x" * 5000):
+    written(tmp_path, "b [1].txt", "x")
+    (tmp_path / "folder.txt").mkdir()
+    assert find_paths("*.txt") == [Path("a.txt"), Path("b [1].txt")]
+    assert find_paths(f"{tmp_path}/*.md a.txt") == [tmp_path / "my notes.md", Path("a.txt")]
+    assert find_paths("b [1].txt") == [Path("b [1].txt")]
+    for missing in ("my notes", "'my", "a.txt b.txt", "x" * 5000, "*.nothing"):
         with pytest.raises(UsageError, match=r"there is no file .*; nothing was attached"):
             find_paths(missing)
 

@@ -15,11 +15,11 @@ pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows la
 pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
 
 import tiny
-from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
+from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal, latest_chat
 
 from edgespec import Message
 from edgespec.chat.compacting import SUMMARY_REQUEST
-from edgespec.chat.saved_chats import find_latest, list_chats
+from edgespec.chat.saved_chats import list_chats
 from edgespec.engine.transcript import Transcript
 from edgespec.export.convert import export_model
 
@@ -57,7 +57,7 @@ def rule_chat(
 
 def user_messages(home: Path) -> list[str]:
     """The user's messages in the last transcript."""
-    path = find_latest(home / "chats")
+    path = latest_chat(home / "chats")
     assert path is not None
     return [message.content for message in Transcript.read(path).messages if message.role == "user"]
 
@@ -640,7 +640,7 @@ def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path
     terminal.ready()
     terminal.ask("the in", "tokens/s")
     terminal.leave()
-    path = find_latest(tmp_path / "chats")
+    path = latest_chat(tmp_path / "chats")
     assert path is not None
     assert out.read_text().rstrip("\n") == Transcript.read(path).messages[1].content.rstrip("\n")
 
@@ -710,7 +710,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal.enter("an on")
     terminal.wait_for("an on")
     deadline = time.monotonic() + 120
-    while (path := find_latest(tmp_path / "chats")) is None or len(Transcript.read(path).messages) < 5:
+    while (path := latest_chat(tmp_path / "chats")) is None or len(Transcript.read(path).messages) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(terminal.process.pid, 9)  # the command, and its worker, which would keep what it has of the answer

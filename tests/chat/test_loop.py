@@ -19,6 +19,7 @@ from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
+from edgespec.chat.compacting import begin_compacting, finish_compacting
 from edgespec.chat.files import AutosaveFile
 from edgespec.chat.loop import _obey, _prompt_progress, _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
@@ -85,6 +86,7 @@ def test_the_first_page_of_help_stays_on_a_small_screen(session: ChatSession) ->
 
 def test_help_explains_one_command(session: ChatSession) -> None:
     assert output(session, "/help retry") == "/retry  answer the last message again, with the next seed"
+    assert output(session, "/help attach").splitlines()[-1] == "for example: /attach notes.md src/*.py"
     assert output(session, "/help /save").splitlines()[1].startswith("/save! FILE")
     assert "/exit" in output(session, "/help bye")
     with pytest.raises(UsageError, match=r"no command /modle; did you mean /model\? /help all"):
@@ -463,7 +465,9 @@ def test_tokens_are_coloured_by_origin_with_a_legend() -> None:
     console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
     pieces = ["a", " b", " c", "\n世界 "]
     tokenizer = SimpleNamespace(
-        decode=lambda tokens: "".join(pieces[token] for token in tokens), ends_in_bytes=lambda tokens: False
+        decode=lambda tokens: "".join(pieces[token] for token in tokens),
+        channel_marks=(),
+        ends_in_bytes=lambda tokens: False,
     )
     printer = OriginPrinter(console, tokenizer)  # type: ignore[arg-type]
     origins = ("target", "suffix", "suffix", "my-model")
@@ -605,3 +609,17 @@ def test_progress_is_shown_on_a_terminal_and_erased(monkeypatch: pytest.MonkeyPa
     waiting.begin()
     waiting.end()
     assert pipe.getvalue() == ""
+
+
+def test_a_summary_that_is_longer_than_the_conversation_changes_nothing(session: ChatSession) -> None:
+    said: list[str] = []
+    session.info = said.append
+    for text in ("the", "in"):
+        answer(session, text)
+    before = session.conversation.messages
+    session.conversation.max_tokens = 120
+    chunks = [*begin_compacting(session)]
+    session.record((*chunks[:-1], replace(chunks[-1], finish_reason="stop")))
+    finish_compacting(session)
+    assert "nothing has changed: the summary and your last message would take" in said[-1]
+    assert session.conversation.messages == before

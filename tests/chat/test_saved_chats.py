@@ -1,13 +1,16 @@
 """The list of saved chats, and how one of them is found."""
 
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from edgespec import Message
-from edgespec.chat.saved_chats import describe_chats, find_chat, list_chats
+from edgespec.chat.attachments import Attachment, join_message
+from edgespec.chat.saved_chats import describe_chats, find_chat, find_latest, list_chats
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 
@@ -72,3 +75,34 @@ def test_the_nearest_names_are_suggested_first(folder: Path) -> None:
     keep(folder, "d", "Hello", 200, name="yestreday")
     with pytest.raises(UsageError, match=r"did you mean 'plans of yesterday' or 'yestreday'\?"):
         find_chat(folder, "Yesterda")
+
+
+def test_the_latest_chat_is_none_that_another_process_writes(folder: Path) -> None:
+    """Two chats, of which the older one has ended: --continue means that one."""
+    program = """
+import sys
+from pathlib import Path
+from edgespec.chat.files import AutosaveFile
+folder = Path(sys.argv[1])
+file = AutosaveFile(folder, print, folder / "b.jsonl")
+print("holds it", flush=True)
+sys.stdin.readline()
+"""
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "holds it\n"
+        assert find_latest(folder) == folder / "a.jsonl"
+        other.kill()
+        other.wait()
+    assert find_latest(folder) == folder / "b.jsonl"
+
+
+def test_titles_are_what_was_typed_and_empty_chats_are_not_listed(tmp_path: Path) -> None:
+    files = [Attachment("a.txt", "one"), Attachment("b.md", "two")]
+    keep(tmp_path, "a", join_message(files, "What is new?"), 1_000)
+    keep(tmp_path, "b", join_message(files, ""), 2_000)
+    Transcript(messages=(Message("system", "Be brief."),), model="m").save(tmp_path / "c.jsonl")
+    Transcript(messages=(), model="m", name="kept").save(tmp_path / "d.jsonl")
+    titles = [chat.title for chat in list_chats(tmp_path)]
+    assert titles == ["kept", "[a.txt, 1 line] [b.md, 1 line]", "What is new?"]

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
 pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
 
-from terminal import CTRL_C, CTRL_D, Terminal
+from terminal import CTRL_C, CTRL_D, Terminal, latest_chat
 
-from edgespec.chat.saved_chats import find_latest
 from edgespec.engine.transcript import Transcript
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
@@ -69,7 +68,7 @@ def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
     terminal.ask("/tools", "weather(city): Tell the weather of a city. (runs without asking)")
     terminal.ask("/history 1", "called weather(")
     terminal.leave()
-    path = find_latest(tmp_path / "chats")
+    path = latest_chat(tmp_path / "chats")
     assert path is not None
     roles = [message.role for message in Transcript.read(path).messages]
     assert roles == ["user", "assistant", "tool", "assistant"] * 3

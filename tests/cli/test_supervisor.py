@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from terminal import latest_chat
 
-from edgespec.chat.saved_chats import find_latest
 from edgespec.cli import supervisor
 from edgespec.cli.supervisor import supervised_command
 from edgespec.cli.worker import WorkerDeath, note_line
@@ -91,7 +91,7 @@ def answered_in(home: Path) -> list[str]:
 
 
 def _said_in(home: Path, role: str) -> list[str]:
-    path = find_latest(home / "chats")
+    path = latest_chat(home / "chats")
     return [each.content for each in Transcript.read(path).messages if each.role == role] if path else []
 
 

@@ -117,3 +117,8 @@ class Terminal:
         if "\x1b[6n" in piece and self.tells_cursor:
             self.type(f"\x1b[{self._display.cursor.y + 1};{self._display.cursor.x + 1}R")
         return True
+
+
+def latest_chat(folder: Path) -> Path | None:
+    """The conversation in a folder that was written last, also by a chat that still runs."""
+    return max(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns, default=None)
