@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from time import monotonic
+from typing import TypeAlias
 
 import psutil
 
-LineProcess = subprocess.Popen[bytes]
+LineProcess: TypeAlias = "subprocess.Popen[bytes]"
 _POLL_S = 0.02
 _PATIENCE = 10  # times the processor time that work may take, on a busy machine
 
