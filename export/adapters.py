@@ -45,7 +45,7 @@ _KEEP_THE_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 class _Change(NamedTuple):
-    """What is added to a matrix, scale · b · a, and the lengths of its rows afterwards, where these are set."""
+    """The sum added to a matrix, scale · b · a, and the lengths of its rows afterwards, where these are set."""
 
     a: StoredTensor  # [rank, columns]
     b: StoredTensor  # [rows, rank]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgespec.export.delta import EPS, DeltaRule
 from edgespec.export.nodes import typed_value
-from edgespec.manifest import NUM_SETTLED
+from edgespec.manifest.caches import NUM_SETTLED
 
 if TYPE_CHECKING:
     from edgespec.export.layers import LayerWriter
@@ -36,7 +36,7 @@ class DeltaWriter:
     def __call__(
         self, i: int, rule: DeltaRule, x: ir.Value, past: Sequence[ir.Value], present: Sequence[ir.Value]
     ) -> ir.Value:
-        """What the layer gives for x; past and present are state and rows."""
+        """The layer's output for x; past and present are state and rows."""
         write, op, tensors = self._write, self._write.op, self._write.tensors
         qkv = write.linear(f"{i}.delta_qkv", x, [tensors[f"{i}.delta_qkv"]])[0]
         gates = [write.linear.floats(f"{i}.delta_{part}", x, tensors[f"{i}.delta_{part}"]) for part in "ab"]
@@ -68,7 +68,7 @@ class DeltaWriter:
         present: ir.Value,
         x: ir.Value,
     ) -> ir.Value:
-        """What the new tokens read from the state, which is given as it is behind the rows that are settled."""
+        """The values that new tokens read from the state, which is given as it is behind the settled rows."""
         write = self._write
         spans = self._find_spans(parts[0], x)
         cut = [

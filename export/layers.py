@@ -15,7 +15,7 @@ from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import row_names, state_names
+from edgespec.manifest.caches import row_names, state_names
 
 
 class LayerWriter:

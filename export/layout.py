@@ -10,7 +10,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, Parallel, SelfDrafter, Signature
+from edgespec.manifest import Manifest, Parallel, SelfDrafter, Signature
+from edgespec.manifest.caches import KVCache
 
 VOCAB_SUBSET = "vocab_subset.npy"
 # Each position of a static form costs time in every pass.

@@ -23,7 +23,8 @@ from edgespec.export.layout import require_ids
 from edgespec.export.output import atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
-from edgespec.manifest import KVCache, Manifest, Origin, Signature, Source
+from edgespec.manifest import Manifest, Origin, Signature, Source
+from edgespec.manifest.caches import KVCache
 from edgespec.system.split_files import utf8_name
 from edgespec.text.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds

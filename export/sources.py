@@ -10,11 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
-from edgespec.export.decoder_config import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import family_of_huggingface
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
+from edgespec.export.read_config import config_from_gguf, config_from_huggingface, decoder_part
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ManifestError
-from edgespec.manifest import KVCache, Signature
+from edgespec.manifest import Signature
+from edgespec.manifest.caches import KVCache
 from edgespec.runtimes.device_rows import live_nodes, replace_fields
 from edgespec.runtimes.session import HIDDEN_STATES
 

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
-from edgespec.manifest import Convolutions, Manifest
+from edgespec.manifest import Manifest
+from edgespec.manifest.caches import Convolutions
 from edgespec.memory.estimate import next_capacity
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device
@@ -153,7 +154,7 @@ class SharedCache:
             own[:, :, :num_positions] = theirs[:, :, :num_positions]
 
     def read(self, num_positions: int) -> npt.NDArray[Any]:
-        """What the CPU's buffers hold of the first num_positions, [1, 1, num_positions, numbers_per_token]."""
+        """The content of the CPU's buffers for num_positions, [1, 1, num_positions, numbers_per_token]."""
         self.prepare(0, 1)
         parts = [held[0, :, :num_positions].swapaxes(0, 1) for held in self._held()]
         return np.concatenate(

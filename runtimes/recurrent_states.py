@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.manifest import KEPT_STATES, NUM_SETTLED, KVCache
+from edgespec.manifest.caches import KEPT_STATES, NUM_SETTLED, KVCache
 
 _PROMPT_TOKENS = 16  # a pass of more is one over a part of a prompt
 

@@ -9,7 +9,8 @@ from threading import Lock
 from typing import Any, TypedDict, Unpack
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
-from edgespec.manifest import NUM_SETTLED, Manifest
+from edgespec.manifest import Manifest
+from edgespec.manifest.caches import NUM_SETTLED
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores

@@ -222,7 +222,7 @@ def _open_target(setup: Setup) -> Decoder:
 
 
 def _learner(setup: Setup) -> IdleLearner | None:
-    """What learns from answers for the first drafters of the chains, if the user wants it."""
+    """Learns from answers for the first drafters of the chains, if the user wants it."""
     if not setup.wish.learn:
         return None
     firsts = [chain.models[0] for chain in setup.drafters]

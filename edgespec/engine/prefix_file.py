@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgespec.decoding.decoder import Cache, Decoder
 from edgespec.engine.request import check_path
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
-from edgespec.manifest import KVCache
+from edgespec.manifest.caches import KVCache
 from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
 from edgespec.types import TokenIds
 

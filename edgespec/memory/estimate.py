@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from edgespec.config.drafter_names import FRUGAL, MAX_DRAFT_TOKENS
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import KVCache, Manifest
+from edgespec.manifest import Manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
 from edgespec.memory.ladder import Bytes
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.draft.costs import PassCosts
-from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.manifest import Manifest, Source
+from edgespec.manifest.caches import KVCache
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH, estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES
 from edgespec.runtimes.device_names import Kind

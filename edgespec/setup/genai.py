@@ -9,7 +9,8 @@ from typing import Any
 
 from edgespec.errors import ManifestError, SourceError
 from edgespec.export.settings import read_text, sampling_from_json
-from edgespec.manifest import KVCache, Manifest, Signature, Source, SuggestedSampling, parse_manifest
+from edgespec.manifest import Manifest, Signature, Source, SuggestedSampling, parse_manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.system.typed_json import read_json
 from edgespec.text.stored_template import join_templates
 from edgespec.text.tokenizer import open_tokenizer, translate_errors, vocabulary_sha256

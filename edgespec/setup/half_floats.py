@@ -1,4 +1,4 @@
-"""Whether a source is prepared in half floats for an NVIDIA GPU: where reading them takes it no time of its own.
+"""Decides if a source is prepared in half floats for an NVIDIA GPU: where reading them costs no time of its own.
 
 There 16 rows cost what one costs, so that drafts cost nothing, and blocks with minima (Q4_1, Q4_K) start 240
 more kernels a pass. A pass waits 2.5 ms for the host, and GPUs read a 24th of their memory in 1 to 1.5 ms. Of a

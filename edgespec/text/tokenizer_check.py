@@ -57,7 +57,7 @@ def _records() -> RecordFile[TriedTokenizer] | None:
 
 
 def _try(path: Path, num_bytes: int) -> str:
-    """What is wrong with a tokenizer; empty for one that can be used."""
+    """The fault of a tokenizer in words; empty for one that can be used."""
     try:
         process = start_python(str(_PROBE), str(path.absolute()))
     except OSError as error:

@@ -54,7 +54,7 @@ def _growths(part: Any) -> Iterator[int]:
 
 
 def _stated_fault(tokenizer: Tokenizer) -> str:
-    """What is wrong with the rules of a tokenizer as they are written."""
+    """The fault of the rules of a tokenizer as they are written."""
     for part in (tokenizer.normalizer, tokenizer.decoder):
         growths = [*_growths(json.loads(part.__getstate__()))] if part else []
         if len(growths) > _MAX_REPLACEMENTS or prod(growths) > _MAX_GROWTH:
@@ -73,7 +73,7 @@ def _spelled(tokenizer: Tokenizer) -> list[str]:
 
 
 def _fault(path: str) -> str:
-    """What is wrong with a tokenizer; empty for one that can be used."""
+    """The fault of a tokenizer in words; empty for one that can be used."""
     with open(path, "rb") as file:
         data = file.read()
     is_wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))

@@ -34,7 +34,8 @@ from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Head, KVCache
+from edgespec.manifest import Head
+from edgespec.manifest.caches import KVCache
 
 _MAX_BLOCK_TOKENS = 64
 _PROJECTORS = ("dflash", "dspark")  # of SpecForge; others have parts of their own

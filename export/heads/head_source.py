@@ -14,7 +14,8 @@ from edgespec.export.settings import SourceSettings, read_json, translate_unusua
 from edgespec.export.sources import LoadedSource, join_hashes
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Head, KVCache, Manifest, Source
+from edgespec.manifest import Head, Manifest, Source
+from edgespec.manifest.caches import KVCache
 from edgespec.system.split_files import utf8_name
 from edgespec.types import TokenIds
 

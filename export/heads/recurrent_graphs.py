@@ -30,7 +30,8 @@ from edgespec.export.nodes import make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.manifest import Head, Manifest
+from edgespec.manifest.caches import KVCache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.manifest import Head, Manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.types import TokenIds
 
 _EPS = 1e-6  # of the norms of MLP and LSTM speculators, whose settings do not state it

@@ -22,11 +22,12 @@ from mixtures import gguf_architecture, stored_experts
 
 from edgespec.errors import DeviceUnavailable, SourceError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.export.decoder_config import DecoderConfig, config_from_gguf
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.folder_size import OTHER_BYTES
 from edgespec.export.gguf import read_gguf
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
+from edgespec.export.read_config import config_from_gguf
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
 from edgespec.export.tensors import StoredTensor

@@ -4,7 +4,8 @@ import pytest
 from made_up import manifest
 
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.manifest import Head, Manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.memory.estimate import (
     WeightsSize,
     arena_bytes,

@@ -15,7 +15,8 @@ from edgespec.decoding.decoder import Pass
 from edgespec.decoding.tree import Tree
 from edgespec.errors import DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
-from edgespec.manifest import KEPT_STATES, read_manifest
+from edgespec.manifest import read_manifest
+from edgespec.manifest.caches import KEPT_STATES
 from edgespec.memory.estimate import cache_bytes
 from edgespec.runtimes.session import RECURRENT_OPERATOR
 from edgespec.types import TokenIds

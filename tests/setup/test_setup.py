@@ -9,7 +9,7 @@ from made_up import manifest
 
 from edgespec.config.drafter_names import parse
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
-from edgespec.manifest import KVCache
+from edgespec.manifest.caches import KVCache
 from edgespec.memory.estimate import WeightsSize
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.runtimes.devices import Device, find_device

@@ -10,7 +10,8 @@ import tiny
 from onnx import numpy_helper
 
 from edgespec.export.vocabulary import vocabulary_from_gguf
-from edgespec.manifest import KVCache, Manifest, Signature, Source, write_manifest
+from edgespec.manifest import Manifest, Signature, Source, write_manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.system.file_hashes import file_record
 from edgespec.text.tokenizer import vocabulary_sha256
 

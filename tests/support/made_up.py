@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from edgespec.draft.acceptance_rates import Key
-from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.manifest import Manifest, Source
+from edgespec.manifest.caches import KVCache
 from edgespec.setup.plan_option import Layout, MemoryNeeds
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 

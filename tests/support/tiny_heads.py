@@ -14,7 +14,8 @@ import onnx
 import tiny
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.manifest import Head, KVCache, Manifest, Signature, read_manifest, write_manifest
+from edgespec.manifest import Head, Manifest, Signature, read_manifest, write_manifest
+from edgespec.manifest.caches import KVCache
 from edgespec.system.file_hashes import file_record
 from edgespec.types import TokenIds
 

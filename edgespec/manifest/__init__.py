@@ -5,155 +5,29 @@ SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from edgespec.errors import ManifestError
+from edgespec.manifest.caches import CACHE_DTYPES, CACHE_FORMS, Index, KVCache, Size, Width
 from edgespec.system.file_hashes import FileRecord, require_size
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
 
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
-KEPT_STATES = 4  # of a text: the last two, and two behind passes over a part of a prompt
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
-_CACHE_FORMS = ("shared_buffer", "growing", "static")
-_CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
 _HEAD_KINDS = ("recurrent", "steps", "block")
 POOLING_KINDS = ("last", "mean")
 
-# Bounds that no real model reaches. A file that was edited by hand or by an attacker may state larger numbers, and
-# memory would be reserved for these before the graph is seen to have fewer.
-Count = Annotated[int, Meta(ge=1, le=1 << 24)]
-Size = Annotated[int, Meta(ge=1, le=1 << 12)]  # heads, and numbers in a head of attention
-Layers = Annotated[int, Meta(ge=0, le=1 << 12)]
-Width = Annotated[int, Meta(ge=1, le=1 << 16)]  # numbers in a hidden state
-Index = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # bounded as the numbers of caches are
 Share = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 Penalty = Annotated[float, Meta(ge=0.01, le=100)]  # by which logits are divided
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convolutions:
-    """Layers with a short convolution in the place of attention; what it reads is kept as a row for each token.
-
-    width: Numbers in a row.
-    num_before: How many tokens before its own the convolution reads.
-    """
-
-    layers: tuple[Index, ...]
-    width: Width
-    num_before: Size
-
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """Of each layer the names of the rows before a pass, and of those that the pass makes."""
-        return [row_names(layer) for layer in self.layers]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrence:
-    """Layers with a recurrent state in the place of attention, which a pass takes on from token to token.
-
-    A pass takes a state, the rows of the tokens behind it and of a few before, and new tokens. It gives the state
-    behind the last token that the text has for certain, and the rows from a few before that on.
-
-    state_shape: Of the state of a layer, [heads, ...].
-    row_width: Numbers in the row of a token, from which its step of the recurrence is worked out again.
-    num_before: How many rows before a state belong to it.
-    """
-
-    layers: tuple[Index, ...]
-    state_shape: tuple[Size, ...]
-    row_width: Width
-    num_before: Size
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers the states of all layers have."""
-        return len(self.layers) * prod(self.state_shape)
-
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """Of each layer the names of state and rows before a pass and behind it, state and rows in turn."""
-        return [pair for layer in self.layers for pair in (state_names(layer), row_names(layer))]
-
-
-def state_names(layer: int) -> tuple[str, str]:
-    """Names of the recurrent state that a pass reads, and of that which it gives."""
-    return f"past_state.{layer}", f"present_state.{layer}"
-
-
-NUM_SETTLED = "num_settled"  # int64 [1], an input of a graph with a recurrence: rows that go into the given state
-
-
-def row_names(layer: int) -> tuple[str, str]:
-    """Names of the rows of a short convolution that a pass reads, and of those that it makes."""
-    return f"past_rows.{layer}", f"present_rows.{layer}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KVCache:
-    """Keys and values of each layer, [1, num_kv_heads, positions, head_dim].
-
-    form: shared_buffer, where one buffer longer than its content is bound as past and present, and a shorter total
-        length rewinds it; growing, where present is past with the new positions appended; or static, where past
-        is as long as the context, without the batch, and present holds the new positions alone.
-    dtype: A static cache may be of uint16, quantized by scales that are in the graph.
-    num_layers: All layers of the model; 0 for a drafting head without attention, which has no cache.
-    convolutions: The layers among them that have a row for each token in place of keys and values.
-    recurrence: Those that have a state.
-    """
-
-    form: str = "shared_buffer"
-    num_layers: Layers
-    num_kv_heads: Size
-    head_dim: Size
-    dtype: str = "float32"
-    convolutions: Convolutions | None = None
-    recurrence: Recurrence | None = None
-
-    @property
-    def convolved_layers(self) -> tuple[int, ...]:
-        return self.convolutions.layers if self.convolutions else ()
-
-    @cached_property
-    def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have keys and values."""
-        others = {*self.convolved_layers, *(self.recurrence.layers if self.recurrence else ())}
-        return tuple(layer for layer in range(self.num_layers) if layer not in others)
-
-    @property
-    def numbers_per_token(self) -> int:
-        row = self.convolutions.width if self.convolutions else 0
-        keys_values = 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim
-        return keys_values + len(self.convolved_layers) * row
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.numbers_per_token * _CACHE_DTYPES[self.dtype]
-
-    @property
-    def recurrent_bytes(self) -> int:
-        """The bytes of the recurrent states that are kept, however long a text is."""
-        return KEPT_STATES * self.recurrence.numbers * _CACHE_DTYPES[self.dtype] if self.recurrence else 0
-
-    def of_layers(self, kept: Sequence[int]) -> "KVCache":
-        """The cache of a model that has some of the layers alone, numbered anew."""
-        rows = tuple(number for number, layer in enumerate(kept) if layer in self.convolved_layers)
-        convolutions = replace(self.convolutions, layers=rows) if self.convolutions else None
-        recurrence = self.recurrence
-        if recurrence:
-            own = tuple(number for number, layer in enumerate(kept) if layer in recurrence.layers)
-            recurrence = replace(recurrence, layers=own)
-        return replace(self, num_layers=len(kept), convolutions=convolutions, recurrence=recurrence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -502,8 +376,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
     if max(special, default=0) >= vocab_size:
         yield f"special token ids {special} are not in the vocabulary"
-    if kv.form not in _CACHE_FORMS or kv.dtype not in _CACHE_DTYPES:
-        known = f"{', '.join(_CACHE_FORMS)} of {', '.join(_CACHE_DTYPES)}"
+    if kv.form not in CACHE_FORMS or kv.dtype not in CACHE_DTYPES:
+        known = f"{', '.join(CACHE_FORMS)} of {', '.join(CACHE_DTYPES)}"
         yield f"the cache is {kv.form!r} of {kv.dtype!r}, known are {known}"
     if kv.dtype == "uint16" and kv.form != "static":
         yield f"a {kv.form} cache is of uint16, which only a static one can be"

@@ -1,0 +1,408 @@
+"""From the settings of a source, in GGUF or of Hugging Face, to the description of its decoder."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.errors import SourceError, UsageError
+from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
+from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
+from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
+from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
+from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
+from edgespec.export.settings import SourceSettings
+from edgespec.export.tensors import StoredTensor
+
+_MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
+
+
+# Names of families in GGUF files, where they differ from model types of transformers.
+_GGUF_NAMES = {
+    "qwen3moe": "qwen3_moe",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "mistral3": "ministral3",
+    "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5",
+    "qwen2moe": "qwen2_moe",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "ernie4_5-moe": "ernie4_5_moe",
+}
+# Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
+_READ = {
+    *(
+        f"attention.{key}"
+        for key in ("head_count", "head_count_kv", "key_length", "value_length", "scale", "causal")
+    ),
+    *(f"attention.{key}" for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon")),
+    *(f"attention.{key}" for key in ("sliding_window", "sliding_window_pattern")),
+    *(f"rope.{key}" for key in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")),
+    *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
+    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
+}
+_READ_OF_MINISTRAL = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
+_UNUSED: dict[str, float] = {
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "rope.scaling.yarn_attn_factor": 1,
+    "rope.scaling.yarn_ext_factor": 1,
+    "rope.scaling.yarn_log_multiplier": 0,
+}
+# Settings that change the arithmetic and have no place in the graph.
+_UNSUPPORTED = (
+    "use_sliding_window",
+    "use_cla",
+    "use_bidirectional_attention",
+    "clip_qkv",
+    "mlp_only_layers",
+    "conv_bias",
+)
+# The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
+_FURTHER = {**dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"), "qwen3_5": "mtp."}
+_SEEING = ("gemma3", "mistral3", "qwen3_5")  # families of models that have a vision tower beside a text decoder
+# The number of values within an MLP, by the first of these that a config.json has.
+_INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
+# Windows by architecture and context length of GGUF files from before they stated them.
+_UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
+# The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
+_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+
+
+def _num_layers(stated: SourceSettings) -> int:
+    """The layers of a GGUF file but the last ones that predict further tokens, if it has such."""
+    blocks, further = stated.count("block_count"), stated.get("nextn_predict_layers", 0)
+    if type(further) is not int or not 0 <= further < blocks:
+        raise SourceError(
+            f"{stated.path}: {stated.prefix}nextn_predict_layers is {further!r}, wanted less than the number of "
+            f"its blocks, {blocks}"
+        )
+    return blocks - further
+
+
+def _require_read(stated: SourceSettings) -> None:
+    """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
+    for name, value in stated.values.items():
+        key = name.removeprefix(stated.prefix)
+        if key == "attention.causal" and value is False:
+            raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
+        is_known = key in _READ or _UNUSED.get(key) == value
+        is_known |= stated.prefix == "mistral3." and key in _READ_OF_MINISTRAL
+        is_known |= stated.prefix == "qwen35." and key == "rope.dimension_sections"  # of images alone
+        if key == name or not key.startswith(("rope.", "attention.")) or is_known:
+            continue
+        raise SourceError(
+            f"{stated.path} states {name} = {value!r}, which is not supported; use another file of this model"
+        )
+
+
+def config_from_gguf(
+    path: object,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
+) -> DecoderConfig:
+    """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
+
+    Raises SourceError: An unknown architecture, a missing key, or a feature that the graph lacks.
+    """
+    stored_name = str(metadata.get("general.architecture"))
+    stated = SourceSettings(path, metadata, f"{stored_name}.")
+    architecture = _GGUF_NAMES.get(stored_name, stored_name)
+    if architecture == "llama" and stated.get("expert_count"):
+        architecture = "mixtral"
+    if architecture == "olmo2" and stated.get("attention.sliding_window"):
+        architecture = "olmo3"
+    _require_read(stated)
+    # A mistral file calls itself llama.
+    family = family_of(path, "mistral" if architecture == "llama" else architecture)
+    inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
+    heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
+    head_dim = stated.count("attention.key_length", hidden // heads)
+    num_layers, context_length = _num_layers(stated), stated.count("context_length")
+    rotary = rotary_from_gguf(
+        stated, tensors, head_dim, context_length, wanted_length, is_rounded=family.has_rounded_yarn
+    )
+    window = _window_from_gguf(stated, family, architecture, context_length)
+    is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    num_kv_heads, convolved = _kv_heads(stated, family, heads, num_layers)
+    local_rotary = rotary
+    if family.is_local_plain:
+        base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
+        local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
+    by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=inner or stated.count("feed_forward_length"),
+        num_heads=heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
+        rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
+        layers=_layers(
+            Layer(rotary=rotary),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, is_local, window),
+            _convolved(stated, convolved, "shortconv.l_cache")
+            | _delta_layers(stated, family, num_layers, rule_from_gguf),
+        ),
+        activation=family.activation,
+        gate_limit=_gate_limit(stated, family),
+        attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
+        attention_cap=stated.optional("attn_logit_softcapping", family.defaults.get("attn_logit_softcapping")),
+        embedding_scale=stated.number("embedding_scale", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_scale", 1.0),
+        logit_scale=1 / stated.number("logit_scale", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
+        routing=routing_of(stated, family, GGUF_KEYS, tensors),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
+        ),
+    )
+
+
+def config_from_huggingface(
+    path: object,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
+) -> DecoderConfig:
+    """The sizes and the structure of a decoder, from the settings of a Hugging Face folder's config.json.
+
+    Arguments and errors are those of config_from_gguf.
+    """
+    architecture, family = family_of_huggingface(path, settings)
+    stated = SourceSettings(path, settings)
+    _require_supported(path, stated, architecture, family.activation)
+    heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
+    head_dim = stated.count("head_dim", hidden // heads)
+    num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
+    rotary, local_rotary = rotaries_from_huggingface(
+        stated, head_dim, context_length, wanted_length, is_local_plain=family.is_local_plain
+    )
+    kinds = stated.get("layer_types", stated.get("sliding_window_pattern"))
+    is_local = _local_layers(stated, family, kinds, num_layers)
+    convolved = [i for i, kind in enumerate(kinds) if kind == "conv"] if family.has_convolutions else []
+    window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=stated.count(next(filter(stated.get, _INNER_SIZES), _INNER_SIZES[-1])),
+        num_heads=heads,
+        num_kv_heads=stated.count("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
+        rms_eps=stated.number("rms_norm_eps"),
+        layers=_layers(
+            Layer(rotary=rotary),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, is_local, window),
+            _convolved(stated, convolved, "conv_L_cache")
+            | _delta_layers(stated, family, num_layers, rule_from_huggingface),
+        ),
+        activation=family.activation,
+        gate_limit=_gate_limit(stated, family),
+        attention_scale=stated.number(
+            "attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5
+        ),
+        attention_cap=stated.optional("attn_logit_softcapping"),
+        embedding_scale=stated.number("embedding_multiplier", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_multiplier", 1.0),
+        logit_scale=1 / stated.number("logits_scaling", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping"),
+        routing=routing_of(stated, family, HUGGINGFACE_KEYS, tensors),
+        norms_rotated=family.norms_rotated,
+        query_growth=_query_growth(
+            SourceSettings(path, stated.get("rope_parameters", {})),
+            "llama_4_scaling_beta",
+            "original_max_position_embeddings",
+            context_length,
+        ),
+    )
+
+
+def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:
+    """Raises SourceError: The settings of a config.json ask for what no layer here computes."""
+    found = stated.get("hidden_activation", stated.get("hidden_act", activation))
+    if found != activation:
+        raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
+    for key in _UNSUPPORTED:
+        if stated.get(key):
+            raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
+    if stated.get("decoder_sparse_step", 1) != 1:
+        raise SourceError(f"{path} has experts in some layers only, which is not supported")
+
+
+def decoder_part(
+    settings: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Settings and tensors of the text decoder.
+
+    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 or mistral3
+    and the layers for multi-token prediction of a mimo, which are read as a drafting head.
+    """
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
+    inner = settings.get("text_config") if architecture in _SEEING else None
+    if inner:
+        seeing = ("vision_tower.", "multi_modal_projector.", "visual.")
+        stored = {
+            name.replace("language_model.", "", 1): tensor
+            for name, tensor in stored.items()
+            if not name.removeprefix("model.").startswith(seeing)
+        }
+    further = _FURTHER.get(architecture)
+    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
+    given = {**defaults, **settings, **(inner or {})}
+    return given | (_lfm2_settings(given) if architecture == "lfm2" else {}), dict(stored)
+
+
+def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names of other families; a width may be stated as that of an MLP of two matrices."""
+    inner = given.get("block_ff_dim", given.get("intermediate_size", 12288))
+    if given["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
+        if (factor := given["block_ffn_dim_multiplier"]) is not None:
+            unit = given["block_multiple_of"]
+            inner = -(-int(factor * inner) // unit) * unit
+    numbers = range(given["num_hidden_layers"])
+    attending = given.get("full_attn_idxs") or numbers
+    types = given.get("layer_types") or ["full_attention" if i in attending else "conv" for i in numbers]
+    return {"intermediate_size": inner, "rms_norm_eps": given.get("norm_eps", 1e-5), "layer_types": types}
+
+
+def _embedding_scale(family: Family, hidden_size: int) -> float:
+    return math.sqrt(hidden_size) if family.scales_embedding else 1.0
+
+
+def _gate_limit(stated: SourceSettings, family: Family) -> GateLimit | None:
+    keys = ("swiglu_alpha", "swiglu_limit")
+    if not family.defaults.keys() >= {*keys}:
+        return None
+    return GateLimit(*(stated.number(key, family.defaults[key]) for key in keys))
+
+
+def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:
+    """The growth of queries by the keys of its numbers; None where the settings state none."""
+    if not stated.get(share):
+        return None
+    return QueryGrowth(stated.number(share), stated.count(period, context_length))
+
+
+def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if longest < _MIN_CONTEXT_LENGTH:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} token, wanted {_MIN_CONTEXT_LENGTH} or more; fetch its "
+            "settings again"
+        )
+    if wanted is not None and wanted > longest:
+        raise UsageError(
+            f"--context-length is {wanted}, and {path} is for texts of up to {longest} tokens; give {longest} or "
+            "less, or leave it out"
+        )
+    return min(wanted or longest, _MAX_CONTEXT_LENGTH)
+
+
+def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
+    if name not in tensors:
+        raise SourceError(f"{path} has no tensor {name}; it is incomplete or no language model")
+    return tensors[name].rows
+
+
+def _layers(
+    full: Layer,
+    local: Layer,
+    is_local: Sequence[bool],
+    without_rotary: frozenset[int],
+    convolved: Mapping[int, Layer],
+) -> tuple[Layer, ...]:
+    layers = [local if sees_window else full for sees_window in is_local]
+    turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
+    return tuple(convolved.get(i, layer) for i, layer in enumerate(turned))
+
+
+def _kv_heads(stated: SourceSettings, family: Family, heads: int, num_layers: int) -> tuple[int, Sequence[int]]:
+    """The heads of keys and values, and the layers that a GGUF file gives none, since they have a convolution."""
+    key = "attention.head_count_kv"
+    counts = stated.get(key, heads)
+    if not family.has_convolutions or not isinstance(counts, list):
+        return stated.count(key, heads), ()
+    if len(counts) != num_layers:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is {counts}, wanted a number for each layer")
+    attending = SourceSettings(stated.path, {key: [count for count in counts if count != 0]})
+    return attending.count(key), [i for i, count in enumerate(counts) if count == 0]
+
+
+def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[int, Layer]:
+    """The layers with a short convolution, of the length under a key."""
+    if layers and stated.count(key) == 1:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is 1, wanted 2 or more tokens")
+    return {i: Layer(rotary=None, convolved=stated.count(key)) for i in layers}
+
+
+def _delta_layers(
+    stated: SourceSettings, family: Family, num_layers: int, read: Callable[[SourceSettings], DeltaRule]
+) -> dict[int, Layer]:
+    """The layers with a Gated DeltaNet, which are listed, or all but every so many."""
+    if not family.has_delta:
+        return {}
+    kinds = stated.get("layer_types")
+    every = layers_every(num_layers, stated.count("full_attention_interval", 4))
+    numbers = every if kinds is None else (i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    return {i: Layer(rotary=None, delta=read(stated)) for i in numbers}
+
+
+def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+    """True for each layer that sees only a window; pattern lists the layers, or states a period."""
+    every = family.full_attention_every
+    if isinstance(pattern, str):  # such as LLLG, local and global, which is repeated
+        pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
+    if isinstance(pattern, list):
+        kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
+        kinds |= {"conv": False} if family.has_convolutions else {}
+        kinds |= {"linear_attention": False} if family.has_delta else {}
+        found = [kinds.get(kind) for kind in pattern]
+        if len(found) != num_layers or None in found or (every is None and any(found)):
+            raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
+        return [kind is True for kind in found]
+    if every is None:
+        return [False] * num_layers
+    every = every if pattern is None else pattern
+    return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
+
+
+def _window_from_gguf(
+    stated: SourceSettings, family: Family, architecture: str, context_length: int
+) -> int | None:
+    key = "attention.sliding_window"
+    if family.full_attention_every is None:
+        if stated.get(key):
+            raise SourceError(
+                f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
+            )
+        return None
+    may_lack = not family.full_attention_every or family.rotates_local_alone
+    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), 0 if may_lack else None)
+    return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
+
+
+def _layers_without_rotary(
+    stated: SourceSettings, architecture: str, is_local: Sequence[bool], window: int | None
+) -> frozenset[int]:
+    """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
+    num_layers = len(is_local)
+    if stated.get("position_embedding_type", "rope") == "nope":
+        return frozenset(range(num_layers))
+    if FAMILIES[architecture].rotates_local_alone and window is not None:
+        return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
+    uses = stated.get("no_rope_layers")
+    if uses is None:
+        uses = [int(architecture != "smollm3" or i % 4 != 3) for i in range(num_layers)]
+    if len(uses) != num_layers or not set(uses) <= {0, 1}:
+        raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
+    return frozenset(i for i, rotates in enumerate(uses) if not rotates)
