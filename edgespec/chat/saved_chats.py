@@ -86,8 +86,10 @@ def _read_all(folder: Path) -> Iterator[SavedChat]:
 
 
 def find_latest(folder: Path) -> Path | None:
-    """The conversation in a folder that was written last, and that no running chat writes."""
-    return next((each.path for each in list_chats(folder) if not is_running(each.path)), None)
+    """The conversation in a folder that was written last, and that no running chat writes; it may be damaged."""
+    written = sorted(((path.lstat().st_mtime, path) for path in folder.glob(f"*{SUFFIX}")), reverse=True)
+    empty = {each.path for each in _read_all(folder) if each.is_empty}
+    return next((path for _, path in written if path not in empty and not is_running(path)), None)
 
 
 def running_mark(path: Path) -> Path:

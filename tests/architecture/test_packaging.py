@@ -42,6 +42,7 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
         for path in (ROOT / room).rglob("*.py")
     }
     data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
+    data.add("edgespec/server/page.html")
     names = (
         "setup/catalog.toml",
         "setup/known_drafters.toml",

@@ -468,7 +468,10 @@ def test_no_device_id_is_left_by_the_runtime(tiny_model: Path, tmp_path: Path) -
         CI="",
     )
     assert done.returncode == 0
-    assert not list(tmp_path.iterdir())
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
+        "home",
+        "home/tokenizers.json",
+    ]
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ STATS = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", 
 class _Tokenizer:
     """Makes a token of each piece of the answers, in order."""
 
+    channel_marks = None
+
     def __init__(self) -> None:
         self.pieces: list[str] = []  # of the tokens, by their ids
 

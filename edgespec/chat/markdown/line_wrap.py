@@ -63,11 +63,12 @@ class LineWrap:
         if not self._word:
             return
         width, space, hang = self._width(), cell_len(self._space.text), cell_len(self._hang.text)
-        if self._column + space + self._word_width > width and self._column > hang:
+        is_beyond = self._column + space + self._word_width > width
+        if is_beyond and self._column > hang:
             yield Span("\n")
             yield self._hang
             self._column = hang
-        elif space:
+        elif space and not (is_beyond and self._column + self._word_width <= width):
             yield self._space
             self._column += space
         yield from self._word
