@@ -335,6 +335,7 @@ def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:
     assert [*Conversation(LoopEngine()).stream("go")][-1].finish_reason == "length"  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_answer_that_nothing_bounds_ends_where_it_repeats_itself(tiny_model: Path, tmp_path: Path) -> None:
     words = " ".join(["the in a"] * 300)
     with scripted_engine(tiny_model, tmp_path, lambda prompt: words) as engine:

@@ -185,6 +185,7 @@ def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path)
         learning(pair, tmp_path)(learn="../mail")
 
 
+@pytest.mark.slow
 def test_of_two_sessions_one_learns_and_no_row_is_lost(
     pair: Path, plain: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_device_that_disappoints_makes_the_next_one_worth_measuring() -> None:
     assert machine.measured == [GPU, CPU]
 
 
+@pytest.mark.slow
 @given(
     foreseen=st.lists(st.floats(1, 100), min_size=3, max_size=3),
     measured=st.lists(st.floats(1, 100), min_size=3, max_size=3),
