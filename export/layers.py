@@ -205,7 +205,7 @@ class LayerWriter:
         return self.linear(f"{i}.conv_out", self.op("Mul", sum_gate, total), [self.tensors[f"{i}.conv_out"]])[0]
 
     def weighted_sum(self, role: str, rows: ir.Value, count: int) -> ir.Value:
-        """Of each count rows, one behind another, the sum of what each is with its weights."""
+        """A causal convolution by channel: each count rows in a row, times their weights, added up."""
         axis = self.constant("axis_1", np.array([1]))
         weights = self.tensors[role].vector().astype(self.floats).reshape(-1, count)
         total: ir.Value | None = None

@@ -120,7 +120,7 @@ class StoredTensor:
         return replace(self, offset=self.offset + start * self.row_bytes, rows=rows)
 
     def transposed(self, count: int) -> "StoredTensor":
-        """As many matrices of floats, one after another, each with its columns as rows; read within each."""
+        """Turns each of count matrices, stored one after another, so that its columns become rows."""
         size, height, width = self.row_bytes // self.columns, self.rows // count, self.columns
 
         def make(start: int, stop: int) -> Bytes:

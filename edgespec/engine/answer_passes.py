@@ -78,7 +78,7 @@ def with_enough_rows(target: Decoder, request: Request) -> Decoder:
 
 
 def answer_logprobs(block: Block, num_tokens: int, request: Request) -> tuple[TokenLogprob, ...]:
-    """Of the first tokens of a block, if they were asked for."""
+    """How likely the first num_tokens of a block were, and what else was likely there; empty unless asked for."""
     num_logprobs = request.options.logprobs
     return () if num_logprobs is None else logprobs_of(block, num_tokens, num_logprobs)
 

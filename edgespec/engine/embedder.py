@@ -38,7 +38,7 @@ class Embedder:
         return self._states.hidden_size
 
     def vectors(self, texts: str | Sequence[str]) -> Vectors:
-        """As Engine.embed gives them."""
+        """A vector of length 1 for a text, [hidden_size], or for each of several; raises as Engine.embed does."""
         if isinstance(texts, str):
             return self.vector(self.encode(texts))
         if not isinstance(texts, Sequence) or not texts:

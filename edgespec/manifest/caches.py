@@ -34,7 +34,7 @@ class Convolutions:
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Of each layer the names of the rows before a pass, and of those that the pass makes."""
+        """Pairs for the layers: the graph's input of rows before a pass, and its output of new ones."""
         return [row_names(layer) for layer in self.layers]
 
 
@@ -62,7 +62,7 @@ class Recurrence:
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Of each layer the names of state and rows before a pass and behind it, state and rows in turn."""
+        """Pairs of the graph's input and output, two for each layer: for its state, then for its rows."""
         return [pair for layer in self.layers for pair in (state_names(layer), row_names(layer))]
 
 

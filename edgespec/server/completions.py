@@ -114,7 +114,7 @@ def _has_logprobs(chunk: Chunk) -> bool:
 
 
 def _logprobs(found: Chunk | Completion, words: TokenWords, places: TextPlaces) -> dict[str, Any]:
-    """Those of the prompt, where it has them, and of the answer."""
+    """The lists of the field `logprobs`: scored tokens of the prompt first, then those of the answer."""
     prompt = completion_logprobs(found.prompt_logprobs, words, places)
     if found.logprobs:
         places.begin_answer()

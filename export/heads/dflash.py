@@ -9,7 +9,7 @@ head predicts the first token. A head of speculators says so in sample_from_anch
 proposes; the first row of those that say neither predicts nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -167,24 +167,12 @@ def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) ->
     tensors |= (markov := _read_markov(reader, config, head.rows, order))
     tensors |= (confidence := _read_confidence(reader, config, markov))
     tensors |= (selector := _read_selector(reader, config, order))
-    tensors |= (kernels := _read_kernels(reader, config))
+    tensors |= _read_kernels(reader, config)
     reader.require_all_taken(method)
     shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}
     shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, config.hidden_size))
     require_shapes(source, tensors, shapes)
-    block = BlockShape(
-        config=replace(config, context_length=config.context_length + stated.num_tokens),
-        num_tokens=stated.num_tokens,
-        skips_known=stated.skips_known,
-        are_causal=_are_causal(source, config),
-        counts_from_known=stated.counts_from_known,
-        markov=SELECTOR if selector else _markov_kind(source) if markov else None,
-        num_candidates=_own(source).count("selector_top_k") if selector else 0,
-        num_taps=kernels["0.mlp_kernel"].rows // 2 if kernels else 0,
-        group_size=_own(source).get("conv_group_size", 1),
-        has_confidence=bool(confidence),
-        confidence_reads_token=bool(confidence) and confidence["confidence"].columns > config.hidden_size,
-    )
+    block = _block_shape(source, config, stated, tensors)
     if _own(source).get("rope_is_neox_style", True) is False:
         tensors = unpaired_heads(tensors, config)
     return HeadPlan(
@@ -206,6 +194,27 @@ def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) ->
         borrowed=vocabulary.borrowed,
         tokens=vocabulary.tokens,
         vocabulary_heads=("head", "markov_head"),
+    )
+
+
+def _block_shape(
+    source: HeadSource, config: DecoderConfig, stated: _Stated, tensors: Mapping[str, StoredTensor]
+) -> BlockShape:
+    """The shape of a block, of which the tensors say what parts it has."""
+    has_selector, has_markov = "selector" in tensors, "markov_embedding" in tensors
+    kernel, confidence = tensors.get("0.mlp_kernel"), tensors.get("confidence")
+    return BlockShape(
+        config=replace(config, context_length=config.context_length + stated.num_tokens),
+        num_tokens=stated.num_tokens,
+        skips_known=stated.skips_known,
+        are_causal=_are_causal(source, config),
+        counts_from_known=stated.counts_from_known,
+        markov=SELECTOR if has_selector else _markov_kind(source) if has_markov else None,
+        num_candidates=_own(source).count("selector_top_k") if has_selector else 0,
+        num_taps=kernel.rows // 2 if kernel else 0,
+        group_size=_own(source).get("conv_group_size", 1),
+        has_confidence=confidence is not None,
+        confidence_reads_token=confidence is not None and confidence.columns > config.hidden_size,
     )
 
 

@@ -57,7 +57,7 @@ class Reader:
     def optional(
         self, name: str, rows: int | None = None, columns: int | None = None, *, is_needed: object = False
     ) -> StoredTensor | None:
-        """As take does; None where there is no such tensor, unless it is needed."""
+        """A matrix or vector that a head may lack: None then, or where it is_needed the errors of take."""
         return self.take(name, rows, columns) if is_needed or name in self._tensors else None
 
     def take(self, name: str, rows: int | None = None, columns: int | None = None) -> StoredTensor:
