@@ -21,8 +21,12 @@ from edgespec.setup.open_model import self_drafter
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 600).astype(np.int32)
 
 
-def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(convolved_model: Path) -> None:
-    used, fresh = decoder(convolved_model), decoder(convolved_model)
+@pytest.mark.parametrize("kind", ["convolved_model", "recurrent_model"])
+def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    used, fresh = decoder(model), decoder(model)
     used.logits(TOKENS[:40], 9)
     for kept in range(0, 41, 3):
         tokens = np.append(TOKENS[:kept], TOKENS[100 : 100 + 1 + kept % 4])

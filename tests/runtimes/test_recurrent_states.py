@@ -50,16 +50,6 @@ def test_no_token_runs_twice_whatever_of_200_drafts_is_rejected(recurrent_model:
     assert {*rejected} == {*range(10)}
 
 
-def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(recurrent_model: Path) -> None:
-    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
-    used.logits(TOKENS[:40], 9)
-    for kept in range(0, 41, 4):
-        tokens = np.append(TOKENS[:kept], TOKENS[100 : 100 + 1 + kept % 4])
-        fresh.forget()
-        assert np.array_equal(used.logits(tokens, 1), fresh.logits(tokens, 1)), kept
-        used.logits(TOKENS[:40], 1)
-
-
 def test_a_text_goes_on_behind_a_prompt_that_was_read_before(recurrent_model: Path) -> None:
     used, fresh = decoder(recurrent_model), decoder(recurrent_model)
     used.logits(TOKENS[:60], 1)
