@@ -5,7 +5,7 @@ import pytest
 from fuzz_targets import Target, damaged, targets
 
 _NUM_INPUTS = 25
-_NUM_INPUTS_SLOW = 2000
+_NUM_INPUTS_SLOW = 1000
 
 
 @pytest.fixture(scope="module")
