@@ -20,7 +20,8 @@ _MOST_LANE_PASSES = 14
 # Columns of a smaller share have no figure above them.
 _LABELLED_SHARE = 0.1
 # The longest bar ends here, in percent, so that its figure has room on its right.
-_LONGEST = 76.0
+_LONGEST = 70.0
+_WHOLE = 0.25, 4.0  # intervals within these are drawn whole
 _IN_PERCENT = {"x", "x1", "x2", "cx", "width"}
 
 
@@ -33,7 +34,7 @@ class Bar(NamedTuple):
 
 
 class RangeBar(NamedTuple):
-    """A figure with the range that most values lie in, and the range of all."""
+    """A figure with its interval, and the range of all values."""
 
     label: str
     value: float
@@ -70,12 +71,15 @@ def grouped_bars(groups: Mapping[str, Sequence[Bar]], title: str) -> str:
 
 
 def ranges(rows: Sequence[RangeBar], title: str) -> str:
-    """A dot at each figure, a thick line over the inner range and a thin one over the whole; 1 is dashed."""
+    """A dot at each figure, a thick line over its interval and a thin one over all values; 1 is dashed.
+
+    An interval so wide that nothing else could be seen is cut, and ends in an arrow there.
+    """
     row_height = 40
     bottom = len(rows) * row_height
     chart = _chart(bottom + 22, title)
-    low = min([0.9, *(row.low for row in rows)])
-    high = max([1.1, *(row.high for row in rows)])
+    low = min([0.9, *(min(row.low, max(row.inner_low, _WHOLE[0])) for row in rows)])
+    high = max([1.1, *(max(row.high, min(row.inner_high, _WHOLE[1])) for row in rows)])
 
     def across(value: float) -> float:
         return 2 + 96 * (value - low) / (high - low)
@@ -87,7 +91,11 @@ def ranges(rows: Sequence[RangeBar], title: str) -> str:
         y = i * row_height + 28
         _text(chart, _short(row.label), 0, y - 13, "name")
         _line(chart, across(row.low), y, across(row.high), y, "whisker")
-        _line(chart, across(row.inner_low), y, across(row.inner_high), y, "middle")
+        _line(chart, across(max(row.inner_low, low)), y, across(min(row.inner_high, high)), y, "middle")
+        if row.inner_low < low:
+            _text(chart, "◀", 0, y + 4, "cut")
+        if row.inner_high > high:
+            _text(chart, "▶", 100, y + 4, "cut", anchor="end")
         _dot(chart, across(row.value), y, 5, "dot", f"{row.label}: {row.value:.2f}")
     return _svg(chart)
 

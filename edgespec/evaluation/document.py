@@ -267,6 +267,7 @@ class BenchDocument(Figures, BenchSetup, total=False):
     categories: Required[dict[str, Category]]
     mean_ratio: Required[Figure | None]
     mean_ratio_interval: RatioInterval
+    enough_prompts: Count | None  # so many would decide whether drafting is faster, as far as these tell
     worst_ratio: Required[Figure | None]
     worst_ratio_interval: RatioInterval
     worst: Worst | None

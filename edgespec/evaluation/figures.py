@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from edgespec.evaluation.document import OWN_NAME, BenchDocument, PeerInfo, Position, RatioInterval, Summary
+from edgespec.evaluation.intervals import MOST_OBSERVATIONS, SMALLEST_GAIN
 from edgespec.system.units import format_bytes
 
 _WIDE = 0.3  # from the one end of an interval to the other
 _LABEL_CHARACTERS = 36
-_MOST_SHOWN = 1000  # the end of an interval that tells nothing, as that of two answers under load
+_UNKNOWN = 100  # an interval whose ends are so many times apart tells nothing, as that of two answers under load
 # Where plain decoding ran, by what the document calls it.
 _SESSIONS = {
     "own session": "plain decoding in a session of its own",
@@ -21,8 +22,47 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def interval_text(interval: RatioInterval) -> str:
-    """A 95 % interval, such as "0.97–1.04"; empty where it is not known."""
-    return "–".join(f"{end:.2f}" if end < _MOST_SHOWN else f">{_MOST_SHOWN}" for end in interval or ())
+    """A 95 % interval, such as "0.97–1.04"; empty where there is none, and a word where it tells nothing."""
+    if interval and interval[1] > _UNKNOWN * interval[0]:
+        return "unknown"
+    return "–".join(f"{end:.2f}" for end in interval or ())
+
+
+def verdict_text(document: BenchDocument) -> str | None:
+    """Whether drafting pays here, in a sentence; None where nothing was decoded."""
+    ratio, interval = document["mean_ratio"], document.get("mean_ratio_interval")
+    if ratio is None:
+        return None
+    if document.get("sources") and document.get("acceptance_rate") is None:
+        return "nothing was drafted here, so drafting changes nothing: --drafter names another drafter"
+    times = f"drafting makes this model {ratio:.2f} times as fast here"
+    if interval is None:
+        return f"not decided: {times} by too few answers; give more prompts, or raise --rounds"
+    low, high = interval
+    slower = [name for name in document.get("below_one", ()) if ratio > 1]
+    if low > 1:
+        return times + f", but {', '.join(slower)} slower" * bool(slower)
+    if high < 1:
+        return f"{times}, which is slower: leave it out with --drafter none"
+    if high / low < (1 + SMALLEST_GAIN) ** 2:
+        return f"drafting makes no difference here that a reader notices: {ratio:.2f} times as fast"
+    if high > _UNKNOWN * low:
+        return (
+            "not decided: the speeds lie too far apart; close other programs, and measure again with more prompts"
+        )
+    return (
+        f"not decided: drafting makes this model {low:.2f} to {high:.2f} times as fast here; {_wanted(document)}"
+    )
+
+
+def _wanted(document: BenchDocument) -> str:
+    """The prompts that would decide, as far as the spread of these tells."""
+    found, enough = len(document.get("by_prompt", ())), document.get("enough_prompts")
+    if found < 2 or enough is None:
+        return "measure more prompts"
+    step = 5 if enough < 50 else 10
+    about = f"some {step * -(-enough // step)}" if enough < MOST_OBSERVATIONS else f"more than {MOST_OBSERVATIONS}"
+    return f"{found} prompts are too few; {about} would be enough"
 
 
 def decided_text(document: BenchDocument) -> str | None:

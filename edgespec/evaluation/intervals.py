@@ -21,6 +21,8 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _LARGEST_DEGREES = 1000.0  # beyond, the quantile changes by less than 0.2 %
 # Spreads below this, in logarithms, are rounding: exactly equal ratios have an interval of no width.
 _SMALLEST_VARIANCE = 1e-24
+SMALLEST_GAIN = 0.05  # that a reader notices
+MOST_OBSERVATIONS = 1000  # that anybody would measure
 _LARGEST_LOG = log(LARGEST_FIGURE)
 
 
@@ -45,6 +47,22 @@ class Mean(NamedTuple):
             exp(min(max(end, -_LARGEST_LOG), _LARGEST_LOG)) for end in (self.value - half, self.value + half)
         )
         return low, min(high, LARGEST_FIGURE)
+
+    def num_enough(self, num_now: int) -> int | None:
+        """Observations, of num_now that spread as these do, whose interval would leave 1 out.
+
+        A mean so near 1 that nobody would notice needs as many as show that. None where no spread is known.
+        """
+        if not self.degrees:
+            return None
+        wanted = max(abs(self.value), log(1 + SMALLEST_GAIN))
+        found = num_now
+        while (
+            t_quantile(CONFIDENCE, self.degrees + found - num_now) * sqrt(self.variance * num_now / found) > wanted
+            and found < MOST_OBSERVATIONS
+        ):
+            found += 1 + found // 20
+        return found
 
 
 def mean_of(ratios: Sequence[float]) -> Mean:

@@ -15,7 +15,6 @@ _NUM_PEER_STYLES = 5
 _FEW = 5
 _SHORTEST_CURVE = 8  # tokens
 _CATEGORY_CHARACTERS = 22  # before the count, which a chart must have room for
-_MOST_BEYOND = 1.25  # how far an interval is drawn beyond the answers
 _VERDICTS = (
     figures.decided_text,
     figures.slower_prompts_text,
@@ -48,6 +47,7 @@ def page(document: BenchDocument) -> str:
         charts={name: Markup(svg) for name, svg in _charts(document).items()},
         positions=figures.drafted_positions(document.get("acceptance_by_position", ())),
         few=_FEW,
+        verdict=figures.verdict_text(document),
         verdicts=[text for describe in _VERDICTS if (text := describe(document))],
     )
 
@@ -91,10 +91,7 @@ def _with_count(name: str, num_prompts: int | None) -> str:
 
 
 def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> RangeBar:
-    low, high = found["min"], found["max"]
-    # An interval of two prompts may be so wide that nothing else could be seen.
-    first, last = (min(max(end, low / _MOST_BEYOND), high * _MOST_BEYOND) for end in interval or (ratio, ratio))
-    return RangeBar(name, ratio, first, last, min(low, first), max(high, last))
+    return RangeBar(name, ratio, *(interval or (ratio, ratio)), found["min"], found["max"])
 
 
 def _speed_chart(document: BenchDocument) -> str:

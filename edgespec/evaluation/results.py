@@ -94,6 +94,7 @@ def build_document(
         "categories": categories,
         "mean_ratio": mean.ratio if mean else None,
         "mean_ratio_interval": mean.interval() if mean else None,
+        "enough_prompts": mean.num_enough(len({turn["prompt"] for turn in compared})) if mean else None,
         "worst_ratio": worst["ratio"] if worst else None,
         "worst_ratio_interval": worst["ratio_interval"] if worst else None,
         "worst": worst,

@@ -28,6 +28,8 @@ def table(document: BenchDocument) -> str:
         "  ".join([f"{name:{width}}", *(f"{cell:>{most}}" for cell, most in zip(cells, _WIDTHS, strict=True))])
         for name, *cells in rows
     ]
+    if verdict := figures.verdict_text(document):
+        lines = [verdict, "", *lines]
     lines += [*_verdict_lines(document), *_peer_lines(document), *_more_lines(document)]
     return "\n".join(printable(line, keep="") for line in lines)
 

@@ -35,6 +35,22 @@ def test_quantiles_that_have_a_formula() -> None:
         assert t_quantile(confidence, 2) == pytest.approx(squared**0.5, rel=1e-8)
 
 
+@pytest.mark.parametrize(("mean", "spread"), [(0.1, 0.3), (-0.2, 0.3), (0.07, 0.1), (0.001, 0.1)])
+def test_as_many_observations_as_are_called_enough_decide(mean: float, spread: float) -> None:
+    def sample(num: int) -> Mean:
+        logs = np.linspace(-1, 1, num)
+        return mean_of(np.exp(mean + spread * logs / np.std(logs, ddof=1)).tolist())
+
+    enough = sample(4).num_enough(4)
+    assert enough is not None
+    wanted = max(abs(mean), log(1.05))
+    low, high = sample(enough).interval() or (0.0, 0.0)
+    assert log(high / low) / 2 <= wanted + 1e-9
+    low, high = sample(int(enough * 0.94) - 1).interval() or (0.0, 0.0)
+    assert log(high / low) / 2 > wanted
+    assert mean_of([1.5]).num_enough(1) is None
+
+
 def test_twice_and_half_as_fast_are_no_gain() -> None:
     low, high = mean_of([2.0, 0.5, 2.0, 0.5]).interval() or (0.0, 0.0)
     assert mean_of([2.0, 0.5]).ratio == pytest.approx(1.0)

@@ -17,6 +17,7 @@ from edgespec.draft.timeline import Interval
 from edgespec.evaluation.benchmark import AnsweredTurn, choose_sample, measure
 from edgespec.evaluation.charts import Bar, Point, RangeBar, grouped_bars, lanes, pass_costs, position_bars, ranges
 from edgespec.evaluation.document import LARGEST_FIGURE, read_document
+from edgespec.evaluation.figures import verdict_text
 from edgespec.evaluation.page import page
 from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document
@@ -138,7 +139,45 @@ def test_document_of_a_run_that_stalled_is_read_back(document: dict[str, Any], t
     (tmp_path / "run.json").write_text(json.dumps(stalled))
     assert json.dumps(read_document(tmp_path / "run.json")) == json.dumps(stalled)
     assert stalled["worst_ratio_interval"][1] == pytest.approx(LARGEST_FIGURE)
-    assert "–>1000)" in table(stalled)
+    shown = table(stalled)
+    assert "(unknown)" in shown
+    assert not re.search(r"–>|–\d{4}", shown)
+    assert "the speeds lie too far apart" in shown.splitlines()[0]
+
+
+SPREAD = {"mean_ratio": 1.1, "by_prompt": [{}] * 3, "categories": {}}
+BOTH = (0.9, 1.34)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"mean_ratio": None}, None),
+        ({"mean_ratio_interval": (1.05, 1.15)}, "drafting makes this model 1.10 times as fast here"),
+        ({"mean_ratio_interval": (1.05, 1.15), "below_one": ["maths"]}, "as fast here, but maths slower"),
+        ({"mean_ratio": 0.9, "mean_ratio_interval": (0.85, 0.95)}, "0.90 times as fast here, which is slower"),
+        ({"mean_ratio": 1.0, "mean_ratio_interval": (0.97, 1.03)}, "no difference here that a reader notices"),
+        ({"mean_ratio_interval": BOTH, "enough_prompts": 17}, "0.90 to 1.34 times as fast here; 3 prompts are"),
+        ({"mean_ratio_interval": BOTH, "enough_prompts": 17}, "prompts are too few; some 20 would be enough"),
+        ({"mean_ratio_interval": BOTH, "enough_prompts": 191}, "some 200 would be enough"),
+        ({"mean_ratio_interval": BOTH, "enough_prompts": 1030}, "more than 1000 would be enough"),
+        ({"mean_ratio_interval": (0.001, 1000), "enough_prompts": 9}, "the speeds lie too far apart"),
+        ({"mean_ratio_interval": None}, "1.10 times as fast here by too few answers"),
+        ({"mean_ratio_interval": BOTH, "by_prompt": [{}]}, "here; measure more prompts"),
+        ({"mean_ratio_interval": (0.9, 1.3), "sources": {"none": {}}}, "nothing was drafted"),
+    ],
+)  # fmt: skip
+def test_a_verdict_says_in_a_sentence_whether_drafting_pays(figures: dict[str, Any], said: str | None) -> None:
+    found = verdict_text({**SPREAD, **figures})
+    assert found is said is None or said in found
+
+
+def test_table_and_page_begin_with_the_verdict(document: dict[str, Any]) -> None:
+    verdict = verdict_text(document)
+    assert table(document).splitlines()[0] == verdict
+    texts = [each.strip() for each in Page(page(document)).texts if each.strip()]
+    said = texts.index(f"{verdict[0].upper()}{verdict[1:]}.")
+    assert said == 1 + max(i for i, each in enumerate(texts) if each == document["model"])
 
 
 def test_page_is_well_formed_and_refers_to_nothing_outside(with_peers: dict[str, Any]) -> None:
@@ -227,6 +266,18 @@ def test_ranges_lie_within_the_chart(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 12
     for line in ElementTree.fromstring(svg).iter("line"):
         assert 0 <= float(line.attrib["x1"].rstrip("%")) <= float(line.attrib["x2"].rstrip("%")) <= 100
+
+
+def test_an_interval_is_drawn_whole_or_its_cut_ends_are_marked() -> None:
+    def middles(low: float, high: float) -> tuple[list[str], list[float]]:
+        chart = ElementTree.fromstring(ranges([RangeBar("a", 1.1, low, high, 1.0, 1.2)], "t"))
+        (line,) = [each for each in chart.iter("line") if each.attrib["class"] == "middle"]
+        marks = [each.text for each in chart.iter("text") if each.attrib["class"] == "cut"]
+        return marks, [float(line.attrib[name].rstrip("%")) for name in ("x1", "x2")]
+
+    assert middles(0.3, 3.9) == ([], pytest.approx([2, 98]))
+    assert middles(0.9, 50.0)[0] == ["▶"]
+    assert middles(0.001, 1000.0) == (["◀", "▶"], pytest.approx([2, 98]))
 
 
 def test_document_of_an_older_version_is_shown_as_far_as_it_goes(document: dict[str, Any], tmp_path: Path) -> None:
