@@ -19,6 +19,7 @@ from edgespec.cli.arguments import (
     print_result,
     require_positive,
 )
+from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
 from edgespec.system.text_files import explain_unreadable, read_text
@@ -34,7 +35,7 @@ _LARGEST_BYTES = 1 << 28  # of a text to score
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
 
-def add_bench(parser: argparse.ArgumentParser) -> None:
+def add_bench(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_file(
         parser, "--prompts", "JSON Lines with prompt or turns (default: built-in); repeatable", action="append"
@@ -68,6 +69,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         reports, "--report", "measure nothing: show what --json printed or --resume noted, or write it with --html"
     )
     add_options(parser)
+    parser.show_first(
+        *("--prompts", "--per-category", "--max-tokens", "--rounds", "--compare", "--resume", "--html", "--report"),
+        *("--drafter", "--device", "--memory", "--offline"),
+    )
     parser.set_defaults(run=bench)
 
 

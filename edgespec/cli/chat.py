@@ -23,7 +23,7 @@ from edgespec.cli.arguments import (
     load_engine,
     require_positive,
 )
-from edgespec.cli.parser import PROMPT_WORDS
+from edgespec.cli.parser import PROMPT_WORDS, CommandParser
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content, open_read
@@ -39,7 +39,7 @@ _LARGEST_SCHEMA = 4 << 20  # bytes of a file
 _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampling" and name != "model-sampling"]
 
 
-def add_chat(parser: argparse.ArgumentParser) -> None:
+def add_chat(parser: CommandParser) -> None:
     add_model(parser, DEFAULT_MODEL)
     parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -97,6 +97,10 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
     advanced.add_argument(
         "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+    )
+    parser.show_first(
+        *("--prompt", "--attach", "--continue", "--schema", "--tools", "--think", "--system", "--max-tokens"),
+        *("--temperature", "--drafter", "--device", "--memory", "--context", "--no-history", "--offline", "--stats"),
     )
     parser.set_defaults(run=_chat, transcript=None)
 

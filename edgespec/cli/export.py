@@ -28,6 +28,7 @@ from edgespec.cli.export_parts import (
     require_compatible,
     trimming,
 )
+from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
@@ -41,7 +42,7 @@ _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
 _FORMS = ("cpu", "gpu", "npu")
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
+def add_export(parser: CommandParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -84,6 +85,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     _add_drafter(parser)
     _add_advanced(parser)
+    parser.show_first(
+        *("--output", "--name", "--add-to", "--precision", "--context-length", "--adapter", "--dry-run"),
+        *("--drafter", "--device", "--drafter-device", "--offline"),
+    )
     parser.set_defaults(run=_export)
 
 

@@ -80,6 +80,7 @@ class CommandParser(argparse.ArgumentParser):
 
     commands: "argparse._SubParsersAction[CommandParser] | None" = None
     default_command: str | None = None  # of the commands below, where none is named
+    everyday: frozenset[str] | None = None  # the flags that --help lists; None: all
 
     def __init__(self, **settings: Any) -> None:
         # Without abbreviations: --model would stand for --model-sampling.
@@ -94,6 +95,24 @@ class CommandParser(argparse.ArgumentParser):
                 prog=self.prog, title=f"{kind}s", metavar=kind.upper(), required=True
             )
         return self.commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **settings)
+
+    def show_first(self, *flags: str) -> None:
+        """Let --help list these flags alone, and --help-all every one."""
+        self.everyday = frozenset((*flags, "--help", "--help-all", "--json", "--quiet", "--verbose"))
+        self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
+
+    def format_help(self) -> str:
+        if self.everyday is None:
+            return super().format_help()
+        hidden = {each: each.help for each in self._actions if each.option_strings}
+        hidden = {each: text for each, text in hidden.items() if self.everyday.isdisjoint(each.option_strings)}
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in hidden.items():
+                action.help = text
 
     def leaves(self) -> "Iterator[CommandParser]":
         """Every command that runs something, such as `models pull`."""
@@ -164,6 +183,19 @@ class CommandParser(argparse.ArgumentParser):
         if match := _NUMBER.fullmatch(message):
             message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"
         self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")
+
+
+class _HelpAll(argparse.Action):
+    """Shows the help with all options, and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, CommandParser)
+        parser.everyday = None
+        parser.print_help()
+        parser.exit()
 
 
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:

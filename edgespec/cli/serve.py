@@ -15,6 +15,7 @@ from edgespec.cli.arguments import (
     print_result,
     require_positive,
 )
+from edgespec.cli.parser import CommandParser
 from edgespec.config.drafter_names import parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
     from edgespec.server.model_names import ModelNames
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
+def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
+    parser.show_first(
+        *("--host", "--port", "--api-key", "--no-web", "--allow-origin", "--max-models", "--max-parallel"),
+        *("--drafter", "--device", "--memory", "--context", "--max-tokens", "--idle-timeout", "--offline"),
+    )
     parser.set_defaults(run=_serve)
 
 

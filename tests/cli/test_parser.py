@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def test_help_of_each_command_fits_the_terminal_and_has_examples(
     parser = command_parser()
     assert parser.commands is not None
     for name, command in parser.commands.choices.items():
+        command.everyday = None
         options, _, examples = command.format_help().partition("examples:")
         assert name == "help" or f"edgespec {name}" in examples
         assert all(len(line) <= min(columns, 110) for line in options.splitlines() if line.startswith(" "))
@@ -84,7 +86,29 @@ def test_every_line_of_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("COLUMNS", "80")
     parsers = list(all_parsers(command_parser()))
     assert {"edgespec", "edgespec models pull", "edgespec config set"} <= {parser.prog for parser in parsers}
-    assert [line for parser in parsers for line in parser.format_help().splitlines() if len(line) > 80] == []
+    texts = [parser.format_help() for parser in parsers]
+    for parser in parsers:
+        parser.everyday = None
+    texts += [parser.format_help() for parser in parsers]
+    assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "bench", "export"])
+def test_help_lists_everyday_options_and_names_the_way_to_all(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, flag])
+        assert ended.value.code == 0
+        flags.append({*re.findall(r"^ +(?:-\w \w+, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)})
+    everyday, all_of_them = flags
+    assert everyday < all_of_them
+    assert len(everyday) <= 25
+    parser = next(each for each in all_parsers(command_parser()) if each.prog == f"edgespec {command}")
+    assert parser.everyday is not None
+    assert parser.everyday <= set(parser._option_string_actions), "each is a flag"
 
 
 def test_help_takes_less_than_0_3_s() -> None:
