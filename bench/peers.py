@@ -21,6 +21,7 @@ from peer_process import WorkerProcess
 from peer_runtimes import RUNTIMES, Runtime, choose, find_source
 
 from edgespec.cli.bench import add_bench, bench
+from edgespec.cli.parser import CommandParser
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.setup.home import ModelHome, default_home
@@ -80,10 +81,9 @@ def _named(pairs: Sequence[str], flag: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     # The options are those of the command bench, by which they are looked up.
-    parser = argparse.ArgumentParser(
-        "peers.py bench", description="Compare edgespec with other runtimes in one run."
-    )
+    parser = CommandParser(prog="peers.py bench", description="Compare edgespec with other runtimes in one run.")
     add_bench(parser)
+    parser.everyday = None  # all are listed, with those below
     parser.add_argument(
         "--against",
         metavar="NAME[=PATH]",

@@ -100,7 +100,16 @@ def add_chat(parser: CommandParser) -> None:
     )
     parser.show_first(
         *("--prompt", "--attach", "--continue", "--schema", "--tools", "--think", "--system", "--max-tokens"),
-        *("--temperature", "--drafter", "--device", "--memory", "--context", "--no-history", "--offline", "--stats"),
+        *(
+            "--temperature",
+            "--drafter",
+            "--device",
+            "--memory",
+            "--context",
+            "--no-history",
+            "--offline",
+            "--stats",
+        ),
     )
     parser.set_defaults(run=_chat, transcript=None)
 
