@@ -14,7 +14,7 @@ from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Tur
 from edgespec.text.prompt_encoder import find_thinking_switch
 from edgespec.text.template_process import TemplateProcess
 from edgespec.tools.tool import Tool, ToolCall
-from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
+from edgespec.tools.tool_template import Render, ToolTemplate, fit_messages, probe_template
 from edgespec.types import Report
 
 # Texts that no template holds.
@@ -55,7 +55,7 @@ def report_template(vocabulary: Vocabulary, tokenizer: Tokenizer, report: Report
     tokens = {"bos_token": vocabulary.bos_token_id, "eos_token": next(reversed(vocabulary.eos_token_ids), None)}
     special = {name: tokenizer.id_to_token(token) or "" for name, token in tokens.items() if token is not None}
     with closing(TemplateProcess()) as process:
-        render = fit_contents(template, process.render, special)
+        render = fit_messages(template, process.render, special)
         how = probe_template(template, render, special)
         for trial in _trials(template):
             if said := _find_fault(template, render, how, special, trial):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,14 +218,11 @@ def names_for(
 def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], str]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     tool_of: dict[str, str] = {}
+    turns = _spread_calls(turns) if how.has_one_call else turns
     for i, turn in enumerate(turns):
         content = escape(turn.content)
         if isinstance(turn, CallMessage):
             tool_of |= {call.id: call.name for call in turn.calls}
-            if how.has_thinking and turn.reasoning:
-                thought = "\n\n".join(filter(None, (escape(turn.reasoning), content)))
-                messages.append({**_call_message(how, "", turn.calls, escape), "thinking": thought})
-                continue
             messages.append(_call_message(how, content, turn.calls, escape) | _reasoning(turn, escape))
         elif not isinstance(turn, ResultMessage):
             messages.append({"role": turn.role, "content": content, **_reasoning(turn, escape)})
@@ -242,6 +239,27 @@ def _messages(how: ToolTemplate, turns: Sequence[Any], escape: Callable[[str], s
     return messages
 
 
+def _spread_calls(turns: Sequence[Any]) -> list[Any]:
+    """Each call in a message of its own, and its result behind it; results without an id in the order of calls."""
+    spread: list[Any] = []
+    rest = [*turns]
+    while rest:
+        turn = rest.pop(0)
+        calls = turn.calls if isinstance(turn, CallMessage) else ()
+        results = [*takewhile(lambda each: isinstance(each, ResultMessage), rest)] if calls else []
+        if len(calls) < 2:
+            spread.append(turn)
+            continue
+        del rest[: len(results)]
+        for number, call in enumerate(calls):
+            spread.append(CallMessage("", (call,)) if number else turn._replace(calls=(call,)))
+            found = next((each for each in results if each.call_id in (call.id, "")), None)
+            if found is not None:
+                spread.append(results.pop(results.index(found)))
+        spread += results
+    return spread
+
+
 def _reasoning(turn: Message | CallMessage, escape: Callable[[str], str]) -> dict[str, Any]:
     return {"reasoning_content": escape(turn.reasoning)} if turn.reasoning else {}
 
@@ -249,6 +267,7 @@ def _reasoning(turn: Message | CallMessage, escape: Callable[[str], str]) -> dic
 def _call_message(
     how: ToolTemplate, content: str, calls: Sequence[ToolCall], escape: Callable[[str], str]
 ) -> dict[str, Any]:
+    content = "" if how.drops_said else content
     if not how.writes_calls or (content and not how.writes_both):
         written = write_calls(
             how.format, [WrittenCall(escape(call.name), _escape_all(_arguments(call), escape)) for call in calls]

@@ -25,7 +25,7 @@ from edgespec.text.chat_template import (
 from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.tool import Tool, is_too_deep
-from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
+from edgespec.tools.tool_template import Render, ToolTemplate, fit_messages, probe_template
 from edgespec.types import TokenIds
 
 _THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch
@@ -72,7 +72,7 @@ class PromptEncoder:
 
     @cached_property
     def _render(self) -> Render:
-        return fit_contents(self._template, self._renderer.render, self._special_tokens())
+        return fit_messages(self._template, self._renderer.render, self._special_tokens())
 
     @property
     def can_switch_thinking(self) -> bool:

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
+from itertools import islice
 from queue import SimpleQueue
+from string import Formatter
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -28,6 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _MAX_OUTPUT = 10_000_000  # characters, beside those of the messages
 _MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole numbers
 _MAX_INDENT = 16  # characters, of tojson and indent
+_MAX_FIELDS = 16  # of a text that str.format fills
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
 
@@ -59,8 +62,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """str.format takes a width as wide as memory; Jinja asks here before is_safe_attribute."""
-        return _no_format if super().wrap_str_format(value) is not None else None
+        """str.format takes a width as wide as memory, so only a few bare fields are allowed."""
+        wrapped = super().wrap_str_format(value)
+        return _no_format if wrapped is not None and not _has_bare_fields(value.__self__) else wrapped
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
@@ -118,8 +122,16 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _has_bare_fields(text: str) -> bool:
+    try:
+        fields = [*islice(Formatter().parse(text), _MAX_FIELDS + 1)]
+    except ValueError:
+        return False
+    return len(fields) <= _MAX_FIELDS and not any(spec or conversion for _, _, spec, conversion in fields)
+
+
 def _no_format(*_: Any, **__: Any) -> NoReturn:
-    raise SecurityError("str.format is not allowed")
+    raise SecurityError(f"str.format is not allowed but for up to {_MAX_FIELDS} bare fields")
 
 
 def _refuse(message: object) -> NoReturn:

@@ -15,7 +15,8 @@ from edgespec.tools.formats import HERMES, CallFormat, find_format
 from edgespec.tools.tool import Tool
 
 # Texts that no template holds.
-_TOOL, _VALUE, _RESULT, _SAID = "qzv_weather", "Qzvcity", "Qzvresult", "Qzvsaid"
+_TOOL, _RESULT, _SAID, _THOUGHT = "qzv_weather", "Qzvresult", "Qzvsaid", "Qzvthought"
+_VALUES = ("Qzvcity", "Qzvtown")
 _PROBE = Tool(
     name=_TOOL,
     description="Qzvtool",
@@ -23,9 +24,12 @@ _PROBE = Tool(
 )
 _USER = {"role": "user", "content": "Qzvuser"}
 _SPOKEN = {"role": "assistant", "content": _SAID}
-_ID = "abcdefghi"  # nine characters, as Mistral's templates demand
+_IDS = ("abcdefghi", "abcdefghj")  # nine characters, as Mistral's templates demand
 _SHORT_IDS = r"length\s*[!=]=\s*9\b"
 _READS_PARTS = r"\btext\b"
+_REASONING = "reasoning_content"  # the key that most templates read
+_READS_THINKING_PARTS = r"""['"]thinking['"]"""
+_READS_REASONING = r"\b(?:thinking|thought|reasoning)\b"  # other names for it
 _VARIABLES = ("tools", "xml_tools")
 
 
@@ -48,7 +52,8 @@ class ToolTemplate:
     takes_results: It takes messages of the role tool.
     takes_system: It takes a system message.
     has_short_ids: It takes ids of nine letters or digits alone.
-    has_thinking: It takes the reasoning before a call as thinking, and not beside a content.
+    has_one_call: It takes one call a message.
+    drops_said: It takes a content beside calls in no way, so that it is left out.
     """
 
     format: CallFormat = HERMES
@@ -61,7 +66,8 @@ class ToolTemplate:
     takes_results: bool = False
     takes_system: bool = True
     has_short_ids: bool = False
-    has_thinking: bool = False
+    has_one_call: bool = False
+    drops_said: bool = False
 
     @property
     def description(self) -> str:
@@ -86,16 +92,21 @@ def probe_template(template: str | None, render: Render, special: Mapping[str, s
         describes_all=describes_all,
         takes_system=probe.shows(_SAID, [{"role": "system", "content": _SAID}, _USER]),
         has_short_ids=search(_SHORT_IDS, template) is not None,
-        has_thinking=search(r"\.thinking\b", template) is not None,
     )
     if format is None:
         return found
     return probe.find_messages(found, names)
 
 
-def fit_contents(template: str | None, render: Render, special: Mapping[str, str]) -> Render:
-    """Renders with contents as this template takes them: texts, or parts for roles whose texts it loses."""
-    if template is None or search(_READS_PARTS, template) is None:
+def fit_messages(template: str | None, render: Render, special: Mapping[str, str]) -> Render:
+    """Renders with contents and reasoning as this template takes them.
+
+    Contents are texts, or parts for roles whose texts it loses; reasoning is a key of a message, or a part.
+    """
+    if template is None:
+        return render
+    render = _fit_reasoning(template, render, special)
+    if search(_READS_PARTS, template) is None:
         return render
     in_parts: frozenset[str] = frozenset()
     for turn in (_USER, {"role": "system", "content": _SAID}, _SPOKEN):
@@ -117,6 +128,50 @@ def _with_parts(render: Render, roles: Collection[str]) -> Render:
         return render(template, messages=given, **names)
 
     return render_parts
+
+
+def _fit_reasoning(template: str, render: Render, special: Mapping[str, str]) -> Render:
+    """Renders with the reasoning of messages under the key that the template reads, or as a part of contents."""
+    if search(_READS_REASONING, template) is None:
+        return render
+    probe = _Probe(template, render, special)
+    thought = {_REASONING: _THOUGHT}
+    messages = ([_USER, _SPOKEN | thought], [_USER, _call("", False) | thought, _result()])
+    as_part = [""] if search(_READS_THINKING_PARTS, template) else []
+    for key in (_REASONING, "thinking", "reasoning", "thought", *as_part):
+        fitted = _with_reasoning(render, key, is_alone=False)
+        if not any(replace(probe, render=fitted).shows(_THOUGHT, each) for each in messages):
+            continue
+        # Some take it before a call, and then no content beside it.
+        both = [_USER, _call(_SAID, False) | thought, _result()]
+        if key == _REASONING or replace(probe, render=fitted).text(both):
+            return render if key == _REASONING else fitted
+        return _with_reasoning(render, key, is_alone=True)
+    return render
+
+
+def _with_reasoning(render: Render, key: str, *, is_alone: bool) -> Render:
+    """Renders with reasoning under a key, or as a part where that is empty.
+
+    is_alone: What is said before calls becomes its end.
+    """
+
+    def fit(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not (thought := message.get(_REASONING)):
+            return message
+        rest = {name: value for name, value in message.items() if name != _REASONING}
+        content = rest.get("content")
+        if not key:
+            said = [{"type": "text", "text": content}] if content and isinstance(content, str) else content or []
+            return {**rest, "content": [{"type": "thinking", "thinking": thought}, *said]}
+        if is_alone and content and "tool_calls" in rest:
+            return {**rest, "content": "", key: f"{thought}\n\n{content}"}
+        return {**rest, key: thought}
+
+    def render_fitted(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+        return render(template, messages=[*map(fit, messages)], **names)
+
+    return render_fitted
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,26 +214,36 @@ class _Probe:
 
     def find_messages(self, found: ToolTemplate, names: Mapping[str, Any]) -> ToolTemplate:
         """How calls and results are given, by which of them come back."""
-        results = self.shows(_RESULT, [_USER, _SPOKEN, _result()], **names)
+        answered = [_USER, _SPOKEN, _result()]
+        results = self.shows(_RESULT, answered, **names)
+        format = found.format
         for has_text in (False, True):
             for empty in ("", None):
-                if not self._comes_back(found.format, _call(empty, has_text), names):
+                if not self._comes_back(format, _call(empty, has_text), names):
                     continue
                 said = _call(_SAID, has_text)
+                has_both = self._comes_back(format, said, names) and self.shows(
+                    _SAID, [_USER, said, _result()], **names
+                )
                 return replace(
                     found,
                     writes_calls=True,
-                    writes_both=self._comes_back(found.format, said, names)
-                    and self.shows(_SAID, [_USER, said, _result()], **names),
+                    writes_both=has_both,
                     has_text_arguments=has_text,
                     empty=empty,
                     takes_results=self.shows(_RESULT, [_USER, _call(empty, has_text), _result()], **names),
+                    has_one_call=not self._comes_back(format, _call(empty, has_text, 2), names),
+                    # A call without a mark is none behind a text, and in some templates turns have to alternate.
+                    drops_said=not has_both
+                    and not (format.frames[0][0] and self.text([*answered, _SPOKEN, _USER], **names)),
                 )
         return replace(found, takes_results=results)
 
     def _comes_back(self, format: CallFormat, message: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
-        """True if a call can be read from what the template writes for it."""
-        for follows in ([_result()], []):  # some templates write calls only if results follow, others otherwise
+        """True if the calls can be read from what the template writes for them."""
+        wanted = [{"place": value} for value in _VALUES[: len(message["tool_calls"])]]
+        results = [_result(number) for number in range(len(wanted))]
+        for follows in (results, []):  # some templates write calls only if results follow, others otherwise
             whole = self.text([_USER, message, *follows], **names)
             same = len(commonprefix([whole, self.text([_USER], **names)]))  # noqa: RUF071  characters are meant
             # What both begin with may hold the first characters of a call: <think> and <tool_call>.
@@ -188,20 +253,19 @@ class _Probe:
                     parser = CallParser(replace(format, is_open=is_open), [_PROBE], holds_arguments=True)
                     read = read_channels(written) if format.said else written
                     calls = join_calls(parser.push(read) + parser.flush())
-                    if len(calls) == 1 and calls[0].parse() == {"place": _VALUE}:
+                    if [call.parse() for call in calls] == wanted:
                         return True
         return False
 
 
-def _call(content: str | None, has_text: bool) -> dict[str, Any]:
-    arguments: Any = {"place": _VALUE}
-    function = {"name": _TOOL, "arguments": dumps(arguments) if has_text else arguments}
-    return {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": [{"id": _ID, "type": "function", "function": function}],
-    }
+def _call(content: str | None, has_text: bool, num_calls: int = 1) -> dict[str, Any]:
+    calls = []
+    for call_id, value in [*zip(_IDS, _VALUES, strict=True)][:num_calls]:
+        arguments: Any = {"place": value}
+        function = {"name": _TOOL, "arguments": dumps(arguments) if has_text else arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
+    return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def _result() -> dict[str, Any]:
-    return {"role": "tool", "content": _RESULT, "tool_call_id": _ID, "name": _TOOL}
+def _result(number: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "content": _RESULT, "tool_call_id": _IDS[number], "name": _TOOL}

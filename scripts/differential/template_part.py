@@ -25,7 +25,7 @@ from edgespec.tools.call_events import join_calls
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import find_format
 from edgespec.tools.tool import parse_tools
-from edgespec.tools.tool_template import Render, ToolTemplate, fit_contents, probe_template
+from edgespec.tools.tool_template import Render, ToolTemplate, fit_messages, probe_template
 
 NUM_TEMPLATES, NUM_CONVERSATIONS = 200, 40
 _EACH = 12  # conversations of a template
@@ -122,7 +122,7 @@ def _in_parts(messages: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> li
 class _Template:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.render: Render = fit_contents(text, _render, _SPECIAL)
+        self.render: Render = fit_messages(text, _render, _SPECIAL)
         self.how: ToolTemplate = probe_template(text, self.render, _SPECIAL)
 
     def ours(self, asked: Asked) -> str:

@@ -103,6 +103,8 @@ def test_model_without_a_template_continues_the_text(tokenizer: Tokenizer) -> No
         "{{ 2 ** 10000000 }}",
         "{{ '%*d' % (10**10, 1) }}",
         "{{ '{:10000000000}'.format(1) }}",
+        "{{ ('{0}' * 17).format(1) }}",
+        "{{ '{:{}}'.format(1, 10**10) }}",
         "{{ 'a'.ljust(10**10) }}",
         "{{ 'a' | center(10**10) }}",
         "{% for i in range(90000) %}{{ 'a' * 900000 }}{% endfor %}",
@@ -238,6 +240,11 @@ def test_contents_are_lists_of_parts_for_roles_of_which_a_template_takes_these_a
         ids = encoder.encode(messages)
         assert END not in ids
         assert tokenizer.decode(ids) == "be brief|<|im_end|>||"
+
+
+def test_bare_fields_of_a_text_are_filled() -> None:
+    """As the templates of Hunyuan 3 put their marks together."""
+    assert render("{{ '<think{}>{x}'.format(':a', x=2) }}", {}) == "<think:a>2"
 
 
 @pytest.mark.parametrize(("width", "expected"), [("'> '", "> "), ("2", "  "), ("'x' * 16", "x" * 16)])

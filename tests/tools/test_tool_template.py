@@ -10,7 +10,7 @@ from edgespec.errors import ModelError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, names_for
 from edgespec.text.template_process import TemplateProcess
 from edgespec.tools.tool import ToolCall, parse_tools
-from edgespec.tools.tool_template import ToolTemplate, probe_template
+from edgespec.tools.tool_template import ToolTemplate, fit_messages, probe_template
 
 TOOLS = parse_tools(
     [{"name": "find", "description": "Finds <it>.", "parameters": {"properties": {"what": {"type": "string"}}}}]
@@ -153,6 +153,85 @@ def test_results_of_several_calls_are_one_turn_where_turns_alternate() -> None:
     messages = names_for(how, turns, (), str)["messages"]
     assert [each["role"] for each in messages] == ["user", "assistant", "user"]
     assert messages[-1]["content"].count("<tool_response>") == 2
+
+
+TWO = (CALL, ToolCall(id="call_2", name="find", arguments='{"what": "two"}'))
+FIRST_CALL = HERMES.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]").replace("ARGUMENTS", AS_OBJECT)
+REFUSING = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}{% for c in"
+
+
+@pytest.mark.parametrize(
+    "template", [FIRST_CALL, HERMES.replace("{% for c in", REFUSING).replace("ARGUMENTS", AS_OBJECT)]
+)
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_several_calls_are_a_message_each_where_a_template_takes_one(
+    process: TemplateProcess, template: str, has_ids: bool
+) -> None:
+    how = probe_template(template, process.render, {})
+    assert how.has_one_call
+    results = [ResultMessage(f"R{number}", call.id if has_ids else "") for number, call in enumerate(TWO)]
+    given = results[::-1] if has_ids else results
+    turns = [Message("user", "Q"), CallMessage("I look.", TWO, "T"), *given, Message("user", "and?")]
+    messages = names_for(how, turns, TOOLS, str)["messages"]
+    found = process.render(template, messages=messages, add_generation_prompt=True)
+    places = [
+        found.index(text) for text in ("<user>Q", "I look.", "é <b>", "<tool>R0", '"two"', "<tool>R1", "and?")
+    ]
+    assert places == sorted(places)
+    assert [message.get("reasoning_content") for message in messages[1:5]] == ["T", None, None, None]
+
+
+def test_results_that_answer_no_call_stay_behind_calls_in_messages_of_their_own() -> None:
+    how = ToolTemplate(writes_calls=True, takes_results=True, has_one_call=True)
+    turns = [CallMessage("", TWO), *(ResultMessage(text, TWO[0].id) for text in "ab"), ResultMessage("c", "other")]
+    messages = names_for(how, turns, (), str)["messages"]
+    assert [message["content"] for message in messages] == ["", "a", "", "b", "c"]
+    assert [call["id"] for message in messages for call in message.get("tool_calls", ())] == [
+        call.id for call in TWO
+    ]
+
+
+ALONE = "{% if m.content and m.thinking and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        ("{{ m.reasoning_content }}{{ m.content }}", "THOUGHTI look."),
+        ("{{ m.reasoning or m.reasoning_content }}{{ m.content }}", "THOUGHTI look."),
+        ("{% if m.thinking %}{{ m.thinking }}|{% endif %}{{ m.content }}", "THOUGHT|I look."),
+        (ALONE + "{{ m.thinking or m.content }}", "THOUGHT\n\nI look."),
+        ("{{ m['thought'] }}{{ m.content }}", "THOUGHTI look."),
+        (
+            "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+            "[{{ part.type }}]{{ part[part.type] }}{% endfor %}{% endif %}{# 'thinking' text #}",
+            "[thinking]THOUGHT[text]I look.",
+        ),
+        ("{{ m.content }}{# thinking #}", "I look."),
+    ],
+)
+def test_reasoning_before_a_call_is_given_as_the_template_reads_it(
+    process: TemplateProcess, reads: str, expected: str
+) -> None:
+    template = HERMES.replace("{{ m.content }}", reads).replace("ARGUMENTS", AS_OBJECT)
+    render = fit_messages(template, process.render, {})
+    how = probe_template(template, render, {})
+    turns = [Message("user", "Q"), CallMessage("I look.", (CALL,), "THOUGHT"), ResultMessage("R", CALL.id)]
+    names = names_for(how, turns, TOOLS, str)
+    assert f"<assistant>{expected}<tool_call>" in render(template, **names, add_generation_prompt=True)
+
+
+def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_no_way(
+    written: Callable[..., str],
+) -> None:
+    """Of Mistral's some drop it, and refuse a message without calls in its place."""
+    refusing = "{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('turns') }}{% endif %}"
+    template = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
+        "{{ m.content }}", refusing + "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    )
+    found = written(template, "I look.")
+    assert "I look." not in found
+    assert found.count("<tool_call>") == 1
 
 
 def test_json_of_templates_is_as_transformers_writes_it(process: TemplateProcess) -> None:
