@@ -6,6 +6,7 @@ drafted token are measured; the best draft length and its gain follow (Leviathan
 
 from collections.abc import Sequence
 from itertools import islice, repeat
+from math import sqrt
 from pathlib import Path
 from statistics import median
 
@@ -143,11 +144,13 @@ def _measure(
     step_s = median(block.verify_s for block in plain)
     pass_s = median(block.verify_s for block in both)
     draft_s = median(block.draft_s for block in both) / _NUM_DRAFT
-    acceptance = _acceptance(drafted[greedy])
+    acceptance, *bounds = _acceptance(drafted[greedy])
     own, other = target.manifest, drafter.manifest
     is_head = other.head is not None  # which follows its target's text, and has no template of its own
-    gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s, other.most_draft_tokens)
-    verdict, reason = _judge(acceptance, gain, draft_s / step_s, is_head=is_head)
+    costs = pass_s / step_s, draft_s / step_s, other.most_draft_tokens
+    gain, num_draft = best_gain(acceptance, *costs)
+    least, most = (best_gain(bound, *costs)[0] for bound in bounds)
+    verdict, reason = judge(acceptance, (least, gain, most), draft_s / step_s, is_head=is_head)
     if not have_same_tokens(read_tokenizer(*target), read_tokenizer(*drafter)):
         verdict += ", translated between two vocabularies"
     return PairCheck(
@@ -156,7 +159,7 @@ def _measure(
         same_special_tokens=(own.bos_token_id, own.eos_token_ids) == (other.bos_token_id, other.eos_token_ids),
         same_chat_template=is_head or read_chat_template(target) == read_chat_template(drafter),
         greedy_acceptance=acceptance,
-        sampled_acceptance=_acceptance(drafted[sampled]),
+        sampled_acceptance=_acceptance(drafted[sampled])[0],
         draft_cost=draft_s / step_s,
         expected_gain=gain,
         num_draft=num_draft,
@@ -187,11 +190,16 @@ def _decode(
     return found
 
 
-def _acceptance(blocks: Sequence[Block]) -> float:
-    """The share accepted of the drafted tokens up to the first rejected one of each draft."""
+def _acceptance(blocks: Sequence[Block]) -> tuple[float, float, float]:
+    """The share accepted of the drafted tokens up to the first rejected one of each draft, and its 95 % interval.
+
+    The interval is that of Agresti and Coull (1998), which holds for shares of 0 and 1 too.
+    """
     kept = sum(block.num_accepted for block in blocks)
     judged = sum(min(block.num_accepted + 1, block.num_draft) for block in blocks)
-    return kept / judged if judged else 0.0
+    middle = (kept + 2) / (judged + 4)
+    half = 1.96 * sqrt(middle * (1 - middle) / (judged + 4))
+    return kept / judged if judged else 0.0, max(0.0, middle - half), min(1.0, middle + half)
 
 
 def best_gain(
@@ -211,12 +219,20 @@ def best_gain(
     return best_length(totals, lambda num_draft: 1 + num_draft * token_cost)
 
 
-def _judge(acceptance: float, gain: float, draft_cost: float, *, is_head: bool) -> tuple[str, str]:
-    kept = f"{acceptance:.0%} of drafted tokens are accepted"
+def judge(
+    acceptance: float, gains: tuple[float, float, float], draft_cost: float, *, is_head: bool
+) -> tuple[str, str]:
+    """The verdict and its reason; gains: the least, the measured and the most by the tokens that were seen."""
+    least, gain, most = gains
+    kept = f"{acceptance:.0%} of its tokens are accepted"
     cost = f"drafting one costs {draft_cost:.0%} of a step of the target"
-    if gain >= MIN_GAIN_OF_PAIR:
-        link = ", below the usual break-even of 55 %, but" if acceptance < _USUAL_BREAK_EVEN else " and"
-        return "this pair pays", f"{kept}{link} {cost}"
+    if least >= MIN_GAIN_OF_PAIR:
+        return "use this drafter", f"the target is about {gain:.2f} times as fast with it: {kept}, and {cost}"
+    if most >= MIN_GAIN_OF_PAIR:
+        return "cannot say whether to use this drafter", (
+            f"the target is {least:.2f} to {most:.2f} times as fast with it, and the prompts are too few to tell; "
+            "edgespec bench measures it on yours"
+        )
     if acceptance < _USUAL_BREAK_EVEN:
         kept = f"only {kept}, where 55 % is the usual break-even"
         advice = (
@@ -231,4 +247,4 @@ def _judge(acceptance: float, gain: float, draft_cost: float, *, is_head: bool) 
             if is_head
             else "a smaller drafter, one in fewer bits, a larger target, or a separate device for the drafter"
         )
-    return "this pair is unlikely to pay", f"{kept}; more likely to pay: {advice}"
+    return "do not use this drafter", f"{kept}; more likely to pay: {advice}"

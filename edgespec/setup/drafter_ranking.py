@@ -117,8 +117,10 @@ def drafter_document(drafter: PossibleDrafter) -> dict[str, Any]:
 def ranking_in_words(document: Document) -> str:
     """The document of a ranking as lines for a person."""
     lines = [
+        *_advice(document["drafters"]),
+        "",
         f"what could draft for {document['target']}, on {document['device']}, with a drafter on "
-        f"{document['drafter_device']}"
+        f"{document['drafter_device']}",
     ]
     for each in document["drafters"]:
         length = f"{each['num_draft']} tokens per draft" if each["num_draft"] else ""
@@ -127,6 +129,18 @@ def ranking_in_words(document: Document) -> str:
         lines += [f"        {line}" for line in _details(each)]
     lines += ["", *_MARKS, *([] if document["has_costs"] else [_NO_COSTS.format(quote(document["model"]))])]
     return "\n".join(map(printable, lines))  # names come from files of others
+
+
+def _advice(drafters: Sequence[Document]) -> Iterator[str]:
+    """What to do, by what is known of them."""
+    best = next((each for each in drafters if each["pays"] and not each["obstacle"]), None)
+    if best is None:
+        yield "keep drafting from the text, as --drafter auto does: no model is known to make it faster here"
+    elif best["kind"] == "text":
+        yield f"keep drafting from the text, as --drafter auto does: {best['name']} is the fastest known here"
+    else:
+        yield f"use {best['name']}: {format_gain(best)} times the speed of plain decoding here, {best['basis']}"
+        yield f"  {best['use'] or best['get']}"
 
 
 def short_rows(drafters: Sequence[Document]) -> Iterator[tuple[str, ...]]:

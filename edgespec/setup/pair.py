@@ -62,8 +62,8 @@ class PairCheck:
     def in_words(self) -> str:
         """The check as lines for a person."""
         return (
-            f"{self.drafter} drafting for {self.target}: {self.verdict}\n"
-            f"  why               {self.reason}\n"
+            f"{self.verdict}: {self.reason}\n"
+            f"  drafter, target   {self.drafter}, {self.target}\n"
             f"  tokens accepted   {self.greedy_acceptance:.0%} greedy, "
             f"{self.sampled_acceptance:.0%} at temperature 1\n"
             f"  expected speed    {self.expected_gain:.2f} × plain decoding, "
@@ -106,8 +106,8 @@ class Pair:
         found = self._find((target_device, drafter_device), parts)
         if found is None or self._is_current(found):
             return found.check if found else None
-        reason = "the models have changed since; check them again with edgespec pair check"
-        return replace(found.check, pays=False, verdict="this pair was checked with other models", reason=reason)
+        reason = "this pair was checked with other models; check these with edgespec pair check"
+        return replace(found.check, pays=False, verdict="cannot say whether to use this drafter", reason=reason)
 
     def current_check(
         self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None

@@ -39,7 +39,7 @@ def argument_for(chosen: PlannedOption, plain: float, options: Sequence[PlannedO
         reasons.append(f"{chosen.tokens_per_second / plain:.2f} times plain decoding")
     elif any(option.drafter for option in options):
         reasons.append("no drafter is expected to be faster")
-    return "; ".join(reasons) or "no drafter model is named"
+    return "; ".join(reasons) or "the speed without a drafter model, as none is named"
 
 
 def _other_devices(chosen: PlannedOption, options: Sequence[PlannedOption]) -> Iterator[str]:
@@ -70,14 +70,17 @@ def argument_against(case: Case, option: PlannedOption, chosen: PlannedOption) -
         return case.no_branches if case.fit.context_length else case.fit.shortage
     share = option.tokens_per_second / chosen.tokens_per_second
     if share > 1 and not option.obstacle:
-        return f"promises only {share - 1:.0%} more and is more involved"
+        return (
+            f"{share - 1:.0%} faster by these figures, too little to be sure of; {chosen.schedule} needs less work"
+        )
     reasons = [option.obstacle] if option.obstacle else []
     if option.target != chosen.target:
         reasons.append(f"a pass takes the target {1e3 * case.step_s:.1f} ms there")
-    if option.schedule == "plain":
-        reasons.append("drafts pay" if chosen.schedule != "plain" else "fewer tokens a second")
+    elif option.schedule == "plain" and chosen.schedule != "plain":
+        reasons.append(f"drafts make it {1 / share:.2f} times as fast")
     if option.schedule == "serial":
-        reasons.append(f"a drafted token takes {case.step:.0%} of a pass")
+        waits = "for which the target waits" if chosen.schedule != "plain" else "more than it wins"
+        reasons.append(f"a drafted token takes {case.step:.0%} of a pass, {waits}")
     if option.schedule == "hedged":
         cost = branching_cost(case.drafter)
         reasons.append(

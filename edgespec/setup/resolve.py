@@ -329,5 +329,5 @@ def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Re
             f"--drafter-device {devices[1].name}"
         )
     elif check is not None and not check.pays:
-        report(f"drafting without the pair's drafter: {check.verdict} ({check.reason})")
+        report(f"drafting without the pair's drafter: {check.reason}")
     return check is None or check.pays

@@ -103,7 +103,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
         assert {each["basis"] for each in again["options"] if each["drafter"] is None} == {"measured"}
         assert "webgpu is faster than the CPU (" in again["reason"]
         assert "the CPU (about " in document["reason"]
-        assert "no drafter model" not in document["reason"]
+        assert "without a drafter model" not in document["reason"]
 
 
 def test_emulator_is_compared_and_marked(

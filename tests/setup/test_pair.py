@@ -12,7 +12,7 @@ import tiny_heads
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.engine.pair_check import best_gain, check_pair
+from edgespec.engine.pair_check import best_gain, check_pair, judge
 from edgespec.engine.pair_export import PairHalf, export_pair, usual_added_precision
 from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
 from edgespec.export.convert import export_model
@@ -62,6 +62,19 @@ def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
     assert check.same_special_tokens
     assert check.same_chat_template
     assert check.pays == (check.expected_gain >= 1.05)
+    assert check.in_words().startswith(f"{check.verdict}: {check.reason}\n")
+
+
+@pytest.mark.parametrize(
+    ("gains", "begins"),
+    [
+        ((1.2, 1.4, 1.5), "use this drafter: the target is about 1.40 times as fast with it: 70% of its tokens"),
+        ((0.9, 1.1, 1.3), "cannot say whether to use this drafter: the target is 0.90 to 1.30 times as fast"),
+        ((0.7, 0.8, 1.0), "do not use this drafter: 70% of its tokens are accepted, but drafting one costs 30%"),
+    ],
+)
+def test_a_check_begins_with_what_to_do(gains: tuple[float, float, float], begins: str) -> None:
+    assert ": ".join(judge(0.7, gains, 0.3, is_head=False)).startswith(begins)
 
 
 def test_a_head_has_its_targets_template_and_is_advised_as_a_head(tiny_with_states: Path, tmp_path: Path) -> None:

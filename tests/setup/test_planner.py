@@ -1,5 +1,6 @@
 """Plans from made-up profiles: no device is known by its name, only by what was measured of it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_reason_names_the_devices_that_were_compared() -> None:
         return decide(marked).chosen.reason
 
     assert reason(*alone) == "gpu is faster than the CPU (25.0 tokens/s, measured)"
-    assert reason(alone[0]) == "no drafter model is named"
+    assert reason(alone[0]) == "the speed without a drafter model, as none is named"
     guessed = alone[1]._replace(is_measured=False)
     assert reason(alone[0], guessed) == "gpu is faster than the CPU (about 25.0 tokens/s, estimated)"
     emulated = "gpu is emulated in software"
@@ -65,6 +66,7 @@ def test_one_processor_on_which_both_slow_each_other_is_not_overlapped() -> None
     found = plan(both, split)
     assert (found.chosen.schedule, found.chosen.target) == ("serial", CPU)
     assert "passes take 1.90 and draft steps 2.00 times as long" in refused(found, "pipelined", CPU).reason
+    assert re.fullmatch(r"drafts make it 1\.\d\d times as fast", refused(found, "plain", CPU).reason)
     assert "takes the target 40.0 ms there" in refused(found, "pipelined", one).reason
 
 

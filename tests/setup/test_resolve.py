@@ -138,7 +138,7 @@ def pair(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> Path:
 
 def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool, target: str = "target") -> Path:
     keys = device_key(device), device_key(drafter_device)
-    check = replace(CHECK, pays=pays, verdict="it pays" if pays else "it costs")
+    check = replace(CHECK, pays=pays, reason="" if pays else "it costs")
     record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / target, folder / "drafter"))
     return folder
 
@@ -168,7 +168,7 @@ def test_a_pair_is_judged_by_its_check_on_the_devices_at_hand(named: Callable[..
     said.clear()
     measured(pair, GPU, CPU, pays=False, target="target-gpu")
     assert named(pair, "auto", "gpu", "cpu", report=said.append).drafters == []
-    assert said == ["drafting without the pair's drafter: it costs ()"]
+    assert said == ["drafting without the pair's drafter: it costs"]
     assert len(named(pair, "auto", "cpu", "cpu").drafters) == 1, "where it pays still"
     assert len(named(pair, str(pair), "gpu", "cpu").drafters) == 1, "and where it is named"
 
