@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.memory.pressure import PressureReader, ReadPressure
     from edgespec.runtimes.device_names import device_names, form_of, parse_device_name
     from edgespec.runtimes.devices import import_onnxruntime, nvidia_bytes
-    from edgespec.runtimes.discovery import Discovery, discover
+    from edgespec.runtimes.discovery import DeviceReport, Discovery, devices, discover
     from edgespec.runtimes.driver_check import is_known_to_lack_half_floats
     from edgespec.runtimes.hardware import cores
     from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository
@@ -74,9 +74,9 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.drafter_ranking import ranking_document, ranking_in_words
     from edgespec.setup.foresee import file_bytes, memory_bytes
     from edgespec.setup.head_target import read_whole_model
-    from edgespec.setup.home import ModelHome, split_precision
+    from edgespec.setup.home import ModelHome, default_home, split_precision
     from edgespec.setup.hub import can_fetch
-    from edgespec.setup.inventory import Inventory, PreparedModel
+    from edgespec.setup.inventory import CatalogModel, Inventory, PreparedModel
     from edgespec.setup.measure import profile_target
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
@@ -84,7 +84,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.wish import Wish
-    from edgespec.system.progress import LoadProgress
+    from edgespec.system.progress import TERMINAL, LoadProgress
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
     from edgespec.text.prompt_encoder import parse_ids, parse_messages, split_begun
     from edgespec.text.tokenizer import TextStream, Tokenizer
@@ -104,11 +104,13 @@ __all__ = [
     "CallEnd",
     "CallMessage",
     "CallStart",
+    "CatalogModel",
     "Chunk",
     "Completion",
     "ContextOverflow",
     "Conversation",
     "ConversationError",
+    "DeviceReport",
     "DeviceUnavailable",
     "DiskFull",
     "Drafting",
@@ -124,6 +126,7 @@ __all__ = [
     "MemoryExhausted",
     "Message",
     "ModelError",
+    "PreparedModel",
     "Reply",
     "ResultMessage",
     "Round",
@@ -136,7 +139,9 @@ __all__ = [
     "UnsuitedModel",
     "UsageError",
     "VocabularyMismatch",
+    "devices",
     "load",
+    "models",
 ]
 
 
@@ -159,6 +164,9 @@ _HOMES = _by_name(
         "engine.load": "load",
         "engine.request": "AnswerOptions Drafting",
         "engine.transcript": "Round",
+        "models": "models",
+        "runtimes.discovery": "DeviceReport devices",
+        "setup.inventory": "CatalogModel PreparedModel",
         "system.progress": "LoadProgress",
         "text.chat_template": "CallMessage Message ResultMessage",
         "tools.call_events": "CallArguments CallEnd CallStart",
@@ -203,9 +211,9 @@ _WING_NAMES = _by_name(
         "setup.drafter_ranking": "ranking_document ranking_in_words",
         "setup.foresee": "file_bytes memory_bytes",
         "setup.head_target": "read_whole_model",
-        "setup.home": "ModelHome split_precision",
+        "setup.home": "ModelHome default_home split_precision",
         "setup.hub": "can_fetch",
-        "setup.inventory": "Inventory PreparedModel",
+        "setup.inventory": "Inventory",
         "setup.measure": "profile_target",
         "setup.open_model": "measure_ranges open_decoder open_with_states require_runtime",
         "setup.pair": "learned_files",
@@ -213,6 +221,7 @@ _WING_NAMES = _by_name(
         "setup.profile": "Profile",
         "setup.snapshot": "LocalSource Preview",
         "setup.wish": "Wish",
+        "system.progress": "TERMINAL",
         "text.chat_template": "Turn",
         "text.prompt_encoder": "parse_ids parse_messages split_begun",
         "text.tokenizer": "TextStream Tokenizer",
@@ -235,7 +244,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
     with defer_signals():  # NumPy, which most of them need, would report itself broken
         module = import_module(f"edgespec.{home}")
-    return getattr(module, name)
+    return module if name == "models" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

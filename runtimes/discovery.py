@@ -29,7 +29,7 @@ _INSTALLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """A device by the name that --device takes; one that cannot be used has a problem, and perhaps a fix."""
+    """A device by the name that device takes; one that cannot be used has a problem, and perhaps a fix."""
 
     device: str
     kind: str  # cpu, gpu or npu
@@ -42,6 +42,9 @@ class DeviceReport:
     is_usable: bool = False
     problem: str | None = None
     fix: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.line()}>"
 
     def line(self) -> str:
         """The device in a line for a person."""
@@ -91,6 +94,14 @@ def discover() -> Discovery:
             report = describe(provider, each, **facts)
             reports.append(check_usable(report) if provider in _CHECKED else report)
     return Discovery((*reports, *_unknown_plugins()), tuple(find_unused(reports, accelerators())))
+
+
+def devices() -> tuple[DeviceReport, ...]:
+    """All devices that may be named: those of this machine, and why others cannot be used.
+
+    Raises DeviceUnavailable: ONNX Runtime is not installed properly.
+    """
+    return discover().devices
 
 
 def check_usable(report: DeviceReport) -> DeviceReport:

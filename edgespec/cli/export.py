@@ -3,7 +3,6 @@
 import argparse
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,12 @@ from edgespec.cli.arguments import (
 from edgespec.cli.export_parts import (
     DRAFTER,
     TARGET,
+    export_options,
     export_parts,
-    judge,
     named_devices,
     pair_half,
     print_plan,
     require_compatible,
-    trimming,
 )
 from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import quote
@@ -237,37 +235,23 @@ def _add_forms(options: argparse.Namespace) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> None:
-    from edgespec.export.convert import export_model
+    from edgespec import Inventory
     from edgespec.export.output import quality
 
     (part,) = export_parts(options)
-    home = model_home(offline=options.offline)
-    source = home.locate(options.source, options.revision, partial(judge, options, part))
-    settings: dict[str, Any] = {
-        "precision": part.precision,
-        "origin": source.origin,
-        "open_decoder": _decoder_for_check(options),
-        "report": info,
-    }
+    decoder = _decoder_for_check(options)
+    home = model_home(offline=options.offline, open_decoder=decoder, measure_ranges=_range_measurement(options))
     if options.exporter == "optimum":
         from edgespec.export.optimum import import_model
 
-        manifest = import_model(source.path, options.output, **settings)
+        source = home.locate(options.source, options.revision)
+        settings: dict[str, Any] = {"precision": part.precision, "origin": source.origin, "report": info}
+        manifest = import_model(source.path, options.output, open_decoder=decoder, **settings)
+        if source.fetched and manifest.check is not None:
+            home.spent.append(source.fetched)
     else:
-        manifest = export_model(
-            source.path,
-            options.output,
-            block_size=options.block_size,
-            form=part.form,
-            trimming=trimming(options),
-            hidden_layers=tuple(sorted(options.hidden_states or ())),
-            context_length=options.context_length,
-            adapter=options.adapter,
-            measure_ranges=_range_measurement(options),
-            **settings,
-        )
-    if source.fetched and manifest.check is not None:
-        home.spent.append(source.fetched)
+        wanted = vars(export_options(options, part))
+        manifest = Inventory(home).export(options.source, options.output, options.revision, **wanted)
     _delete_spent(options, home)
     if options.json:
         print(json.dumps(asdict(manifest)))

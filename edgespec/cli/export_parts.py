@@ -269,7 +269,7 @@ def _plan_alone(
         fetch_bytes = 0 if part.is_mtp else view.fetch_bytes
         settings = {"is_blocks": False, "fetch_bytes": fetch_bytes, "is_checked": is_checked}
         return estimate(part.source, part.precision, size // 2, size, form=part.form, **settings)
-    wanted = _export_options(options, part)
+    wanted = export_options(options, part)
     if view.sizes:
         cost = foresee_cost(view.path, wanted, view.sizes, is_checked=is_checked)
         return replace(cost, source=part.source, fetch_bytes=view.fetch_bytes)
@@ -288,11 +288,11 @@ def judge(options: argparse.Namespace, part: ExportPart, view: "Preview") -> Non
     from edgespec.export.plan import foresee_cost
 
     if options.exporter == "native" and not _is_head(part, view):
-        cost = foresee_cost(view.path, _export_options(options, part), view.sizes)
+        cost = foresee_cost(view.path, export_options(options, part), view.sizes)
         require_writable(options.output or options.add_to / "new", cost.write_bytes)
 
 
-def _export_options(options: argparse.Namespace, part: ExportPart) -> "ExportOptions":
+def export_options(options: argparse.Namespace, part: ExportPart) -> "ExportOptions":
     """The options of the export of a model, the whole or half of a pair."""
     from edgespec.export.options import ExportOptions
 

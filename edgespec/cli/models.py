@@ -4,19 +4,18 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, CatalogEntry, EdgeSpecError, UsageError
-from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
+from edgespec import CATALOG, EdgeSpecError, UsageError
+from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
+from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgespec import Download, Inventory, PreparedModel
+    from edgespec import CatalogModel, Download, Inventory, PreparedModel
 
 
 def add_models(parser: CommandParser) -> None:
@@ -63,14 +62,14 @@ def add_models(parser: CommandParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
+    from edgespec import models
 
-    inventory = Inventory(model_home())
-    found, downloads = list(inventory.models()), list(inventory.home.downloads)
-    others = [name for name in CATALOG if name not in {model.name for model in found}]
+    found, downloads = models.list(), list(model_home().downloads)
+    known = {model.name for model in found}
+    catalogue = models.catalog()
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
-    lines = _table(width, [], head, *(_catalog_row(name, CATALOG[name]) for name in others))
+    lines = _table(width, [], head, *(_catalog_row(each) for each in catalogue if each.name not in known))
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
@@ -82,26 +81,13 @@ def _list(options: argparse.Namespace) -> None:
     document = {
         "prepared": [asdict(model) for model in found],
         "downloads": [asdict(download) for download in downloads],
-        "catalogue": {name: _entry_document(entry) for name, entry in CATALOG.items()},
+        "catalogue": {each.name: asdict(each) for each in catalogue},
     }
     print_result(options, document, *lines)
 
 
 def _download_row(download: "Download") -> list[str]:
     return [download.source, format_bytes(download.bytes), "complete" if download.is_whole else "interrupted"]
-
-
-def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
-    from edgespec import file_bytes, memory_bytes
-
-    plain = ("title", "license", "is_gated", "num_parameters", "precision", "drafter", "fetch_bytes")
-    return {
-        **{name: getattr(entry, name) for name in plain},
-        **{name: getattr(entry.source, name, None) for name in ("repository", "revision")},
-        "disk_bytes": file_bytes(entry),
-        "memory_bytes": memory_bytes(entry),
-        "was_run": entry.was_run or None,
-    }
 
 
 def _row(model: "PreparedModel") -> list[str]:
@@ -119,17 +105,15 @@ def _row(model: "PreparedModel") -> list[str]:
     ]
 
 
-def _catalog_row(name: str, entry: CatalogEntry) -> list[str]:
-    from edgespec import memory_bytes
-
+def _catalog_row(model: "CatalogModel") -> list[str]:
     return [
-        name,
-        format_bytes(entry.fetch_bytes),
-        format_bytes(memory_bytes(entry)),
-        entry.precision,
-        entry.drafter or "",
-        entry.license + (", gated" if entry.is_gated else ""),
-        entry.was_run or "no",
+        model.name,
+        format_bytes(model.fetch_bytes),
+        format_bytes(model.memory_bytes),
+        model.precision,
+        model.drafter or "",
+        model.license + (", gated" if model.is_gated else ""),
+        model.was_run or "no",
     ]
 
 
@@ -149,58 +133,34 @@ def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: 
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from edgespec import (
-        Inventory,
-        form_of,
-        is_known_to_lack_half_floats,
-        nvidia_bytes,
-        open_decoder,
-        split_precision,
-    )
+    from edgespec import models, split_precision
+    from edgespec.evaluation.prompts import own_prompts
 
     name, precision = split_precision(options.model)
-    home = model_home(
-        offline=options.offline,
-        open_decoder=open_decoder,
-        is_quick=not options.check,
-        measure_ranges=range_measurement() if precision == "w8a16" else None,
-    )
-    inventory = Inventory(home)
-    if options.name and not (
-        (here := home.find(options.model, form_of(options.device))) and here.name == options.name
-    ):
-        inventory.require_free(options.name)
-    wanted = {"path": (options.model, options.device)}
+    wanted = {"path": (options.model, options.device, options.name)}
     if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
-        wanted["drafter"] = (entry.drafter, options.drafter_device)
+        wanted["drafter"] = (entry.drafter, options.drafter_device, None)
     folders = {
-        part: str(
-            inventory.repaired(
-                partial(
-                    home.resolve,
-                    model,
-                    form_of(device),
-                    lacks_half_floats=partial(is_known_to_lack_half_floats, device),
-                    nvidia_bytes=partial(nvidia_bytes, device),
-                )
-            )
-        )
-        for part, (model, device) in wanted.items()
+        part: models.pull(
+            model,
+            name=own_name,
+            device=device,
+            check=options.check,
+            calibration=[each.turns[0] for each in own_prompts()] if precision == "w8a16" else None,
+            offline=options.offline,
+            keep_download=options.keep_download,
+            report=info,
+            progress=lambda at: None,  # the command shows its own
+        ).path
+        for part, (model, device, own_name) in wanted.items()
     }
-    folder = Path(folders["path"])
-    if options.name and folder.name != options.name:
-        if folder.parent != home.models:
-            raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out --name")
-        folders["path"] = str(inventory.rename(folder.name, options.name))
-    if not options.keep_download:
-        home.delete_spent()
     print_result(options, folders, *folders.values())
 
 
 def _show(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
+    from edgespec import models
 
-    model = Inventory(model_home()).describe(options.model)
+    model = models.show(options.model)
     document = asdict(model)
     shown = {
         **document,
@@ -220,10 +180,10 @@ def _loaded(options: argparse.Namespace) -> None:
 
 
 def _rename(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
+    from edgespec import models
 
-    folder = Inventory(model_home()).rename(options.model, options.name)
-    print_result(options, {"path": str(folder)}, folder)
+    folder = models.rename(options.model, options.name).path
+    print_result(options, {"path": folder}, folder)
 
 
 def _path(options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
+from typing import Any
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
@@ -17,6 +18,7 @@ from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, require_name
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
+from edgespec.setup.snapshot import Preview
 from edgespec.system.file_hashes import verify_files
 
 
@@ -40,6 +42,38 @@ class PreparedModel:
     last_used: str | None = None  # in UTC; None before the first use
     check: str | None = None  # the export compared with its source; None where that was skipped
     problem: str | None = None  # why the folder cannot be read; then the fields before are unknown
+
+    def __repr__(self) -> str:
+        return f"<PreparedModel {self.name}, {self.problem or f'{self.form} {self.precision}'}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogModel:
+    """A model that has a name: pull(name) and load(name) fetch and prepare it.
+
+    precision: That it is prepared in, unless another one is named, as in "qwen2.5-7b:int8".
+    drafter: The name of a smaller model that drafts for it.
+    fetch_bytes, disk_bytes, memory_bytes: Of its download, of the prepared model, and of plain decoding, about.
+    is_gated: The hub asks to accept its terms first.
+    was_run: Which file of it edgespec was tested with; None where it was not.
+    """
+
+    name: str
+    title: str
+    license: str
+    is_gated: bool
+    num_parameters: int
+    precision: str
+    drafter: str | None
+    fetch_bytes: int
+    repository: str | None
+    revision: str | None
+    disk_bytes: int
+    memory_bytes: int
+    was_run: str | None
+
+    def __repr__(self) -> str:
+        return f"<CatalogModel {self.name}, {self.fetch_bytes / 1e9:.1f} GB to download>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +145,37 @@ class Inventory:
             raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+    def export(self, source: str, output: Path, revision: str | None = None, **settings: Any) -> Manifest:
+        """Export a source, which is fetched if need be, to a folder; raises as locate() and export_model() do.
+
+        settings: Fields of ExportOptions.
+        """
+        from edgespec.export.convert import export_model  # 0.3 s
+        from edgespec.export.options import ExportOptions
+        from edgespec.export.output import require_writable
+        from edgespec.export.plan import foresee_cost
+
+        options = ExportOptions(**settings)
+
+        def judge(view: Preview) -> None:
+            require_writable(output, foresee_cost(view.path, options, view.sizes).write_bytes)
+
+        home = self.home
+        found = home.locate(source, revision, judge)
+        manifest = export_model(
+            found.path,
+            output,
+            origin=found.origin,
+            open_decoder=home.open_decoder,
+            measure_ranges=home.measure_ranges,
+            report=home.report,
+            progress=home.progress,
+            **settings,
+        )
+        if found.fetched and manifest.check is not None:
+            home.spent.append(found.fetched)
+        return manifest
 
     def require_free(self, name: str) -> None:
         """Raises UsageError: No model of the home can be given a name."""

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from edgespec import __version__
-
 if sys.platform != "win32":
     import resource
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers")
+_PACKAGES = ("edgespec", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers")
 
 
 def system_info() -> dict[str, str]:
@@ -24,7 +22,6 @@ def system_info() -> dict[str, str]:
         "cores": f"{psutil.cpu_count(logical=False) or '?'} of {os.cpu_count()} logical",
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "edgespec": __version__,
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in _PACKAGES if [*metadata.distributions(name=name)]},
     }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec import Engine, errors, load
+from edgespec import Engine, PreparedModel, errors, load, models
 from edgespec.cli.main import command_parser
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +121,20 @@ def engine(tiny_model: Path) -> Engine:
 
 
 @pytest.mark.parametrize("block", EXAMPLES)
-def test_examples_run(block: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(block: str, engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word for word but for the model, which is a tiny one of random weights, loaded once for all."""
 
     def load_tiny(model: str, **options: Any) -> Engine:
         inspect.signature(load).bind(model, **options)
         return engine if model == "smollm2-135m" else load(model, **options)
 
+    def pull_tiny(model: str, **options: Any) -> PreparedModel:
+        inspect.signature(pull).bind(model, **options)
+        return models.show(tiny_model)
+
+    pull = models.pull
     monkeypatch.setattr(edgespec, "load", load_tiny)
+    monkeypatch.setattr(models, "pull", pull_tiny)
     monkeypatch.setattr(Engine, "close", lambda self: None)
     printed = io.StringIO()
     with redirect_stdout(printed):

@@ -25,12 +25,19 @@ NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
 SECTIONS = ("Args:", "Raises:", "Returns:")
 
 
+def own_functions(each: object) -> list[tuple[str, Any]]:
+    """The functions and classes that a public module defines; none of what is no module."""
+    if not inspect.ismodule(each):
+        return []
+    return [pair for pair in vars(each).items() if getattr(pair[1], "__module__", "") == each.__name__]
+
+
 def explained() -> Iterator[tuple[str, str | None]]:
     """Names, and methods and properties of classes, with what they say of themselves."""
     yield "edgespec", edgespec.__doc__
     for each in NAMED:
         yield each.__name__, each.__doc__
-        for name, member in vars(each).items() if inspect.isclass(each) else ():
+        for name, member in vars(each).items() if inspect.isclass(each) else own_functions(each):
             if name[0] != "_" and (callable(member) or isinstance(member, (property, classmethod))):
                 yield f"{each.__name__}.{name}", member.__doc__
 
@@ -120,7 +127,7 @@ def annotated() -> Iterator[tuple[str, str]]:
     """Public functions, methods, properties and fields, with what their annotations say."""
     for each in NAMED:
         members = [("", each)]
-        for name, member in vars(each).items() if inspect.isclass(each) else ():
+        for name, member in vars(each).items() if inspect.isclass(each) else own_functions(each):
             if not name.startswith("_") or name in ("__init__", "__enter__", "__next__"):
                 found = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
                 members.append((f".{name}", found))

@@ -1,0 +1,113 @@
+"""Models from Python: what edgespec models does, by import."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import IntegrityError, LoadProgress, ModelError, UsageError, devices, load, models
+from edgespec.cli.main import main
+from edgespec.setup.catalog import CATALOG
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_pulled_model_is_listed_loaded_by_its_name_renamed_and_removed(
+    home: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    steps: list[LoadProgress] = []
+    model = models.pull(tiny_gguf, name="mine", report=lines.append, progress=steps.append)
+    assert (model.name, model.kind, model.form, model.problem) == ("mine", "model", "cpu", None)
+    assert models.list() == (model,) == (models.show("mine"),)
+    assert lines
+    assert steps[-1].done_bytes == steps[-1].total_bytes
+    with load("mine", drafter="none", home=home) as engine:
+        assert engine.manifest.name == "mine"
+    assert models.pull(tiny_gguf, name="mine").name == "mine", "it is there already"
+    renamed = models.rename("mine", "yours")
+    assert Path(renamed.path) == home / "models" / "yours"
+    assert main(["models", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prepared"] == [dataclasses.asdict(each) for each in models.list()]
+    assert models.remove("yours") == renamed.bytes
+    assert models.list() == ()
+
+
+def test_a_damaged_model_is_found_and_pulled_again(home: Path, tiny_gguf: Path) -> None:
+    model = models.pull(tiny_gguf)
+    models.verify(model.name)
+    (Path(model.path) / "tokenizer.json").write_text("{}")
+    with pytest.raises(IntegrityError, match=r"tokenizer\.json"):
+        models.verify(model.name)
+    models.verify(models.pull(tiny_gguf).name)
+
+
+def test_export_has_a_name_or_a_folder_and_the_precision_that_is_wished(
+    home: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    inside = models.export(tiny_gguf, name="small", precision="fp32", context_length=64, check=False)
+    outside = models.export(str(tiny_gguf), output=tmp_path / "own", precision="int8", check=False)
+    assert (inside.precision, inside.check) == ("fp32", None)
+    assert [each.name for each in models.list()] == ["small"]
+    assert (outside.path, outside.precision) == (str(tmp_path / "own"), "int8")
+    with load("small", drafter="none") as engine:
+        assert engine.context_length == 64
+    for arguments in (
+        {},
+        {"name": "a", "output": tmp_path / "a"},
+        {"name": "small"},
+        {"output": tmp_path / "own"},
+    ):
+        with pytest.raises(UsageError):
+            models.export(tiny_gguf, check=False, **arguments)
+
+
+def test_another_home_has_models_of_its_own(home: Path, tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "other" / "models" / "tiny")
+    assert [model.name for model in models.list(tmp_path / "other")] == ["tiny"]
+    assert models.list() == ()
+    assert models.prune(str(tmp_path / "other")) == 0
+
+
+def test_what_cannot_be_done_is_a_public_error(home: Path, tiny_gguf: Path) -> None:
+    for call in (
+        lambda: models.show("nothing"),
+        lambda: models.remove("nothing"),
+        lambda: models.rename("nothing", "something"),
+        lambda: models.pull("nothing"),
+        lambda: models.verify("nothing"),
+    ):
+        with pytest.raises(ModelError, match="nothing"):
+            call()
+    for name in ("", "a b", "smollm2-135m"):
+        with pytest.raises(UsageError, match="name"):
+            models.pull(tiny_gguf, name=name)
+    for wrong in (None, 5, ["a"]):
+        with pytest.raises(UsageError, match="wanted a text or a path"):
+            models.pull(wrong)  # type: ignore[arg-type]
+    assert models.list() == ()
+
+
+def test_the_catalogue_says_what_a_model_takes() -> None:
+    known = {model.name: model for model in models.catalog()}
+    assert known.keys() == CATALOG.keys()
+    assert known["qwen2.5-7b"].drafter == "qwen2.5-0.5b"
+    assert all(model.disk_bytes > 0 and model.memory_bytes > 0 for model in known.values())
+    assert repr(known["smollm2-135m"]) == "<CatalogModel smollm2-135m, 0.1 GB to download>"
+
+
+def test_devices_are_listed_with_the_cpu_among_them() -> None:
+    cpu = next(each for each in devices() if each.device == "cpu")
+    assert cpu.is_usable
+    assert repr(cpu).startswith("<cpu: usable cpu")
+
+
+def test_the_module_is_there_without_an_import_of_its_own() -> None:
+    assert edgespec.models is models
