@@ -93,6 +93,9 @@ class AcceptanceRates:
     _long: dict[Key, _Count] = field(default_factory=dict)
     _recent: dict[Key, _Count] = field(default_factory=dict)
     _found: dict[str, dict[int, float]] = field(default_factory=dict)  # rates that no token has changed since
+    _derived: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # those of them that any token of the source changes
 
     def rate(self, source: str, bucket: int) -> float:
         """The chance that a token is accepted if all before it in its draft were."""
@@ -111,8 +114,9 @@ class AcceptanceRates:
         prior, recent = (long or self._initial(key)).rate, self._recent.get(key)
         if recent is not None:
             prior = (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
-        if long or key in self.past or bucket in STARTING_RATES.get(source, ()):  # no other bucket changes it
-            self._found.setdefault(source, {})[bucket] = prior
+        self._found.setdefault(source, {})[bucket] = prior
+        if not (long or key in self.past or bucket in STARTING_RATES.get(source, ())):
+            self._derived.setdefault(source, []).append(bucket)
         return prior
 
     def spread(self, source: str, bucket: int) -> float:
@@ -152,8 +156,8 @@ class AcceptanceRates:
     def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
         key = (source, bucket)
         if found := self._found.get(source):
-            found.pop(bucket, None)
-            found.pop(_ALL, None)
+            for changed in (bucket, _ALL, *self._derived.pop(source, ())):
+                found.pop(changed, None)
         for counted in (key, (source, _ALL)):
             long = self._long.get(counted)
             if long is None:
@@ -167,6 +171,7 @@ class AcceptanceRates:
     def assume(self, source: str, counts: tuple[float, float], bucket: int = _ALL) -> None:
         """Give a source or bucket that nothing is known of a prior: numbers of tokens accepted and judged."""
         self._assumed.setdefault((source, bucket), counts)
+        self._found.pop(source, None)
 
     def snapshot(self) -> Mapping[Key, tuple[float, float]]:
         """The counts that the next answer starts from: all that was counted, and nothing that was assumed."""

@@ -23,6 +23,7 @@ from edgespec.types import TokenIds
 _MAX_ROW = 0.05
 _WIDTHS = (2, 8)
 _NEWEST = 0.05  # the share of a draft in the running sums
+_MAX_WEIGHING = 0.25  # of a step: a round that took more of it was disturbed
 
 
 def may_pay(ratios: Mapping[int, float]) -> bool:
@@ -156,6 +157,8 @@ class DraftModelStats:
     branched: float = 1.0  # how much longer a step takes that drafts on from all branches that are worth it
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
+    num_vain: int = 0  # trials since a draft of it last paid
+    weighing: float = 0.0  # what a round takes in which it is weighed, in steps of the target
     tokens_per_step: int = 1
     max_unread: int | None = None
     tree_gain: TreeGain = field(default_factory=TreeGain)
@@ -164,6 +167,9 @@ class DraftModelStats:
     def token(self) -> float:
         """Cost of a token where all that a step drafts is wanted."""
         return self.costs.step / self.tokens_per_step
+
+    def observe_weighing(self, taken: float) -> None:
+        self.weighing += _NEWEST * (min(taken, _MAX_WEIGHING) - self.weighing)
 
     def num_steps(self, num_tokens: int) -> int:
         """How many steps a draft of num_tokens tokens takes."""

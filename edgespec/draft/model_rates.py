@@ -71,7 +71,7 @@ class ModelRates:
 
     def chain(self, num_tokens: int) -> list[float]:
         """By position, the chance that a token is accepted if all before it are."""
-        return [self.rates.rate(self.drafter, position_bucket(i)) for i in range(num_tokens)]
+        return self.rates.rates(self.drafter, [*map(position_bucket, range(num_tokens))])
 
     def others(self) -> list[float]:
         """By rank, the chance that a next best choice is right where the better ones are wrong."""

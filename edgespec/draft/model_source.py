@@ -14,13 +14,18 @@ from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import MAX_BRANCHES, MIN_GAIN, MIN_GAIN_TO_STAY, MIN_LOSS_OF_TRIAL
 from edgespec.draft.model_rates import ModelRates, nodes_key
 from edgespec.draft.option import Drafted, Promise
-from edgespec.draft.overlap import best_length, expected_tokens, most_hopeful
+from edgespec.draft.overlap import best_chain, expected_tokens, most_hopeful
 from edgespec.system.clock import Clock
 from edgespec.types import Sampler, TokenIds, append
 
 _MAX_MIN_PROBABILITY = 0.9
 # A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
 _NUM_LUCKY = 30.0
+# A source that does not pay is weighed again after a quarter of the rounds since it did, and this many at most: to
+# weigh it takes 0.03 to 0.1 ms between two passes.
+_LONGEST_REST = 32
+# Trials that led nowhere make the next ones rarer from so many on, up to this many times.
+_PATIENCE, _RAREST = 8, 16
 
 
 @dataclass(slots=True)
@@ -28,8 +33,9 @@ class ModelSource:
     """A drafter model in one answer.
 
     It is tried for one token as often as its budget for trials allows, and for one token more as long as all are
-    accepted. What it must read of the text before it can draft is shared out over as many rounds as the answer has
-    had, as one rents until renting has cost what buying costs.
+    accepted; the more trials led nowhere, the more rarely. While it does not pay it rests, and takes no time. What
+    it must read of the text before it can draft is shared out over as many rounds as the answer has had, as one
+    rents until renting has cost what buying costs.
     """
 
     drafter: Drafter
@@ -42,6 +48,9 @@ class ModelSource:
     _num_rounds: int = 0
     _trial: int = 0  # tokens of the trial that is going on
     _is_run: bool = False  # in the last round
+    _num_idle: int = 0  # rounds since it paid
+    _rests_until: int = 0  # in that round, of those, it is weighed again
+    _trial_cost: float = 0.0  # that the budget is to have before a trial is thought of
     _own: ModelRates = field(init=False)
     _ahead: AheadSchedule = field(init=False)
 
@@ -63,22 +72,24 @@ class ModelSource:
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
         if self.drafter.can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
             return option._replace(source=self)
-        if self.costs.step_s is None:
+        if self.costs.step_s is None or self._num_idle < self._rests_until:
             return Promise(0.0, 0, self)
+        started = self.clock()
+        option = self._weigh(tokens, request)
+        self.stats.observe_weighing((self.clock() - started) / self.costs.pass_s(1))
+        if option.rate * self.costs.pass_s(1) <= option.min_gain:
+            self._rests_until = self._num_idle + min(self._num_idle // 4, _LONGEST_REST)
+        return option
+
+    def _weigh(self, tokens: TokenIds, request: DraftRequest) -> Promise:
+        """The draft that would be best before this pass."""
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
         num_rounds = max(1, min(self._num_rounds, request.num_tokens))
-        reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds
-
-        pass_times_s = self.costs.pass_times_s(request.num_tokens + 1)
-
-        def cost(length: int) -> float:
-            return (
-                pass_times_s[length]
-                + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
-            )
-
-        rates = self._own.chain(request.num_tokens)
-        rate, length = best_length(expected_tokens(rates), cost)
+        reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds + self.stats.weighing
+        times_s = self.costs.pass_times_s(request.num_tokens + 1)
+        for length in range(1, len(times_s)):
+            times_s[length] += (self.stats.num_steps(length) * step + reading) * step_s
+        rate, length = best_chain(self._own.chain(request.num_tokens), times_s)
         is_tree = length > 0 and self.has_trees and self.drafter.can.trees and not request.with_distributions
         if is_tree:
             rate *= self.stats.tree_gain.ratio
@@ -90,12 +101,18 @@ class ModelSource:
             return None
         if self._trial:
             return Promise(best.rate, self._trial, self) if self._could_pay(best.rate, self._trial) else None
+        if self.stats.budget.saved < self._trial_cost:
+            return None
         taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
         lost = taken - (1 + self._own.chain(1)[0]) / best.rate / self.costs.step_s
-        can_pay = self._could_pay(best.rate, self.max_tokens)
-        if not can_pay or not self.stats.budget.spend(max(lost, MIN_LOSS_OF_TRIAL)):
+        rarity = min(max(1.0, self.stats.num_vain / _PATIENCE), _RAREST)
+        self._trial_cost = max(lost, MIN_LOSS_OF_TRIAL) * rarity
+        if not self._could_pay(best.rate, self.max_tokens):
+            self._trial_cost = self.stats.budget.saved + MIN_LOSS_OF_TRIAL
+        if not self.stats.budget.spend(self._trial_cost):
             return None
         self._trial = 1
+        self.stats.num_vain += 1
         return Promise(best.rate, self._trial, self)
 
     def hopeful(self, option: Promise) -> Promise | None:
@@ -169,6 +186,11 @@ class ModelSource:
                 num_steps, unread = self.stats.steps_of(round.draft), self.stats.num_unread(round.tokens)
                 self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, draft.tokens[:-1])
+            if num_accepted:
+                self._rests_until = 0
+            if not self._trial:  # it pays
+                self._num_idle = self.stats.num_vain = 0
+        self._num_idle += 1
         self._is_run = is_run
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0

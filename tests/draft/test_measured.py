@@ -13,6 +13,7 @@ from edgespec.draft.costs import ContextCosts, PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
+from edgespec.draft.model_rates import ModelRates
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 from edgespec.system.clock import VirtualClock
@@ -291,3 +292,70 @@ def test_what_was_not_reached_is_not_counted() -> None:
     policy.observe(round, np.zeros((0, 0), np.float32), np.array([1, 9], np.int32), 0.1)
     assert policy.rates.rate("sure", 0) > policy.rates.rate("sure", 1)
     assert set(policy.rates.snapshot()) == {("sure", -1), ("sure", 0), ("sure", 1)}
+
+
+class Counted(Guesser):
+    """Counts the drafts that are asked of it."""
+
+    num_asked = 0
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        self.num_asked += 1
+        return super().draft(tokens, request, sampler)
+
+
+@pytest.mark.parametrize("has_text", [False, True])
+def test_a_model_that_does_not_pay_is_hardly_weighed(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, *, has_text: bool
+) -> None:
+    looks = 0
+
+    def chain(rates: ModelRates, num_tokens: int) -> list[float]:
+        nonlocal looks
+        looks += 1
+        return [0.0] * num_tokens
+
+    monkeypatch.setattr(ModelRates, "chain", chain)
+    text = [Guesser(TRUTH, 0.3, clock=clock)] if has_text else []
+    speed(policy_of(*text, Guesser(TRUTH, 0.0, ms=4.0, clock=clock)), CPU, clock, num_rounds=1000)
+    assert looks < 150, "a look takes as long as a hundredth of a fast pass"
+
+
+@slow
+def test_trials_that_lead_nowhere_become_rare(clock: VirtualClock) -> None:
+    model = Counted(TRUTH, 0.0, ms=4.0, clock=clock)
+    policy = policy_of(model)
+    asked = []
+    for i in range(4):
+        speed(policy, CPU, clock, start=10_000 * i + 1, num_rounds=1000)
+        asked.append(model.num_asked)
+    first, later = asked[0], asked[3] - asked[2]
+    assert 0 < later < first / 3
+    model.chance = 0.95
+    speed(policy, CPU, clock, start=50_000, num_rounds=600)
+    assert speed(policy, CPU, clock, start=55_000, num_rounds=300) > 1.3, "a trial shows that it pays now"
+
+
+class Ticking(VirtualClock):
+    """A clock by which each look at it takes so long."""
+
+    def __init__(self, tick_s: float) -> None:
+        super().__init__()
+        self.tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now += self.tick_s
+        return self.now
+
+
+@pytest.mark.parametrize(("tick_ms", "pays"), [(0.0, True), (0.4, False)])
+def test_the_time_that_weighing_takes_is_a_cost_of_the_model(tick_ms: float, *, pays: bool) -> None:
+    """A draft of one token that gains a tenth of a step, in which weighing takes a twentieth or none."""
+    clock = Ticking(tick_ms / 1e3)
+    pass_ms = {width: 4.0 * (1 + 0.1 * (width > 1) + 2.0 * max(0, width - 2)) for width in range(1, 32)}
+    known = DraftCosts(0.9 / 4, 0.0)
+    model = Counted(TRUTH, 0.46, ms=0.9, clock=clock)
+    policy = policy_of(model, known=known)
+    policy.rates.past[(model.name, 0)] = policy.rates.past[(model.name, -1)] = (230.0, 500.0)
+    speed(policy, pass_ms, clock, num_rounds=400)
+    assert (model.num_asked > 200) == pays
