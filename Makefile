@@ -2,7 +2,7 @@
 # make test          all tests, except those that need an environment of their own
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
 # make test-train    training of drafting heads, in an environment of its own with torch
-# make test-serve    the server asked by openai, LiteLLM, LangChain and LlamaIndex, in an environment of its own
+# make test-serve    the server asked by openai, ollama, LiteLLM, LangChain and LlamaIndex, in an environment of its own
 # make test-suites   tests of openai-python, Open Responses and llama.cpp for servers; SUITES=FOLDER has copies
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
@@ -109,7 +109,7 @@ $(VENV)-differential/.test: pyproject.toml
 $(VENV)-serve/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-serve
 	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
-		openai litellm langchain-openai llama-index-llms-openai-like
+		openai ollama litellm langchain-openai llama-index-llms-openai-like
 	@touch $@
 
 $(VENV)-suites/.test: pyproject.toml

@@ -85,10 +85,10 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import TERMINAL, LoadProgress
-    from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
+    from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
     from edgespec.text.prompt_encoder import parse_ids, parse_messages, split_begun
     from edgespec.text.tokenizer import TextStream, Tokenizer
-    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order
+    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order, join_calls
     from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
     from edgespec.types import Report, Row, TokenIds, append
 
@@ -222,10 +222,10 @@ _WING_NAMES = _by_name(
         "setup.snapshot": "LocalSource Preview",
         "setup.wish": "Wish",
         "system.progress": "TERMINAL",
-        "text.chat_template": "Turn",
+        "text.chat_template": "Turn read_template",
         "text.prompt_encoder": "parse_ids parse_messages split_begun",
         "text.tokenizer": "TextStream Tokenizer",
-        "tools.call_events": "in_order",
+        "tools.call_events": "in_order join_calls",
         "tools.tool": "Tool ToolUse parse_tools",
         "types": "Report Row TokenIds append",
     }

@@ -59,7 +59,7 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
     ),
     "serve": (
         add_serve,
-        "answer programs over HTTP, in the protocol of OpenAI's API",
+        "answer programs over HTTP, by OpenAI's API and ollama's",
         """\
   edgespec serve smollm2-135m              at http://127.0.0.1:8080/v1
   edgespec serve                           every prepared model, by its name

@@ -1,4 +1,4 @@
-"""The command that answers programs over HTTP, in the protocol of OpenAI's API."""
+"""The command that answers programs over HTTP, by OpenAI's API and ollama's."""
 
 import argparse
 import sys

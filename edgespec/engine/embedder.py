@@ -46,8 +46,10 @@ class Embedder:
         tokens = [self.encode(text) for text in texts]
         return np.stack([self.vector(each) for each in tokens])
 
-    def encode(self, text: str) -> TokenIds:
+    def encode(self, text: str, *, cuts: bool = False) -> TokenIds:
         """The tokens of a text, with those that the model wants around it, [num_tokens].
+
+        cuts: Leave out the end of a text that does not fit.
 
         Raises:
             ContextOverflow: They are too many.
@@ -57,6 +59,9 @@ class Embedder:
             raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
         if not text:
             raise UsageError("the text is empty; give at least one character")
+        if cuts:
+            tokens = self._tokenizer.encode(text[: _LONG * self.context_length])
+            return self.complete(tokens[: self.context_length - len(self._pooling.last_tokens)])
         if len(text) > _LONG * self.context_length:  # before it is encoded: 10 MB take 10 s
             num_tokens = self._tokenizer.least_tokens(text, self.context_length)
             if num_tokens > self.context_length:

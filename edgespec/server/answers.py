@@ -24,7 +24,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord, record_of
-from edgespec.server.sse import DONE, EventStream, event
+from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.system.threads import in_thread
 
@@ -144,13 +144,19 @@ WriteEvents = Callable[[Answers], AsyncGenerator[bytes, None]]
 
 
 async def respond(
-    services: Services, request: Request, plan: AnswerPlan, write: Write, write_events: WriteEvents | None
+    services: Services,
+    request: Request,
+    plan: AnswerPlan,
+    write: Write,
+    write_events: WriteEvents | None,
+    form: StreamForm = EVENTS,
 ) -> Response:
     """Make the answers to a request, with a place in the queue and a model that stays loaded meanwhile.
 
     Args:
         write: Makes the document of the response.
         write_events: Makes events of it as the answers come, where the request wants these.
+        form: How these are written.
 
     Raises:
         ApiError: 404 or 429, there is no such model or no place.
@@ -158,7 +164,7 @@ async def respond(
     """
     if write_events is not None:
         events = _write_events(services, request, plan, write_events)
-        return EventStream(events, services.limits, services.drain.is_closing)
+        return EventStream(events, services.limits, services.drain.is_closing, form)
     work = run_until_closing(services.drain.is_closing, _write(services, request, plan, write))
     return JSONResponse(await run_for_client(request.receive, work))
 

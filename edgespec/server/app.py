@@ -12,18 +12,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import EdgeSpecError
-from edgespec.server import model_pages
+from edgespec.server import model_pages, ollama_answers, ollama_pages
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
 from edgespec.server.completions import completions
 from edgespec.server.embeddings import embeddings
-from edgespec.server.errors import ApiError, explain
+from edgespec.server.errors import OLLAMA, ApiError, explain
 from edgespec.server.request_log import RequestLog, record_of
 from edgespec.server.responses import responses
 from edgespec.server.security import Security
 from edgespec.server.sse import error_response, log_failure
-from edgespec.server.web_page import show_page
 
 Endpoint = Callable[[Services, Request], Awaitable[Response]]
 _GET: dict[str, Endpoint] = {
@@ -31,6 +30,9 @@ _GET: dict[str, Endpoint] = {
     "/v1/models/{model:path}": model_pages.show_model,
     "/health": model_pages.health,
     "/metrics": model_pages.metrics,
+    "/api/version": ollama_pages.version,
+    "/api/tags": ollama_pages.tags,
+    "/api/ps": ollama_pages.ps,
 }
 _POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
@@ -39,7 +41,17 @@ _POST: dict[str, Endpoint] = {
     "/v1/embeddings": embeddings,
     "/tokenize": model_pages.tokenize,
     "/detokenize": model_pages.detokenize,
+    "/api/chat": ollama_answers.chat,
+    "/api/generate": ollama_answers.generate,
+    "/api/embed": ollama_pages.embed,
+    "/api/embeddings": ollama_pages.embeddings,
+    "/api/show": ollama_pages.show,
+    "/api/pull": ollama_pages.pull,
+    "/api/push": ollama_pages.refuse_change,
+    "/api/create": ollama_pages.refuse_change,
+    "/api/copy": ollama_pages.refuse_change,
 }
+_DELETE: dict[str, Endpoint] = {"/api/delete": ollama_pages.refuse_change}
 
 
 def make_app(
@@ -49,10 +61,13 @@ def make_app(
 
     origins: Sites whose pages may ask too.
     """
-    pages = {"/": show_page} if has_page else {}
+
+    async def root(services: Services, request: Request) -> Response:
+        return await ollama_pages.root(request, has_page=has_page)
+
     routes = [
         Route(path, partial(endpoint, services), methods=[method])
-        for method, endpoints in (("GET", {**pages, **_GET}), ("POST", _POST))
+        for method, endpoints in (("GET", {"/": root, **_GET}), ("POST", _POST), ("DELETE", _DELETE))
         for path, endpoint in endpoints.items()
     ]
     app = Starlette(
@@ -97,7 +112,7 @@ class _Failures:
             log_failure(scope, error)
             if has_begun:
                 raise
-            await error_response(explain(error))(scope, receive, send)
+            await error_response(explain(error), scope["path"])(scope, receive, send)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -105,20 +120,20 @@ async def _refuse(request: Request, error: Exception) -> Response:
     record_of(request.scope).notes.append(told.code or told.kind)
     if told.status >= 500 and told is not error:
         log_failure(request.scope, error)
-    return error_response(told)
+    return error_response(told, request.scope["path"])
 
 
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "does not take this method" if error.status_code == 405 else "is no address of this server"
+    path = request.scope["path"]
+    known = [each for each in (*_GET, *_POST) if each.startswith(OLLAMA) == path.startswith(OLLAMA)]
     told = ApiError(
         error.status_code,
-        f"{request.scope['path'][:100]} {what}; there are {', '.join([*_GET, *_POST])}".replace(
-            "{model:path}", "NAME"
-        ),
+        f"{path[:100]} {what}; there are {', '.join(known).replace('{model:path}', 'NAME')}",
         headers=dict(error.headers or {}),
     )
-    return error_response(told)
+    return error_response(told, path)
 
 
 async def _forget(request: Request, error: Exception) -> Response:

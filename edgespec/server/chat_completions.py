@@ -36,12 +36,12 @@ _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answ
 
 async def chat_completions(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(ChatRequest, request)
-    plan, identity = _plan(asked, services.limits), new_identity("chatcmpl-")
+    plan, identity = chat_plan(asked, services.limits), new_identity("chatcmpl-")
     events = partial(_events, asked, identity) if asked.stream else None
     return await respond(services, request, plan, partial(_document, asked, identity), events)
 
 
-def _plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
+def chat_plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     num_answers = within("n", asked.n, 1, limits.num_choices) or 1
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
-from edgespec.server.errors import RETRY_S, ApiError, closing
+from edgespec.server.errors import OLLAMA, RETRY_S, ApiError, closing
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import ModelRequest, parse
 from edgespec.system.threads import in_thread
@@ -123,7 +123,10 @@ def _parse_large(kind: type[R], body: bytes) -> R:
 
 def _require_readable(request: Request, limits: Limits) -> None:
     """Raises ApiError: 415 or 413, a body is of another type, or states that it is too large."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Programs that know ollama send none, or what curl states; pages of other sites were refused by their origin.
+    is_free = request.url.path.startswith(OLLAMA) and kind in ("", "application/x-www-form-urlencoded")
+    if kind != "application/json" and not is_free:
         raise ApiError(415, "the content type must be application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise ApiError(415, "the body is compressed (Content-Encoding); send it as it is")

@@ -28,12 +28,12 @@ _MAX_TOKENS = 16  # where a request does not say, as the API has it
 
 async def completions(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(CompletionRequest, request)
-    plan, identity = _plan(asked, services.limits), new_identity("cmpl-")
+    plan, identity = completion_plan(asked, services.limits), new_identity("cmpl-")
     events = partial(_events, asked, identity) if asked.stream else None
     return await respond(services, request, plan, partial(_document, asked, identity), events)
 
 
-def _plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
+def completion_plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
     """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     prompts = texts_of("prompt", asked.prompt, may_be_empty=True)
     num_each = within("n", asked.n, 1, limits.num_choices) or 1

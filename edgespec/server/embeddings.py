@@ -1,7 +1,10 @@
 """POST /v1/embeddings: vectors of texts, one after the other."""
 
 from base64 import b64encode
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,20 +16,59 @@ from edgespec import ContextOverflow, Engine, TokenIds, UsageError, parse_ids, r
 from edgespec.server.answers import Services
 from edgespec.server.client import run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain, wrong
-from edgespec.server.model_host import in_daemon
+from edgespec.server.model_host import DEFAULT_S, Lease, in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
-from edgespec.server.request_log import RequestRecord, record_of
+from edgespec.server.request_log import record_of
 from edgespec.system.cancel import Cancel
 from edgespec.system.threads import in_thread
 
 
+class TextVectors(NamedTuple):
+    """The vectors of texts by a model, the tokens of these, and when the model was there, by monotonic()."""
+
+    model: str
+    vectors: list[npt.NDArray[np.float32]]
+    num_tokens: int
+    leased_s: float
+
+
 async def embeddings(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(EmbeddingsRequest, request)
+    if asked.encoding_format not in (None, "float", "base64"):
+        raise wrong("encoding_format", f"is '{asked.encoding_format}'; wanted float or base64")
+
+    def document(found: TextVectors) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": i, "embedding": _written(vector, asked.encoding_format)}
+            for i, vector in enumerate(found.vectors)
+        ]
+        usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+        return {"object": "list", "data": data, "model": found.model, "usage": usage}
+
+    return await respond_with_vectors(services, request, asked, document)
+
+
+async def respond_with_vectors(
+    services: Services,
+    request: Request,
+    asked: EmbeddingsRequest,
+    write: Callable[[TextVectors], dict[str, Any]],
+    keep_alive_s: float | None = DEFAULT_S,
+    *,
+    cuts: bool = False,
+) -> Response:
+    """Make the vectors that a request asks for.
+
+    Args:
+        write: Makes the document of the response; called in a thread.
+        keep_alive_s: How long the model stays loaded, as Lease.keep takes it.
+        cuts: Texts that do not fit are cut.
+
+    Raises ApiError: 400, a text does not fit, or the request asks for what cannot be.
+    """
     texts = texts_of("input", asked.input)
     if len(texts) > services.limits.num_inputs:
         raise wrong("input", f"has {len(texts)} texts; wanted at most {services.limits.num_inputs}")
-    if asked.encoding_format not in (None, "float", "base64"):
-        raise wrong("encoding_format", f"is '{asked.encoding_format}'; wanted float or base64")
 
     async def lend() -> Response:
         name = await services.name_for(request, asked.model)
@@ -34,44 +76,36 @@ async def embeddings(services: Services, request: Request) -> Response:
             require_embedding_model(manifest)  # before it is loaded
         with services.admission.place(1):
             async with services.host.lease(name) as lease:
-                document = await _document(
-                    services, lease.model.engine, name, asked, texts, record_of(request.scope)
-                )
+                lease.keep(keep_alive_s)
+                encode = partial(_encode, lease.model.engine, cuts=cuts)
+                found = await _vectors(services, lease, asked, [partial(encode, text) for text in texts])
+        record_of(request.scope).prompt_tokens = found.num_tokens
         # Not in the event loop: it may have millions of numbers.
-        body = await in_thread(msgspec.json.encode, document)
+        body = await in_thread(lambda: msgspec.json.encode(write(found)))
         return Response(body, media_type="application/json")
 
     return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, lend()))
 
 
-async def _document(
-    services: Services,
-    engine: Engine,
-    name: str,
-    asked: EmbeddingsRequest,
-    texts: list[Text],
-    record: RequestRecord,
-) -> dict[str, Any]:
-    embedder = engine.embedder
-    inputs = await services.admission.wait_for(in_daemon(lambda: [_encode(engine, text) for text in texts]))
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= embedder.size:
-        raise wrong("dimensions", f"is {asked.dimensions}; wanted 1 to {embedder.size} for {name}")
-    record.prompt_tokens = num_tokens = sum(map(len, inputs))
+async def _vectors(
+    services: Services, lease: Lease, asked: EmbeddingsRequest, encoders: list[Callable[[], TokenIds]]
+) -> TextVectors:
+    engine, name, leased_s = lease.model.engine, lease.name, monotonic()
+    size = engine.embedder.size
+    inputs = await services.admission.wait_for(in_daemon(lambda: [encode() for encode in encoders]))
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
+        raise wrong("dimensions", f"is {asked.dimensions}; wanted 1 to {size} for {name}")
     vectors = [await _vector(engine, tokens, asked.dimensions) for tokens in inputs]
-    data = [
-        {"object": "embedding", "index": i, "embedding": _written(vector, asked.encoding_format)}
-        for i, vector in enumerate(vectors)
-    ]
+    num_tokens = sum(map(len, inputs))
     services.metrics.count_tokens(name, num_tokens, 0)
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return {"object": "list", "data": data, "model": name, "usage": usage}
+    return TextVectors(name, vectors, num_tokens, leased_s)
 
 
-def _encode(engine: Engine, text: Text) -> TokenIds:
+def _encode(engine: Engine, text: Text, *, cuts: bool) -> TokenIds:
     """The tokens of a text. Raises ApiError: 400, it does not fit, or has tokens that the model lacks."""
     try:
         if isinstance(text, str):
-            return engine.embedder.encode(text)
+            return engine.embedder.encode(text, cuts=cuts)
         return engine.embedder.complete(parse_ids(text, engine.manifest.vocab_size, "input"))
     except (ContextOverflow, UsageError) as error:
         told = explain(error)

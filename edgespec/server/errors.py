@@ -1,6 +1,6 @@
-"""Refusals and failures as clients read them: an HTTP status, and a body in the shape of OpenAI's API.
+"""Refusals and failures as clients read them: an HTTP status, and a body in the shape of the API that was asked.
 
-{"error": {"message": …, "type": …, "param": …, "code": …}}
+{"error": {"message": …, "type": …, "param": …, "code": …}} is that of OpenAI's, {"error": …} that of ollama's.
 """
 
 import re
@@ -32,10 +32,19 @@ _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
 _CONVERSATIONS = {  # fields that have what chat completions have as messages
     "/v1/responses": "input",
     "/v1/completions": "prompt",
+    "/api/generate": "prompt",
+}
+OLLAMA = "/api/"  # what addresses of ollama's API begin with
+# Names that messages begin with, as ollama's API has them.
+_OLLAMA_FIELDS = {each.name: f"options.{each.name}" for each in fields(SamplingParams)} | {
+    "repetition_penalty": "options.repeat_penalty",
+    "stop": "options.stop",
+    "response_format": "format",
+    "json_schema": "format",
 }
 _PROMPT, _NOTHING_LEFT = "the prompt ", "no token may follow here"  # as other messages of the engine begin
 # In messages of the engine, and not within a text or a path of the schema that they quote.
-_FORMAT_NAME = re.compile(r"(?<![\w/'\".#])response_format\b")
+_FORMAT_NAME = re.compile(r"(?<![\w/'\".#])(?:response_format|json_schema)\b")
 _PATH = re.compile(r"[/\\]\w")  # of a file of the server
 RETRY_S = 5  # when a client may ask again where nobody can say
 
@@ -67,7 +76,11 @@ class ApiError(Exception):
     def kind(self) -> str:
         return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def body(self) -> dict[str, Any]:
+    def body(self, path: str) -> dict[str, Any]:
+        """The body of a response from an address."""
+        if path.startswith(OLLAMA):
+            name, space, rest = str(self).partition(" ")
+            return {"error": _OLLAMA_FIELDS.get(name, name) + space + _FORMAT_NAME.sub("format", rest, 1)}
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 

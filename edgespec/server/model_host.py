@@ -25,6 +25,7 @@ T = TypeVar("T")
 OpenEngine = Callable[[str], Engine]
 
 _LOG = logging.getLogger("edgespec.server")
+DEFAULT_S = -1.0  # as the user of the server has it
 _LOOK_S = 5.0  # between two looks at memory
 
 
@@ -87,11 +88,15 @@ class PriorityLock:
 
 
 class HostedModel:
-    """A model that is loaded or being loaded, and the requests that use it."""
+    """A model that is loaded or being loaded, and the requests that use it.
 
-    def __init__(self, name: str, loading: "asyncio.Future[Engine]") -> None:
+    idle_s: It is closed when nobody has used it for so long; None to keep it.
+    """
+
+    def __init__(self, name: str, loading: "asyncio.Future[Engine]", idle_s: float | None) -> None:
         self.name = name
         self.loading = loading
+        self.idle_s = idle_s
         self.leases: list[Lease] = []
         self.used_s = monotonic()
         self.expiry: asyncio.TimerHandle | None = None
@@ -129,6 +134,11 @@ class Lease:
         assert self._model is not None
         return self._model
 
+    def keep(self, idle_s: float | None) -> None:
+        """Have the model closed when nobody has used it for so long; None for never, DEFAULT_S for as it is."""
+        if idle_s != DEFAULT_S:
+            self.model.idle_s = idle_s
+
 
 @dataclass(slots=True)
 class ModelHost:
@@ -138,7 +148,7 @@ class ModelHost:
     that was used longest ago is idle. Where all requests that use a model have a lower priority, they have to end.
 
     open_engine: Loads the model of a name; called in a thread.
-    idle_s: A model that nobody has used for so long is closed; None to keep it.
+    idle_s: A model that nobody has used for so long is closed, unless a request says otherwise; None to keep it.
     is_memory_short: Whether an idle model should be closed at once.
     prefixes: Where what a model has read is kept while it is closed; None to keep nothing.
     """
@@ -158,7 +168,12 @@ class ModelHost:
     @property
     def loaded(self) -> list[str]:
         """Names of the models that are loaded."""
-        return [each.name for each in self._models.values() if _is_loaded(each)]
+        return [*self.hosted]
+
+    @property
+    def hosted(self) -> dict[str, HostedModel]:
+        """The models that are loaded, by their names."""
+        return {each.name: each for each in self._models.values() if _is_loaded(each)}
 
     async def start(self, name: str | None = None, engine: Engine | None = None) -> None:
         """Begin to watch memory, with a model that is loaded already, if there is one."""
@@ -167,7 +182,7 @@ class ModelHost:
             await in_daemon(lambda: self._take_prefixes(name, engine))
             loading: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
             loading.set_result(engine)
-            self._models[name] = HostedModel(name, loading)
+            self._models[name] = HostedModel(name, loading, self.idle_s)
             self._expire_later(self._models[name])
 
     @asynccontextmanager
@@ -205,7 +220,7 @@ class ModelHost:
         if model is None:
             if not await self._make_place(lease.priority):
                 return False
-            model = HostedModel(lease.name, asyncio.ensure_future(self._load(lease.name)))
+            model = HostedModel(lease.name, asyncio.ensure_future(self._load(lease.name)), self.idle_s)
             self._models[lease.name] = model
             model.loading.add_done_callback(partial(self._settle, model))
         lease._model = model
@@ -280,11 +295,12 @@ class ModelHost:
         return min((each for each in self._models.values() if each.is_idle), key=_used_s, default=None)
 
     def _expire_later(self, model: HostedModel) -> None:
-        if self.idle_s is not None:
-            if model.expiry:
-                model.expiry.cancel()
+        if model.expiry:
+            model.expiry.cancel()
+        model.expiry = None
+        if model.idle_s is not None:
             loop = asyncio.get_running_loop()
-            model.expiry = loop.call_later(self.idle_s, lambda: loop.create_task(self._expire(model)))
+            model.expiry = loop.call_later(model.idle_s, lambda: loop.create_task(self._expire(model)))
 
     async def _expire(self, model: HostedModel) -> None:
         async with self._pass_door():

@@ -6,9 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from edgespec import CATALOG, FILE_NAME, EdgeSpecError, Manifest, ModelHome, read_whole_model
+from edgespec import CATALOG, FILE_NAME, EdgeSpecError, Manifest, ModelHome, read_template, read_whole_model
 from edgespec.server.errors import ApiError
 
+LATEST = ":latest"  # behind names that clients of ollama send
 _NAME_LENGTH = 200  # characters of a name that is repeated in a message
 
 
@@ -17,8 +18,14 @@ class ServedModel:
     """A model by the name that clients use, and what they may know of it before it is loaded."""
 
     name: str
+    folder: Path
     manifest: Manifest
     created: int  # seconds of the epoch
+
+    def chat_template(self) -> str:
+        """The text of its chat template; empty where it has none."""
+        path = self.folder / (self.manifest.chat_template or "")
+        return read_template(path) if path.is_file() else ""
 
     def document(self) -> dict[str, Any]:
         return {
@@ -73,8 +80,9 @@ class ModelNames:
         Raises ApiError: 404, there is no such model, with similar names; 400, none is named among several.
         """
         names = self.names()
-        if asked in names:
-            return str(asked)
+        for name in (asked or "", (asked or "").removesuffix(LATEST)):
+            if name in names:
+                return name
         if not asked:
             if self.own_name or len(names) == 1:
                 return names[0]
@@ -116,6 +124,6 @@ def _read(name: str, folder: Path) -> Iterator[ServedModel]:
     try:
         model = read_whole_model(folder, name)
         created = int((model.folder / FILE_NAME).stat().st_mtime)
-        yield ServedModel(name=name, manifest=model.manifest, created=created)
+        yield ServedModel(name=name, folder=model.folder, manifest=model.manifest, created=created)
     except (EdgeSpecError, OSError):
         return

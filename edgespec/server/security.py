@@ -91,7 +91,7 @@ class Security:
                 return
             self._require_allowed(scope["path"], headers)
         except ApiError as error:
-            await error_response(error)(scope, receive, send_safely)
+            await error_response(error, scope["path"])(scope, receive, send_safely)
             return
         await self._app(scope, receive, send_safely)
 

@@ -229,7 +229,7 @@ class _PatientProtocol(H11Protocol):
         body = json.dumps(
             ApiError(
                 400, "this is no request in HTTP/1.1, its head is too large, or its body comes in too small parts"
-            ).body()
+            ).body("")
         ).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -275,4 +275,4 @@ async def _refuse_more(app: Any, num_connections: int, scope: Scope, receive: Re
         f"{num_connections} connections are open, and no more may be; ask again later",
         headers={"Retry-After": str(RETRY_S), "Connection": "close"},
     )
-    await (app if scope["path"] == OPEN_PAGE else error_response(full))(scope, receive, send)
+    await (app if scope["path"] == OPEN_PAGE else error_response(full, scope["path"]))(scope, receive, send)

@@ -1,9 +1,10 @@
-"""Server-sent events, sent as they are made. Knows nothing of what they say."""
+"""Server-sent events, or lines of JSON, sent as they are made. Knows nothing of what they say."""
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -17,30 +18,56 @@ from edgespec.server.request_log import record_of
 _LOG = logging.getLogger("edgespec.server")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 def event(document: Mapping[str, Any], name: str | None = None) -> bytes:
     """An event with a JSON document; JSON has no line breaks of its own."""
-    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+    return f"{head}data: ".encode() + line(document) + b"\n"
 
 
-def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+def line(document: Mapping[str, Any]) -> bytes:
+    """A line with a JSON document."""
+    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return f"{data}\n".encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a stream is written.
+
+    write: A document as a part of it.
+    end: What follows an error, which ends it.
+    pause: What is sent in pauses, if anything may be.
+    """
+
+    content_type: str
+    write: Callable[[Mapping[str, Any]], bytes]
+    end: bytes = b""
+    pause: bytes = b""
+
+
+EVENTS = StreamForm("text/event-stream; charset=utf-8", event, DONE, KEEP_ALIVE)
+LINES = StreamForm("application/x-ndjson", line)
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    return JSONResponse(error.body(path), error.status, headers=error.headers)
 
 
 class EventStream(Response):
     """Events of a generator, which ends with its reader.
 
     The head of the response waits for the first event, or for a pause of limits.keep_alive_s, so that an error
-    which comes first has its own status. A later one is an event. A comment is sent in each such pause. A reader
-    that takes nothing for longer than limits.reader_s is left.
+    which comes first has its own status. A later one is an event. A comment is sent in each such pause, where the
+    form has one. A reader that takes nothing for longer than limits.reader_s is left.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limits: Limits, is_closing: asyncio.Event) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], limits: Limits, is_closing: asyncio.Event, form: StreamForm
+    ) -> None:
         super().__init__()
+        self._form = form
         self._events = events
         self._limits = limits
         self._is_closing = is_closing
@@ -57,7 +84,7 @@ class EventStream(Response):
             async for part in self._parts():
                 if not has_begun:
                     has_begun = True
-                    headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                    headers = [(b"content-type", self._form.content_type.encode()), (b"x-accel-buffering", b"no")]
                     await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
                 await self._send_part(send, part)
         except ClientGone:
@@ -67,11 +94,10 @@ class EventStream(Response):
             if told.status >= 500 and told is not error:
                 log_failure(scope, error)
             if not has_begun:
-                await error_response(told)(scope, receive, send)
+                await error_response(told, scope["path"])(scope, receive, send)
                 return
             record_of(scope).notes.append(told.code or told.kind)
-            await self._send_part(send, event(told.body()))
-            await self._send_part(send, DONE)
+            await self._send_part(send, self._form.write(told.body(scope["path"])) + self._form.end)
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
@@ -90,8 +116,8 @@ class EventStream(Response):
                     yield part
                 elif ending.done():
                     raise closing()
-                else:
-                    yield KEEP_ALIVE
+                elif self._form.pause:
+                    yield self._form.pause
         finally:
             for task in (upcoming, ending):
                 task.cancel()

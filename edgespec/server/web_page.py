@@ -3,15 +3,12 @@
 import secrets
 from pathlib import Path
 
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-
-from edgespec.server.answers import Services
 
 _PAGE = Path(__file__).with_name("page.html")
 
 
-async def show_page(services: Services, request: Request) -> Response:
+def show_page() -> Response:
     """The page, whose scripts and styles carry a number that a browser has only from this response."""
     nonce = secrets.token_urlsafe(16)
     policy = (

@@ -1,0 +1,189 @@
+"""The addresses of ollama's API beside answers: models, those that are loaded, vectors, and what is refused."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from time import monotonic, time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from edgespec import Manifest, __version__
+from edgespec.server.answers import Services
+from edgespec.server.embeddings import TextVectors, respond_with_vectors
+from edgespec.server.errors import ApiError, wrong
+from edgespec.server.model_host import HostedModel
+from edgespec.server.model_names import LATEST, ServedModel
+from edgespec.server.ollama_answers import nanoseconds, timestamp
+from edgespec.server.ollama_protocol import OllamaEmbed, OllamaName, keep_alive_s
+from edgespec.server.protocol import EmbeddingsRequest
+from edgespec.server.sse import LINES, line
+from edgespec.server.web_page import show_page
+from edgespec.system.threads import in_thread
+
+# The version of ollama whose API this is: some clients refuse older ones.
+_OLLAMA_VERSION = "0.12.11"
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+async def root(request: Request, *, has_page: bool) -> Response:
+    """The chat page for browsers; for others what clients of ollama look for."""
+    if has_page and "text/html" in request.headers.get("accept", ""):
+        return show_page()
+    return PlainTextResponse("Ollama is running")
+
+
+async def version(services: Services, request: Request) -> Response:
+    return JSONResponse({"version": _OLLAMA_VERSION, "edgespec": __version__})
+
+
+async def tags(services: Services, request: Request) -> Response:
+    models = await in_thread(lambda: [_entry(model) for model in services.names.models()])
+    return JSONResponse({"models": models})
+
+
+async def ps(services: Services, request: Request) -> Response:
+    known = {model.name: model for model in await in_thread(lambda: list(services.names.models()))}
+    hosted = services.host.hosted
+    return JSONResponse({"models": [_loaded(known[name], hosted[name]) for name in hosted if name in known]})
+
+
+async def show(services: Services, request: Request) -> Response:
+    asked = await services.bodies.read(OllamaName, request)
+    name = await services.name_for(request, asked.model or asked.name)
+    for model in await in_thread(lambda: list(services.names.models())):
+        if model.name == name:
+            return JSONResponse(await in_thread(_description, model))
+    raise ApiError(404, f"{name} is not prepared yet; ask it something first", param="model")
+
+
+async def pull(services: Services, request: Request) -> Response:
+    """Nothing is downloaded for a request; a model that is here already needs it no more."""
+    asked = await services.bodies.read(OllamaName, request)
+    await services.name_for(request, asked.model or asked.name)
+    done = {"status": "success"}
+    return JSONResponse(done) if asked.stream is False else Response(line(done), media_type=LINES.content_type)
+
+
+async def refuse_change(services: Services, request: Request) -> Response:
+    raise ApiError(
+        403,
+        "no request changes the models of this server; its user does, with edgespec models (pull, rename, "
+        "remove) and edgespec export",
+    )
+
+
+async def embed(services: Services, request: Request) -> Response:
+    asked, begun_s = await services.bodies.read(OllamaEmbed, request), monotonic()
+
+    def document(found: TextVectors) -> dict[str, Any]:
+        return {
+            "model": asked.model or found.model,
+            "embeddings": [vector.tolist() for vector in found.vectors],
+            "total_duration": nanoseconds(monotonic() - begun_s),
+            "load_duration": nanoseconds(found.leased_s - begun_s),
+            "prompt_eval_count": found.num_tokens,
+        }
+
+    return await _respond_with_vectors(services, request, asked, "input", document)
+
+
+async def embeddings(services: Services, request: Request) -> Response:
+    """The older form of embed: one text."""
+    asked = await services.bodies.read(OllamaEmbed, request)
+
+    def document(found: TextVectors) -> dict[str, Any]:
+        return {"embedding": found.vectors[0].tolist()}
+
+    return await _respond_with_vectors(services, request, asked, "prompt", document)
+
+
+async def _respond_with_vectors(
+    services: Services,
+    request: Request,
+    asked: OllamaEmbed,
+    field: str,
+    write: Callable[[TextVectors], dict[str, Any]],
+) -> Response:
+    if not (texts := getattr(asked, field)):
+        raise wrong(field, "is missing or empty; give a text")
+    wanted = EmbeddingsRequest(model=asked.model, input=texts, dimensions=asked.dimensions)
+    cuts, keep = asked.truncate is not False, keep_alive_s(asked.keep_alive)
+    return await respond_with_vectors(services, request, wanted, write, keep, cuts=cuts)
+
+
+def _entry(model: ServedModel) -> dict[str, Any]:
+    """A model in a list."""
+    name = model.name + LATEST
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(model.created),
+        "size": _num_bytes(model.manifest),
+        "digest": _digest(model.manifest),
+        "details": _details(model.manifest),
+    }
+
+
+def _loaded(model: ServedModel, hosted: HostedModel) -> dict[str, Any]:
+    """A model that is loaded, in a list; expires_at is when it is closed if nobody uses it from now on."""
+    engine, entry = hosted.engine, _entry(model)
+    del entry["modified_at"]
+    left_s = (
+        hosted.expiry.when() - asyncio.get_running_loop().time()
+        if hosted.expiry and not hosted.leases
+        else hosted.idle_s
+    )
+    return entry | {
+        "expires_at": _NEVER if left_s is None else timestamp(time() + left_s),
+        "size_vram": 0 if engine.device_names[0] == "cpu" else entry["size"],
+        "context_length": engine.context_length,
+    }
+
+
+def _description(model: ServedModel) -> dict[str, Any]:
+    manifest = model.manifest
+    template = model.chat_template()
+    family, sampling = manifest.architecture, manifest.sampling
+    return {
+        "modelfile": f"FROM {model.name}\n",
+        "license": manifest.source.license or "",
+        "parameters": "".join(f"{name} {value}\n" for name, value in asdict(sampling).items()) if sampling else "",
+        "template": template,
+        "details": _details(manifest),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": model.name,
+            f"{family}.context_length": manifest.context_length,
+        },
+        "capabilities": _capabilities(manifest, template),
+        "modified_at": timestamp(model.created),
+    }
+
+
+def _capabilities(manifest: Manifest, template: str) -> list[str]:
+    if manifest.pooling:
+        return ["embedding"]
+    found = {"completion": True, "tools": "tools" in template, "thinking": "think" in template}
+    return [name for name, can in found.items() if can]
+
+
+def _details(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": manifest.architecture,
+        "families": [manifest.architecture],
+        "parameter_size": "",  # not known
+        "quantization_level": manifest.precision,
+    }
+
+
+def _num_bytes(manifest: Manifest) -> int:
+    return sum(record.bytes for record in manifest.files.values())
+
+
+def _digest(manifest: Manifest) -> str:
+    weights = manifest.files.get(manifest.weights)
+    return weights.sha256 if weights else manifest.vocab_sha256

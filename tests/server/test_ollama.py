@@ -1,0 +1,376 @@
+"""Ollama's API on the server: what its clients ask and get, beside what the engine and OpenAI's API say."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from embedding_models import write_folder
+from scripted import scripted_engine
+from served import Served, home_with, serving, table_engine
+
+from edgespec import Engine, SamplingParams, load
+from edgespec.export.convert import export_model
+from edgespec.server.errors import ApiError
+from edgespec.server.model_host import DEFAULT_S
+from edgespec.server.model_names import ModelNames
+from edgespec.server.ollama_protocol import closed, keep_alive_s
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HI = [{"role": "user", "content": "in the an"}]
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]  # fmt: skip
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% else %}<think>\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Engine:
+    return table_engine(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model, other=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model)) as found:
+        yield found
+
+
+def ask(served: Served, path: str, **fields: Any) -> dict[str, Any]:
+    """The answer as one document, which its lines have to join to."""
+    asked = {"model": "tiny", **({"messages": HI} if path == CHAT else {"prompt": "in the an"}), **fields}
+    answer = served.post(path, {**asked, "stream": False})
+    assert answer.status_code == 200, answer.text
+    whole: dict[str, Any] = answer.json()
+    streamed = served.post(path, asked)
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in streamed.text.splitlines()]
+    assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
+    for each in (whole, lines[-1]):
+        assert all(type(value) is int and value > 0 for key, value in each.items() if key.endswith("_duration"))
+        assert datetime.fromisoformat(each["created_at"]).tzinfo is not None
+        assert each["total_duration"] >= each["load_duration"]
+    pieces = [each.get("message", each) for each in lines]
+    message = whole.get("message", whole)
+    content = "content" if path == CHAT else "response"
+    assert "".join(each[content] for each in pieces) == message[content]
+    assert "".join(each.get("thinking", "") for each in pieces) == message.get("thinking", "")
+    calls = [call["function"] for each in pieces for call in each.get("tool_calls", ())]
+    assert calls == [call["function"] for call in message.get("tool_calls", ())]
+    for name in ("done_reason", "prompt_eval_count", "eval_count", "model"):
+        assert lines[-1][name] == whole[name]
+    return whole
+
+
+def refusal(served: Served, path: str, status: int = 400, **fields: Any) -> str:
+    asked = {"model": "tiny", **({"messages": HI} if path == CHAT else {"prompt": "in the an"}), **fields}
+    answer = served.post(path, asked)
+    assert answer.status_code == status, answer.text
+    assert [*answer.json()] == ["error"]
+    return str(answer.json()["error"])
+
+
+def test_a_chat_is_the_engines_answer(served: Served, engine: Engine) -> None:
+    wanted = engine.generate(HI, max_tokens=9)
+    found = ask(served, CHAT, options={"num_predict": 9, "num_gpu": 1, "num_thread": 2})
+    assert found["message"] == {"role": "assistant", "content": wanted.text}
+    assert (found["done_reason"], found["prompt_eval_count"], found["eval_count"]) == (
+        "length",
+        wanted.prompt_tokens,
+        9,
+    )
+    assert found["speculation"]["drafter"] == "suffix"
+
+
+def test_options_are_those_of_the_engine(served: Served, engine: Engine) -> None:
+    options = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.5,
+        "frequency_penalty": 0.2, "repeat_penalty": 1.1, "seed": 9,
+    }  # fmt: skip
+    params = {("repetition_penalty" if name == "repeat_penalty" else name): each for name, each in options.items()}
+    wanted = engine.generate(HI, sampling=SamplingParams(**params), max_tokens=20).text  # type: ignore[arg-type]
+    assert ask(served, CHAT, options={**options, "num_predict": 20})["message"]["content"] == wanted
+    params["repetition_penalty"] = 1.0
+    without = engine.generate(HI, sampling=SamplingParams(**params), max_tokens=20).text  # type: ignore[arg-type]
+    found = ask(served, CHAT, options={**options, "repeat_last_n": 0, "num_predict": 20})
+    assert found["message"]["content"] == without
+    stop = wanted[4:7]
+    found = ask(served, CHAT, options={**options, "num_predict": 20, "stop": [stop]})
+    assert (found["message"]["content"], found["done_reason"]) == (wanted[: wanted.index(stop)], "stop")
+
+
+def test_generate_takes_a_prompt_with_a_system_message_or_as_it_is(served: Served, engine: Engine) -> None:
+    wanted = engine.generate("in the an", system="the", max_tokens=6)
+    found = ask(served, GENERATE, system="the", options={"num_predict": 6})
+    assert (found["response"], found["prompt_eval_count"]) == (wanted.text, wanted.prompt_tokens)
+    raw = engine.generate("in the an", raw=True, max_tokens=30)
+    found = ask(served, GENERATE, raw=True, options={"num_predict": 30}, logprobs=True, top_logprobs=2)
+    assert (found["response"], found["prompt_eval_count"]) == (raw.text, raw.prompt_tokens)
+    assert len(found["logprobs"]) == 30
+    assert {len(each["top_logprobs"]) for each in found["logprobs"]} == {2}
+    assert "context" not in found
+
+
+def test_log_probabilities_are_in_the_lines_too(served: Served) -> None:
+    asked = {"model": "tiny", "messages": HI, "options": {"num_predict": 8}, "logprobs": True}
+    whole = served.post(CHAT, {**asked, "stream": False}).json()["logprobs"]
+    lines = [json.loads(line) for line in served.post(CHAT, asked).text.splitlines()]
+    assert [each for line in lines for each in line.get("logprobs", ())] == whole
+    assert len(whole) == 8
+
+
+def test_a_format_is_json_or_a_schema(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    assert ask(served, CHAT, format=schema, options={"num_predict": 20})["message"]["content"] == '{"a":1}'
+    assert json.loads(ask(served, GENERATE, format="json", options={"num_predict": 12})["response"]) is not None
+    assert ask(served, CHAT, format="", options={"num_predict": 2})["done_reason"] == "length"
+
+
+def test_objects_of_a_schema_have_no_names_but_those_that_it_gives() -> None:
+    inner = {"type": "object", "properties": {"b": {}}}
+    found = closed({"properties": {"a": inner, "c": {"items": inner}}, "$defs": {"d": inner}, "enum": [inner]})
+    shut = {**inner, "additionalProperties": False}
+    assert found == {
+        "properties": {"a": shut, "c": {"items": shut}}, "$defs": {"d": shut}, "enum": [inner],
+        "additionalProperties": False,
+    }  # fmt: skip
+    for stated in ({**inner, "additionalProperties": True}, {**inner, "allOf": [inner]}, {"type": "object"}):
+        assert closed(stated) == stated
+
+
+@pytest.fixture(scope="module")
+def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    def answer(prompt: str) -> str:
+        return "<think>\n\n</think>\n\nYes." if "off" in prompt else "<think>\nI see.\n</think>\n\nYes, 4."
+
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer, THINKING)) as found:
+        yield found
+
+
+def test_thinking_is_apart_from_the_answer(thinking: Served) -> None:
+    for think in ({}, {"think": True}, {"think": "high"}):
+        found = ask(thinking, CHAT, **think)
+        assert found["message"] == {"role": "assistant", "content": "Yes, 4.", "thinking": "I see."}
+        assert ask(thinking, GENERATE, **think)["thinking"] == "I see."
+    found = ask(thinking, CHAT, think=False, messages=[{"role": "user", "content": "off"}])
+    assert found["message"] == {"role": "assistant", "content": "Yes."}
+    assert "wanted true, false, low, medium, high" in refusal(thinking, CHAT, think="much")
+
+
+@pytest.fixture(scope="module")
+def calling(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    def answer(prompt: str) -> str:
+        call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        return "It is sunny." if "sunny" in prompt else f"I look.\n{call}\n{call}"
+
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer)) as found:
+        yield found
+
+
+def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) -> None:
+    first = ask(calling, CHAT, tools=TOOLS)
+    assert (first["message"]["content"].strip(), first["done_reason"]) == ("I look.", "stop")
+    functions = [call["function"] for call in first["message"]["tool_calls"]]
+    assert functions == [{"index": i, "name": "get_weather", "arguments": {"city": "Rome"}} for i in (0, 1)]
+    for call in first["message"]["tool_calls"]:  # clients that do not keep ids
+        del call["id"]
+    result = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
+    second = ask(calling, CHAT, tools=TOOLS, messages=[*HI, first["message"], result])
+    assert second["message"] == {"role": "assistant", "content": "It is sunny."}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (CHAT, {"messages": [{**HI[0], "images": ["aGk="]}]}, "messages[0] has images; models here"),
+        (GENERATE, {"images": ["aGk="]}, "images is given, and models here read text alone"),
+        (GENERATE, {"suffix": "x"}, "suffix is given, and models here only write at the end"),
+        (GENERATE, {"template": "{{ .Prompt }}"}, "template is given, and a model here has its own"),
+        (GENERATE, {"context": [1]}, "context is given, which is not kept here; send the conversation"),
+        (GENERATE, {"raw": True, "system": "x"}, "system is given with raw"),
+        (CHAT, {"think": True}, "think is given, but tiny does not reason"),
+        (CHAT, {"format": "xml"}, "format is 'xml'; wanted json, or a JSON schema"),
+        (CHAT, {"format": {"type": "nope"}}, "the JSON schema of format cannot be used"),
+        (CHAT, {"options": {"mirostat": 2}}, "options.mirostat is 2, which models here do not have"),
+        (CHAT, {"options": {"temperature": -1}}, "options.temperature is -1"),
+        (CHAT, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty is 0.0; wanted a number from 0.01"),
+        (CHAT, {"options": {"num_predict": -3}}, "options.num_predict is -3; wanted 0 or more, or -1"),
+        (CHAT, {"options": {"seed": "x"}}, "options.seed is 'x'"),
+        (CHAT, {"keep_alive": "soon"}, "keep_alive is 'soon'; wanted seconds, or a time such as 5m"),
+        (CHAT, {"messages": [{"role": "user", "content": "the " * 3000}]}, "tokens"),
+        ("/api/embed", {"input": "x"}, "a vector of a text needs one that was trained for embeddings"),
+        ("/api/embed", {"input": ""}, "input is missing or empty"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_words(served: Served, path: str, fields: dict[str, Any], said: str) -> None:
+    assert said in refusal(served, path, **fields)
+
+
+def test_unknown_models_addresses_and_changes_are_refused(served: Served) -> None:
+    for path in (CHAT, GENERATE, "/api/show", "/api/pull"):
+        assert "no model 'tinny' is prepared here; did you mean tiny?" in refusal(served, path, 404, model="tinny")
+    assert "there are /api/version" in refusal(served, "/api/nope", 404)
+    for path in ("/api/create", "/api/copy", "/api/push"):
+        assert "edgespec models" in refusal(served, path, 403)
+    assert served.client.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 403
+    assert served.post("/api/pull", {"model": "tiny:latest", "stream": False}).json() == {"status": "success"}
+
+
+def test_an_error_within_a_stream_is_a_line(tiny_model: Path, tmp_path: Path) -> None:
+    class Failing:
+        num_left = 6
+
+        def __call__(self, *given: Any) -> Any:
+            self.num_left -= 1
+            if self.num_left < 0:
+                raise RuntimeError("a secret")
+            return real(*given)
+
+    engine = table_engine(tiny_model)
+    real, failing = engine.target.logits, Failing()
+    engine.target.logits = failing  # type: ignore[method-assign]
+    with serving(ModelNames(home_with(tmp_path, tiny=tiny_model)), lambda name: engine) as served:
+        lines = served.post(CHAT, {"model": "tiny", "messages": HI}).text.splitlines()
+    assert "error" not in lines[0]
+    assert [*json.loads(lines[-1])] == ["error"]
+    assert "a secret" not in lines[-1]
+
+
+def test_models_are_listed_and_described(served: Served) -> None:
+    models = served.client.get("/api/tags").json()["models"]
+    assert [each["name"] for each in models] == ["other:latest", "tiny:latest"]
+    assert all(len(each["digest"]) == 64 and each["size"] > 0 for each in models)
+    assert models[0]["details"]["family"] == "llama"
+    found = served.post("/api/show", {"model": "tiny:latest"}).json()
+    assert found == served.post("/api/show", {"name": "tiny"}).json()
+    assert found["capabilities"] == ["completion"]
+    assert "im_start" in found["template"]
+    assert found["model_info"]["llama.context_length"] == 700
+    assert [int(part) for part in served.client.get("/api/version").json()["version"].split(".")] >= [0, 6, 4]
+
+
+def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
+    def load_with(**fields: Any) -> Any:
+        return served.post(GENERATE, {"model": "tiny", **fields}).json()
+
+    def loaded() -> list[dict[str, Any]]:
+        models: list[dict[str, Any]] = served.client.get("/api/ps").json()["models"]
+        return models
+
+    assert load_with(keep_alive="10m")["done_reason"] == "load"
+    (entry,) = loaded()
+    left = datetime.fromisoformat(entry["expires_at"]) - datetime.now().astimezone()
+    assert 550 < left.total_seconds() <= 600
+    assert (entry["name"], entry["size_vram"]) == ("tiny:latest", 0)
+    assert entry["context_length"] == served.services.host.hosted["tiny"].engine.context_length
+    load_with(keep_alive=-1)
+    assert loaded()[0]["expires_at"].startswith("9999")
+    ask(served, CHAT, keep_alive=-1, options={"num_predict": 1})
+    assert load_with(keep_alive=0)["done_reason"] == "unload"
+    served.wait_until(lambda: not loaded())
+    assert served.post(CHAT, {"model": "tiny", "keep_alive": 0}).json()["message"]["content"] == ""
+    assert loaded() == [], "a model that is not loaded is not loaded to be closed"
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [
+        (None, DEFAULT_S), (0, 0.0), ("0", 0.0), (300, 300.0), ("5m", 300.0), ("1h30m", 5400.0), ("1.5s", 1.5),
+        ("250ms", 0.25), (-1, None), ("-1", None), ("-5m", None), (1e300, 1e9),
+    ],
+)  # fmt: skip
+def test_times_are_read_as_ollama_writes_them(stated: Any, seconds: float | None) -> None:
+    assert keep_alive_s(stated) == seconds
+
+
+@pytest.mark.parametrize("stated", ["", "m", "5 m", "5mm", "--1", "nan", "inf", "5d"])
+def test_what_is_no_time_is_refused(stated: str) -> None:
+    with pytest.raises(ApiError, match="keep_alive"):
+        keep_alive_s(stated)
+
+
+def test_a_context_above_that_of_the_model_is_noted(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "edgespec.server")
+    ask(served, CHAT, options={"num_ctx": 1 << 20, "num_predict": 1})
+    assert "num_ctx 1048576 is above the context of" in caplog.text
+
+
+def test_the_root_is_what_clients_of_ollama_look_for(served: Served) -> None:
+    assert served.client.get("/").text == "Ollama is running"
+    assert served.client.head("/").status_code == 200
+    page = served.client.get("/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert page.headers["content-type"].startswith("text/html")
+
+
+def test_what_curl_sends_without_a_content_type_is_read(served: Served) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "in", "stream": False, "options": {"num_predict": 2}})
+    for kind in ("application/x-www-form-urlencoded", None):
+        headers = {"Content-Type": kind} if kind else {}
+        assert served.client.post(GENERATE, content=body, headers=headers).json()["eval_count"] == 2
+        assert served.client.post("/v1/completions", content=body, headers=headers).status_code == 415
+    page = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://evil.example"}
+    refused = served.client.post(GENERATE, content=body, headers=page)
+    assert (refused.status_code, [*refused.json()]) == (403, ["error"])
+
+
+def test_vectors_are_those_of_the_other_api_and_long_texts_are_cut(tmp_path: Path) -> None:
+    write_folder(tmp_path / "source", tiny.random_weights(5))
+    export_model(tmp_path / "source", tmp_path / "vectors", precision="fp32")
+    home = home_with(tmp_path / "home", vectors=tmp_path / "vectors")
+    with serving(ModelNames(home), lambda name: load(home.models / name, home=tmp_path / "home")) as served:
+        wanted = served.post("/v1/embeddings", {"model": "vectors", "input": ["the an", "in"]}).json()
+        found = served.post("/api/embed", {"model": "vectors", "input": ["the an", "in"]}).json()
+        assert np.allclose(found["embeddings"], [each["embedding"] for each in wanted["data"]], atol=1e-6)
+        assert found["prompt_eval_count"] == wanted["usage"]["prompt_tokens"]
+        older = served.post("/api/embeddings", {"model": "vectors", "prompt": "in"}).json()
+        assert np.allclose(older["embedding"], found["embeddings"][1], atol=1e-6)
+        long = {"model": "vectors", "input": "the " * 5000, "dimensions": 3}
+        cut = served.post("/api/embed", long).json()
+        context = served.services.host.hosted["vectors"].engine.embedder.context_length
+        assert (cut["prompt_eval_count"], len(cut["embeddings"][0])) == (context, 3)
+        assert "tokens" in refusal(served, "/api/embed", **{**long, "truncate": False})
+
+
+@pytest.mark.clients
+def test_the_client_of_ollama(calling: Served, served: Served) -> None:
+    ollama = pytest.importorskip("ollama", reason="needs the package ollama: make test-serve")
+    client = ollama.Client(host=calling.url.removesuffix("/v1"))
+    first = client.chat("tiny", messages=HI, tools=TOOLS)
+    assert first.message.tool_calls[0].function.arguments == {"city": "Rome"}
+    second = [*HI, first.message, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    assert client.chat("tiny:latest", messages=second, tools=TOOLS).message.content == "It is sunny."
+    host = served.url.removesuffix("/v1")
+    client = ollama.Client(host=host)
+    wanted = client.generate("tiny", "in the an", options={"num_predict": 9})
+    assert wanted.eval_count == 9
+    parts = [
+        each.response for each in client.generate("tiny", "in the an", stream=True, options={"num_predict": 9})
+    ]
+    assert "".join(parts) == wanted.response
+    assert [each.model for each in client.ps().models] == ["tiny:latest"]
+    assert {each.model for each in client.list().models} == {"other:latest", "tiny:latest"}
+    assert client.show("tiny").modelinfo["general.architecture"] == "llama"
+    with pytest.raises(ollama.ResponseError, match="no model 'nope'") as caught:
+        client.chat("nope", messages=HI)
+    assert caught.value.status_code == 404
+
+    async def ask_twice() -> str:
+        stream = await ollama.AsyncClient(host=host).generate(
+            "tiny", "in the an", stream=True, options={"num_predict": 9}
+        )
+        return "".join([each.response async for each in stream])
+
+    assert asyncio.run(ask_twice()) == wanted.response
