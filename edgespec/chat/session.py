@@ -97,7 +97,7 @@ class ChatSession:
         if budget is None or self.is_continued:
             return False
         tokens = np.array([token for chunk in self.answer for token in chunk.token_ids], np.int32)
-        return has_spent(tokens, budget, self.engine.tokenizer.decode, is_open=self.opens_reasoning)
+        return has_spent(tokens, budget, self.engine.tokenizer, is_open=self.opens_reasoning)
 
     def save(self) -> None:
         if self.autosave:

@@ -1,6 +1,6 @@
 """The reasoning of thinking models, which stands between <think> and </think> at the beginning of an answer.
 
-Those of gpt-oss have other marks, for which its text has these (tools/channels).
+Some families have other marks, for which the text of their answers has these (tools/channels).
 
 Tells it from the answer (the same marks later on are text), and bounds it. The bound is a pure function of the
 answer so far, as a grammar is, so that drafts and schedules change nothing.
@@ -18,11 +18,12 @@ from edgespec.engine.request import Request, under_constraint
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools import channels
 from edgespec.tools.tool import ToolUse
 from edgespec.types import TokenConstraint, TokenIds, append
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE = channels.THINK_MARKS[0]
 
 
 class Marks(NamedTuple):
@@ -36,6 +37,21 @@ class Marks(NamedTuple):
 # What stands between the last thought and the answer, as models write it by themselves.
 TAGS = Marks(OPEN, CLOSE, f"\n{CLOSE}\n\n")
 CHANNELS = Marks(channels.ANALYSIS, channels.END, channels.NEXT + channels.FINAL)
+
+
+def marks_of(tokenizer: Tokenizer) -> Marks:
+    """Those that a model writes, by its tokenizer."""
+    if tokenizer.channel_marks:
+        return CHANNELS
+    open, close = tokenizer.think_marks
+    return TAGS if open == OPEN else Marks(open, close, closing=close)
+
+
+def _marked_text(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    """The text of tokens, with the marks of reasoning."""
+    return partial(tokenizer.decode, shown=tokenizer.special_within((*marks_of(tokenizer), *TAGS)))
+
+
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens in which an answer opens its reasoning: the mark, which few tokenizers cut into more, and white space.
 _MOST_OPENING = 16
@@ -169,7 +185,7 @@ class ModelReasoning:
         """The chat template or the tokenizer knows the marks."""
         marks = (OPEN, CLOSE)
         return (
-            self._has_channels
+            self._are_tokens
             or self.encoder.can_switch_thinking
             or any(map(self.encoder.spells_in_template, marks))
             or any(mark in self.encoder.tokenizer.added_tokens for mark in marks)
@@ -177,23 +193,28 @@ class ModelReasoning:
 
     @property
     def _has_channels(self) -> bool:
-        return bool(self.encoder.tokenizer.channel_marks)
+        return self._marks is CHANNELS
+
+    @property
+    def _are_tokens(self) -> bool:
+        """The marks are tokens for which the text of an answer has others."""
+        return self._has_channels or bool(self.encoder.tokenizer.think_texts)
 
     @property
     def _marks(self) -> Marks:
-        return CHANNELS if self._has_channels else TAGS
+        return marks_of(self.encoder.tokenizer)
 
     @property
     def is_opened_by_template(self) -> bool:
         """Prompts may end with the mark that begins the reasoning."""
-        return self.encoder.spells_in_template(OPEN)
+        return bool(self.encoder.tokenizer.think_texts) or self.encoder.spells_in_template(OPEN)
 
     def is_open(self, prompt: TokenIds) -> bool:
         """True if a prompt ends with the mark that begins the reasoning, as its chat template can have it."""
         if not self.is_opened_by_template:
             return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
-        return self._tail(prompt).rstrip().endswith(OPEN)
+        return self._tail(prompt).rstrip().endswith(self._marks.open)
 
     def opens(self, prompt: Prompt, prefill: str, options: Mapping[str, Any]) -> bool:
         """True if an answer begins in the reasoning, as Engine.opens_reasoning tells it."""
@@ -214,8 +235,8 @@ class ModelReasoning:
         The opening mark does not come twice. Where the beginning has neither mark, it is no reasoning, which is
         closed before it.
         """
-        if self._has_channels:
-            return self._place_in_channel(prompt, begun)
+        if self._are_tokens:
+            return self._place_by_tokens(prompt, begun)
         is_open, text = self.is_open(prompt), begun.lstrip()
         is_marked = text.startswith(OPEN)
         if is_open and is_marked:
@@ -225,22 +246,28 @@ class ModelReasoning:
             is_open, prompt = False, append(prompt, self._closing())
         return PlacedBeginning(prompt, begun, (is_open or is_marked) and CLOSE not in text)
 
-    def _place_in_channel(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
-        """The prompt with the header of the answer, or of its reasoning, which the beginning goes on in."""
-        encode, (before, mark, rest) = self.encoder.tokenizer.encode, begun.lstrip().partition(CLOSE)
-        if not (is_marked := before.startswith(OPEN)):
-            header = encode(channels.FINAL, special=True, is_behind_text=True)
-            return PlacedBeginning(append(prompt, header), begun, is_open=False)
-        prompt = append(prompt, encode(channels.ANALYSIS, special=True, is_behind_text=True))
-        thought = before.removeprefix(OPEN).lstrip()
+    def _place_by_tokens(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
+        """As place, where the marks are tokens, or headers of messages, and not the text that stands for them."""
+        encode = partial(self.encoder.tokenizer.encode, is_behind_text=True)
+        is_open, (before, mark, rest) = self.is_open(prompt), begun.lstrip().partition(CLOSE)
+        is_marked = before.startswith(OPEN)
+        if not (is_marked or (is_open and (mark or not before))):
+            if self._has_channels:
+                prompt = append(prompt, encode(channels.FINAL, special=True))
+            elif is_open:
+                prompt = append(prompt, self._closing())
+            return PlacedBeginning(prompt, begun, is_open=False)
+        if not is_open:
+            prompt = append(prompt, encode(self._marks.open, special=True))
+        thought = before.removeprefix(OPEN).lstrip() if is_marked else before
         if not mark:
-            return PlacedBeginning(prompt, thought, is_open=is_marked)
-        closed = append(encode(thought.rstrip(), is_behind_text=True), self._closing())
+            return PlacedBeginning(prompt, thought, is_open=True)
+        closed = append(encode(thought.rstrip()), self._closing())
         return PlacedBeginning(append(prompt, closed), rest.lstrip(), is_open=False)
 
     def begin_answer(self, prompt: TokenIds) -> TokenIds:
         """The prompt of an answer that has to begin with its text, without reasoning."""
-        return self._place_in_channel(prompt, "").prompt if self._has_channels else prompt
+        return self._place_by_tokens(prompt, "").prompt if self._has_channels else prompt
 
     def bounded(self, request: Request, num_tokens: int) -> Request:
         """The request, with an end to the reasoning of its answer after num_tokens."""
@@ -249,7 +276,7 @@ class ModelReasoning:
             num_tokens,
             self.manifest.vocab_size,
             self._closing(),
-            partial(tokenizer.decode, shown=tokenizer.special_within((*self._marks, *TAGS))),
+            _marked_text(tokenizer),
             self._marks,
             is_open=self.is_open(request.prompt),
             inner=request.constraint,
@@ -371,9 +398,10 @@ def find_reasoning(
     return None
 
 
-def has_spent(answer: TokenIds, num_tokens: int, decode: Callable[[Sequence[int]], str], *, is_open: bool) -> bool:
-    """True if the reasoning of an answer was closed as it had num_tokens; arguments as in find_reasoning."""
-    begin = find_reasoning(answer, decode, is_open=is_open)
+def has_spent(answer: TokenIds, num_tokens: int, tokenizer: Tokenizer, *, is_open: bool) -> bool:
+    """True if the reasoning of an answer was closed as it had num_tokens; is_open as in find_reasoning."""
+    marks, decode = marks_of(tokenizer), _marked_text(tokenizer)
+    begin = find_reasoning(answer, decode, is_open=is_open, mark=marks.open)
     if begin is None or len(answer) <= begin + num_tokens:
         return False
-    return CLOSE not in decode(answer[begin : begin + num_tokens].tolist())
+    return marks.close not in decode(answer[begin : begin + num_tokens].tolist())

@@ -113,6 +113,20 @@ class Tokenizer:
             return {}
         return {self.special_tokens[mark]: mark for mark in channels.MARKS}
 
+    @cached_property
+    def think_marks(self) -> tuple[str, str]:
+        """The marks around reasoning as this tokenizer spells them; <think> and </think> where it has none."""
+        known = (pair for pair in channels.THINK_MARKS if {*pair} <= self.added_tokens.keys())
+        return next(known, channels.THINK_MARKS[0])
+
+    @cached_property
+    def think_texts(self) -> dict[int, str]:
+        """The text of the tokens of these marks in an answer, where it would not be <think> or </think>."""
+        texts = channels.THINK_MARKS[0]
+        found = {self.added_tokens.get(mark, -1): text for mark, text in zip(self.think_marks, texts, strict=True)}
+        is_text = self.think_marks == texts and not self._special_ids & found.keys()
+        return {} if is_text or -1 in found else found
+
     @property
     def pieces(self) -> dict[int, str]:
         """The spelling of each token of the vocabulary, by id."""
@@ -242,6 +256,7 @@ class TextStream:
         self._start = 0  # first token of the window that is decoded again
         self._shown = len(self._tokens)  # tokens whose text has been handed out
         self._channels = channels.ChannelText() if tokenizer.channel_marks and not len(before) else None
+        self._think_texts = {} if len(before) else tokenizer.think_texts
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if not self._shown_special:
@@ -251,7 +266,9 @@ class TextStream:
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
         if self._channels is None:
-            return self._push(tokens)
+            if not self._think_texts:
+                return self._push(tokens)
+            return "".join(map(self._text_of, tokens))
         text, marks = "", self._tokenizer.channel_marks
         for token in tokens:
             if (mark := marks.get(int(token))) is None:
@@ -259,6 +276,10 @@ class TextStream:
             else:
                 text += self._channels.text(self._finish()) + self._channels.mark(mark)
         return text
+
+    def _text_of(self, token: int) -> str:
+        mark = self._think_texts.get(int(token))
+        return self._push([token]) if mark is None else self._finish() + mark
 
     def _push(self, tokens: Iterable[int]) -> str:
         self._tokens += [int(token) for token in tokens]

@@ -13,6 +13,13 @@ ANALYSIS, COMMENTARY, FINAL = (f"{CHANNEL}{each}{MESSAGE}" for each in ("analysi
 CALL = f"{CHANNEL}commentary to="  # and the recipient
 CALL_BODY = f" <|constrain|>json{MESSAGE}"
 NEXT = f"{END}{START}assistant"  # between two messages
+# Marks of reasoning that are tokens of their own: of most families, Seed-OSS, Ministral 3 and Hunyuan 3.
+THINK_MARKS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<think:opensource>", "</think:opensource>"),
+)
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _RECIPIENT, _ANALYSIS = re.compile(r"\bto=([^\s<]+)"), re.compile(r"<\|channel\|>\s*analysis\b")
 _FIRST = " to="  # the beginning of an answer whose header names the recipient first

@@ -467,6 +467,7 @@ def test_tokens_are_coloured_by_origin_with_a_legend() -> None:
     tokenizer = SimpleNamespace(
         decode=lambda tokens: "".join(pieces[token] for token in tokens),
         channel_marks=(),
+        think_texts={},
         ends_in_bytes=lambda tokens: False,
     )
     printer = OriginPrinter(console, tokenizer)  # type: ignore[arg-type]

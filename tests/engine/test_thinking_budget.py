@@ -138,7 +138,7 @@ def test_reasoning_that_the_model_opens_is_counted_behind_its_mark(tiny_model: P
         assert engine.generate("plainly", thinking_budget=0).text == "Yes, 4."
         for given, spent in ((whole, False), (cut, True)):
             tokens = np.array(given.token_ids, np.int32)
-            assert has_spent(tokens, 8 if spent else num, engine.tokenizer.decode, is_open=False) is spent
+            assert has_spent(tokens, 8 if spent else num, engine.tokenizer, is_open=False) is spent
 
 
 def test_what_may_follow_is_a_function_of_the_answer_alone() -> None:

@@ -10,7 +10,7 @@ conversation is held.
 import json
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,7 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.run_ahead import Ticket
 from edgespec.setup.home import default_home
 from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
+from edgespec.tools.channels import THINK_MARKS
 
 STATS = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
 
@@ -38,11 +39,16 @@ class _Tokenizer:
     """Makes a token of each piece of the answers, in order."""
 
     channel_marks = None
+    think_marks = THINK_MARKS[0]
+    think_texts: dict[int, str] = {}  # noqa: RUF012  read only
 
     def __init__(self) -> None:
         self.pieces: list[str] = []  # of the tokens, by their ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def special_within(self, texts: Iterable[str]) -> frozenset[int]:
+        return frozenset()
+
+    def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
         return "".join(self.pieces[token] for token in tokens)
 
     def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
