@@ -10,6 +10,7 @@ last of an odd number. So an expert that has an odd number of routes gets one mo
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,22 +92,52 @@ class ExpertsWriter:
         self, router_logits: ir.Value, routing: Routing, choice: ir.Value | None
     ) -> tuple[ir.Value, ir.Value]:
         """The weights of the chosen experts of each token, and their numbers, [num_tokens, num_used] both."""
-        op, shares = self._nodes.op, None
-        if choice is not None or not routing.is_normalized:
+        op, constant, shares = self._nodes.op, self._nodes.constant, None
+        if routing.is_sigmoid:
+            shares = op("Sigmoid", router_logits)
+        elif choice is not None or not routing.is_normalized:
             shares = op("Softmax", router_logits, axis=-1)
         judged = router_logits if choice is None or shares is None else op("Add", shares, choice)
+        if routing.num_used_groups < routing.num_groups:
+            judged = self._within_groups(judged, routing)
         outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
         largest, chosen = self._nodes.node(
             "TopK",
-            [judged, self._nodes.constant("num_used", np.array([routing.num_used]))],
+            [judged, constant("num_used", np.array([routing.num_used]))],
             outputs,
         )
         if shares is None:
             return op("Softmax", largest, axis=-1), chosen
         own = op("GatherElements", shares, chosen, axis=1)
         if routing.is_normalized:
-            own = op("Div", own, op("ReduceSum", own, self._nodes.constant("axis_1", np.array([1]))))
+            own = op("Div", own, self._sum_columns(own, routing.num_used))
+        if routing.scale != 1:
+            own = op("Mul", own, constant("routed_scale", np.array(routing.scale, np.float32)))
         return own, chosen
+
+    def _within_groups(self, judged: ir.Value, routing: Routing) -> ir.Value:
+        """The scores of experts in the best groups, by the sum of their best two, and -inf for the others."""
+        op, constant, last = self._nodes.op, self._nodes.constant, np.array([-1])
+        size = routing.num_experts // routing.num_groups
+        groups = op("Reshape", judged, constant("groups", np.array([-1, routing.num_groups, size])))
+        best = self._largest("best_two", groups, 2)
+        sums = op("ReduceSum", best, constant("last", last), keepdims=0)
+        used = self._largest("used_groups", sums, routing.num_used_groups)
+        is_used = op("GreaterOrEqual", sums, op("ReduceMin", used, constant("last", last)))
+        none = constant("no_score", np.array(-np.inf, np.float32))
+        kept = op("Where", op("Unsqueeze", is_used, constant("last", last)), groups, none)
+        return op("Reshape", kept, constant("ungrouped", np.array([-1, routing.num_experts])))
+
+    def _sum_columns(self, x: ir.Value, count: int) -> ir.Value:
+        """The sum of each row, [num_tokens, 1]; ReduceSum adds in an order by the place of a row in memory."""
+        columns = [ir.Value(name=f"{x.name}.{at}") for at in range(count)]
+        return reduce(
+            partial(self._nodes.op, "Add"), self._nodes.node("Split", [x], columns, axis=-1, num_outputs=count)
+        )
+
+    def _largest(self, name: str, x: ir.Value, count: int) -> ir.Value:
+        outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]
+        return self._nodes.node("TopK", [x, self._nodes.constant(name, np.array([count]))], outputs)[0]
 
     def _experts(self, name: str, x: ir.Value, routes: ir.Value, stacks: Sequence[ExpertStack]) -> ir.Value:
         """The output of one expert for each row, [num_routes, hidden_size].

@@ -3,7 +3,8 @@
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
 (LFM2 and 2.5) and qwen3_5, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss, and
-with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe. A gemma3 or mistral3 that sees is read without
+with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that sigmoids choose lfm2_moe,
+glm4_moe and dots1. A gemma3 or mistral3 that sees is read without
 its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
 """
 
@@ -35,6 +36,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that transformers assumes
     is_mixture: bool = False  # its layers have experts
     normalizes_routing: bool = True  # unless norm_topk_prob says otherwise
+    routes_by_sigmoid: bool = False  # unless a GGUF file says otherwise
     has_rounded_yarn: bool = True  # borders of YaRN are whole pairs of values, unless truncate says otherwise
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
     has_convolutions: bool = False  # some layers have a short convolution in the place of attention
@@ -65,6 +67,22 @@ _GEMMA = Family(
 _GEMMA2 = {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 _OLMO = Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True)
+_LFM2 = Family(
+    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    names={
+        "final_norm": ("token_embd_norm.weight", "model.embedding_norm.weight"),
+        "{i}.input_norm": ("blk.{i}.attn_norm.weight", f"{_LAYER}.operator_norm.weight"),
+        "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", f"{_LAYER}.ffn_norm.weight"),
+        "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.q_layernorm.weight"),
+        "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.k_layernorm.weight"),
+        "{i}.o": ("blk.{i}.attn_output.weight", f"{_LAYER}.self_attn.out_proj.weight"),
+        "{i}.gate": ("blk.{i}.ffn_gate.weight", f"{_LAYER}.feed_forward.w1.weight"),
+        "{i}.up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.feed_forward.w3.weight"),
+        "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.feed_forward.w2.weight"),
+    },
+    has_convolutions=True,
+    defaults={"rope_theta": 1e6, "conv_L_cache": 3},
+)
 _HUNYUAN = Family(
     norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
     norms_rotated=True,
@@ -125,27 +143,20 @@ FAMILIES = {
             "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.shared_mlp.output_linear.weight"),
         },
     ),
-    "lfm2": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
-        names={
-            "final_norm": ("token_embd_norm.weight", "model.embedding_norm.weight"),
-            "{i}.input_norm": ("blk.{i}.attn_norm.weight", f"{_LAYER}.operator_norm.weight"),
-            "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", f"{_LAYER}.ffn_norm.weight"),
-            "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.q_layernorm.weight"),
-            "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.k_layernorm.weight"),
-            "{i}.o": ("blk.{i}.attn_output.weight", f"{_LAYER}.self_attn.out_proj.weight"),
-            "{i}.gate": ("blk.{i}.ffn_gate.weight", f"{_LAYER}.feed_forward.w1.weight"),
-            "{i}.up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.feed_forward.w3.weight"),
-            "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.feed_forward.w2.weight"),
-        },
-        has_convolutions=True,
+    "lfm2": replace(
+        _LFM2,
         defaults={
-            "rope_theta": 1e6,
-            "conv_L_cache": 3,
+            **_LFM2.defaults,
             "block_auto_adjust_ff_dim": True,
             "block_multiple_of": 256,
             "block_ffn_dim_multiplier": 1.0,
         },
+    ),
+    "lfm2_moe": replace(
+        _LFM2,
+        is_mixture=True,
+        routes_by_sigmoid=True,
+        defaults={**_LFM2.defaults, "block_auto_adjust_ff_dim": False, "num_dense_layers": 2},
     ),
     "qwen3_5": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
@@ -172,6 +183,23 @@ FAMILIES = {
     "ernie4_5_moe": Family(
         paired_in=(*_GGUF, "huggingface"), is_mixture=True, defaults={"moe_layer_start_index": 1}
     ),
+    "glm4_moe": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        needs=("router_choice",),
+        names={
+            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
+        },
+        is_mixture=True,
+        routes_by_sigmoid=True,
+        defaults={"partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
+    ),
+    "dots1": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        needs=("router_choice",),
+        is_mixture=True,
+        normalizes_routing=False,
+        routes_by_sigmoid=True,
+    ),
     "gpt_oss": Family(
         needs=(*_BIASES, "o_bias", "sinks", "router_bias", "expert_bias"),
         names={
@@ -190,13 +218,13 @@ _LACKING = {
     f"Gated DeltaNet layers, {_STATE} (ONNX Runtime has operators for them from 1.32 on)": (
         *("qwen3_next", "qwen3next", "qwen3_5_moe", "qwen35moe", "kimi_linear", "olmo_hybrid"),
     ),
-    "experts beside short convolutions": ("lfm2moe", "lfm2_moe"),
     f"Mamba layers, {_STATE}": (
         *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
     ),
     "keys and values that layers share, and embeddings for each layer": ("gemma4", "gemma3n"),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
-    "experts that sigmoids choose": ("glm4_moe", "glm4moe", "dots1", "llama4", "minimax"),
+    "experts that sigmoids choose, in every other layer": ("llama4",),
+    "experts that sigmoids choose": ("minimax",),
     "positions in several dimensions, for images": ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"),
     "tokens that see those behind them: it writes no text": ("bert", "roberta", "modernbert", "t5", "whisper"),
 }

@@ -27,6 +27,8 @@ _GGUF_NAMES = {
     "qwen2moe": "qwen2_moe",
     "hunyuan-moe": "hunyuan_v1_moe",
     "ernie4_5-moe": "ernie4_5_moe",
+    "lfm2moe": "lfm2_moe",
+    "glm4moe": "glm4_moe",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -59,6 +61,7 @@ _UNSUPPORTED = (
 )
 # The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
 _FURTHER = {**dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"), "qwen3_5": "mtp."}
+_FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
 _SEEING = ("gemma3", "mistral3", "qwen3_5")  # families of models that have a vision tower beside a text decoder
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
@@ -256,10 +259,10 @@ def decoder_part(
             for name, tensor in stored.items()
             if not name.removeprefix("model.").startswith(seeing)
         }
-    further = _FURTHER.get(architecture)
-    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
     given = {**defaults, **settings, **(inner or {})}
-    return given | (_lfm2_settings(given) if architecture == "lfm2" else {}), dict(stored)
+    further = _FURTHER.get(architecture, "").format_map(given)
+    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
+    return given | (_lfm2_settings(given) if architecture.startswith("lfm2") else {}), dict(stored)
 
 
 def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,16 +243,24 @@ def _attend(config: DecoderConfig, i: int, sinks: Floats | None, q: Floats, k: F
 
 
 def _chosen_shares(routing: Routing, scores: Floats, choice: Floats | None) -> Floats:
-    """The router's probabilities of the experts that a token chooses, and 0 for the others."""
-    share = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    share /= share.sum(axis=-1, keepdims=True)
+    """The weights of the experts that a token chooses, and 0 for the others."""
+    if routing.is_sigmoid:
+        share = np.exp(-np.logaddexp(0, -scores))
+    else:
+        share = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        share /= share.sum(axis=-1, keepdims=True)
     judged = share if choice is None else share + choice
+    if routing.num_used_groups < routing.num_groups:
+        groups = judged.reshape(len(judged), routing.num_groups, -1)
+        sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+        least = np.sort(sums, axis=-1)[:, -routing.num_used_groups, None]
+        judged = np.where((sums >= least)[..., None], groups, -np.inf).reshape(judged.shape)
     chosen = np.argsort(-judged, axis=-1, kind="stable")[:, : routing.num_used]
     kept: Floats = np.zeros_like(share)
     np.put_along_axis(kept, chosen, np.take_along_axis(share, chosen, axis=-1), axis=-1)
     if routing.is_normalized:
         kept /= kept.sum(axis=-1, keepdims=True)
-    return kept
+    return kept * np.float32(routing.scale)
 
 
 def _silu(x: Floats) -> Floats:

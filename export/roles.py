@@ -78,10 +78,13 @@ _Held = Mapping[str, tuple[str, ...]]
 _NUMBERED: _Held = {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
 _MLP_EXPERTS: _Held = {"mlp.gate": ("router",), **_NUMBERED}
 _EXPERT_NAMES: dict[str, _Held] = {
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"), _MLP_EXPERTS),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP_EXPERTS),
     "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
-    "mixtral": {"block_sparse_moe.gate": ("router",)}
-    | {f"block_sparse_moe.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)},
+    **{
+        family: {f"{block}.gate": ("router",)}
+        | {f"{block}.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)}
+        for family, block in (("mixtral", "block_sparse_moe"), ("lfm2_moe", "feed_forward"))
+    },
     "granitemoe": {
         "block_sparse_moe.router.layer": ("router",),
         "block_sparse_moe.input_linear": ("gate", "up"),
@@ -96,7 +99,10 @@ _EXPERT_NAMES: dict[str, _Held] = {
 _GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
 # What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.
 _BESIDE_EXPERTS = {
-    "router_choice": ("exp_probs_b.bias", "exp_probs_b", "mlp.moe_statics.e_score_correction_bias"),
+    "router_choice": (
+        *("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "exp_probs_b"),
+        *("mlp.moe_statics.e_score_correction_bias", "feed_forward.expert_bias"),
+    ),
     "shared.router": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
     **{
         f"shared.{part}": (
@@ -309,7 +315,8 @@ def _expert_tensors(
     """Router and experts of all layers by role, and the names that they are stored under."""
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
-    needs, num_experts = FAMILIES[config.architecture].needs, routing.num_experts
+    family, num_experts, column = FAMILIES[config.architecture], routing.num_experts, 0 if is_gguf else 1
+    needs = family.needs
 
     def take(name: str, rows: int, columns: int) -> StoredTensor:
         if name not in stored:
@@ -324,15 +331,16 @@ def _expert_tensors(
 
     prefix, held = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
     for i, part in product(range(routing.num_dense), _PARTS):
-        name = _TENSOR_NAMES[f"{{i}}.{part}"][0 if is_gguf else 1].format(i=i)
+        role = f"{{i}}.{part}"
+        name = family.names.get(role, _TENSOR_NAMES[role])[column].format(i=i)
         found[f"{i}.{part}"] = take(name, *_mlp_shape(config, part, routing.dense_size))
     shapes = {"router_choice": (1, num_experts), "shared.router": (1, config.hidden_size)}
     shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in _PARTS}
     layers = range(routing.num_dense, config.num_layers)
     for i, (role, names) in product(layers, _BESIDE_EXPERTS.items()):
         known = [f"{prefix}.{i}.{name}" for name in names]
-        name = next((name for name in known if name in stored), known[0 if is_gguf else 1])
-        if name in stored or (routing.shared_size and role.removeprefix("shared.") in _PARTS):
+        name = next((name for name in known if name in stored), known[column])
+        if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in _PARTS):
             found[f"{i}.{role}"] = take(name, *shapes[role])
     for i, (name, (*mark, last)) in product(layers, held.items()):
         own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part != "*"]

@@ -18,6 +18,9 @@ class Routing:
     is_normalized: The weights of the chosen experts are made to sum to 1.
     num_dense: So many first layers have no experts, but one MLP of dense_size.
     shared_size: Of the MLP beside the experts that every token goes through; 0 where there is none.
+    is_sigmoid: An expert's weight is the sigmoid of its logit, else its share by softmax (DeepSeek V3).
+    scale: Of the weights in the end.
+    num_groups: Neighbours form groups, and a token chooses among those of its best num_used_groups.
     """
 
     num_experts: int
@@ -26,28 +29,39 @@ class Routing:
     num_dense: int = 0
     dense_size: int = 0
     shared_size: int = 0
+    is_sigmoid: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    num_used_groups: int = 1
 
 
 class RoutingKeys(NamedTuple):
-    """The keys of the numbers of a mixture; of the first three one of several."""
+    """The keys of a mixture's settings, each by the first of its names that a source states."""
 
     num_experts: tuple[str, ...]
     num_used: tuple[str, ...]
     dense_size: tuple[str, ...]
-    num_dense: str
-    period: str
+    num_dense: tuple[str, ...]
+    period: tuple[str, ...]
+    is_normalized: tuple[str, ...]
+    scale: tuple[str, ...]
+    num_groups: tuple[str, ...]
+    num_used_groups: tuple[str, ...]
 
 
 GGUF_KEYS = RoutingKeys(
     *(("expert_count",), ("expert_used_count",), ("feed_forward_length", "expert_feed_forward_length")),
-    *("leading_dense_block_count", "interleave_moe_layer_step"),
+    *(("leading_dense_block_count",), ("interleave_moe_layer_step",)),
+    *(("expert_weights_norm",), ("expert_weights_scale",), ("expert_group_count",), ("expert_group_used_count",)),
 )
 HUGGINGFACE_KEYS = RoutingKeys(
-    ("num_experts", "moe_num_experts", "num_local_experts"),
+    ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts"),
     ("moe_topk", "moe_k", "num_experts_per_tok"),
     ("intermediate_size",),
-    *("moe_layer_start_index", "moe_layer_interval"),
+    ("moe_layer_start_index", "first_k_dense_replace", "num_dense_layers"),
+    *(("moe_layer_interval",), ("norm_topk_prob",), ("routed_scaling_factor",), ("n_group",), ("topk_group",)),
 )
+_SIGMOID, _SOFTMAX = 2, (1, 3)  # expert_gating_func of a GGUF file; 3 is over the chosen experts alone
 _SHARED_UP = re.compile(r"\.(ffn_up_shexp|mlp\.shared_\w+\.up_proj)\.weight$")
 
 
@@ -57,23 +71,43 @@ def routing_of(
     """The routing by the keys of its numbers; None for a family without experts."""
     if not family.is_mixture:
         return None
-    num_experts, num_used, dense_size = (
-        stated.count(next(filter(stated.get, each), each[-1])) for each in keys[:3]
-    )
-    every = stated.get(keys.period, 1)
-    if every != 1:
+
+    def key(names: tuple[str, ...]) -> str:
+        return next(filter(stated.get, names), names[-1])
+
+    if (every := stated.get(key(keys.period), 1)) != 1:
         raise SourceError(f"{stated.path} has experts in one of {every} layers, which is not supported")
     shared = (each.rows for name, each in tensors.items() if _SHARED_UP.search(name))
     routing = Routing(
-        num_experts,
-        num_used,
-        bool(stated.get("norm_topk_prob", family.normalizes_routing)),
-        num_dense=int(stated.get(keys.num_dense, 0)),
-        dense_size=dense_size,
+        stated.count(key(keys.num_experts)),
+        stated.count(key(keys.num_used)),
+        bool(stated.get(key(keys.is_normalized), family.normalizes_routing)),
+        num_dense=int(stated.get(key(keys.num_dense), 0)),
+        dense_size=stated.count(key(keys.dense_size)),
         shared_size=next(shared, 0),
+        is_sigmoid=_is_sigmoid(stated, family),
+        scale=stated.number(key(keys.scale), 1.0) if stated.get(key(keys.scale)) else 1.0,
+        num_groups=stated.count(key(keys.num_groups), 1),
+        num_used_groups=stated.count(key(keys.num_used_groups), 1),
     )
-    if routing.num_used > routing.num_experts:
+    return _checked(stated, routing)
+
+
+def _is_sigmoid(stated: SourceSettings, family: Family) -> bool:
+    """Raises SourceError: Weights are made of logits in a way that is not known."""
+    way = stated.get("expert_gating_func") or (_SIGMOID if family.routes_by_sigmoid else _SOFTMAX[0])
+    if way not in (_SIGMOID, *_SOFTMAX):
+        raise SourceError(f"{stated.path}: {stated.prefix}expert_gating_func is {way!r}; 1, 2 and 3 are read")
+    return bool(way == _SIGMOID)
+
+
+def _checked(stated: SourceSettings, routing: Routing) -> Routing:
+    """Raises SourceError: More experts or groups are used than there are."""
+    count, groups, used_groups = routing.num_experts, routing.num_groups, routing.num_used_groups
+    if count % groups or count // groups < min(2, groups) or used_groups > groups:
         raise SourceError(
-            f"{stated.path} uses {routing.num_used} of {routing.num_experts} experts; the file is damaged"
+            f"{stated.path} uses {used_groups} of {groups} groups of its {count} experts; the file is damaged"
         )
+    if routing.num_used > count // groups * used_groups:
+        raise SourceError(f"{stated.path} uses {routing.num_used} of {count} experts; the file is damaged")
     return routing

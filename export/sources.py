@@ -69,7 +69,7 @@ class LoadedSource:
         """The use of the tensors that are left out, for messages."""
         if self.config.architecture == "mimo":
             return "for multi-token prediction; --drafter mtp exports them as a drafting head"
-        if self.config.architecture.startswith("ernie"):
+        if self.config.architecture.startswith(("ernie", "glm4_moe")):
             return "for multi-token prediction, which no drafting head here is made of"
         if self.config.architecture == "qwen3_5":
             return "that see images or draft; --drafter mtp exports what drafts as a drafting head"

@@ -227,6 +227,19 @@ def test_layers_for_multi_token_prediction_of_a_gguf_are_left_out(tmp_path: Path
         read_source(tmp_path / "b.gguf")
 
 
+def test_layer_behind_the_last_one_of_a_glm_is_left_out(tmp_path: Path) -> None:
+    config, weights = FAMILIES["glm4_moe"]["config"], weights_of("glm4_moe")
+    further = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
+    stored = stored_experts("glm4_moe", "huggingface", weights) | further
+    tiny.write_huggingface(tmp_path / "hf", stored, config=config | {"num_nextn_predict_layers": 1})
+    read = read_source(tmp_path / "hf")
+    assert (read.num_left_out, "multi-token prediction" in read.use_of_left_out) == (1, True)
+    lost = {name: value for name, value in stored.items() if not name.endswith("e_score_correction_bias")}
+    tiny.write_huggingface(tmp_path / "lost", lost, config=config)
+    with pytest.raises(SourceError, match=r"no tensor model\.layers\.1\.mlp\.gate\.e_score_correction_bias"):
+        read_source(tmp_path / "lost")
+
+
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])
 def test_longrope_has_the_length_first_trained_for_as_its_context(tmp_path: Path, form: str) -> None:
     source = write_source(tmp_path, "phi3-longrope", form)
@@ -266,6 +279,7 @@ def test_fused_matrices_come_apart_where_they_are_stored_in_blocks(tmp_path: Pat
 
 DELTA = {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
 WINDOW = {"attention.sliding_window": 5}
+_GLM = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
 
 
 def gguf_config(architecture: str, **keys: Any) -> DecoderConfig:
@@ -350,7 +364,10 @@ def test_gguf_says_which_layers_see_a_window(
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "family 'gemma'; known are"),
-        ("lfm2moe", {}, "experts beside short convolutions"),
+        ("minimax-m1", {}, "experts that sigmoids choose"),
+        ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
+        ("glm4moe", {**_GLM, "expert_group_count": 3}, "uses 1 of 3 groups of its 8 experts"),
+        ("glm4moe", {**_GLM, "expert_used_count": 5, "expert_group_count": 2}, "uses 5 of 8 experts"),
         ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),

@@ -93,6 +93,40 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "ssm.time_step_rank": 4,
         "ssm.inner_size": 96,
     },
+    "lfm2_moe": {
+        "attention.head_count_kv": [0, 2, 0, 2],
+        "shortconv.l_cache": 3,
+        "rope.freq_base": 1e6,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "leading_dense_block_count": 1,
+        "expert_gating_func": 2,
+    },
+    "glm4_moe": {
+        **_HEADS,
+        "rope.dimension_count": 16,
+        "expert_count": 8,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "expert_shared_count": 1,
+        "expert_group_count": 2,
+        "expert_group_used_count": 1,
+        "expert_weights_scale": 2.5,
+        "expert_weights_norm": True,
+        "leading_dense_block_count": 1,
+        "nextn_predict_layers": 0,
+    },
+    "dots1": {
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+    },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
         **_HEADS,
@@ -147,8 +181,9 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
     },
 }
 _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit")
-CONVOLVED = ("lfm2", "qwen3_5")  # run on the CPU alone, and no trees
+_SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID)
+CONVOLVED = ("lfm2", "qwen3_5", "lfm2_moe")  # run on the CPU alone, and no trees
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 

@@ -9,7 +9,8 @@ _MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up",
 _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
 _NAMES = {
     "mixtral": _SPARSE,
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"), _MLP),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP),
+    "lfm2_moe": ("feed_forward.gate", *(f"feed_forward.experts.{{}}.{part}" for part in ("w1", "w3", "w2"))),
     "hunyuan_v1_moe": ("mlp.gate.wg", *_MLP[1:]),
 }
 _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
@@ -20,7 +21,12 @@ _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "qwen2_moe": "qwen2moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "ernie4_5_moe": "ernie4_5-moe",
+    "lfm2_moe": "lfm2moe",
+    "glm4_moe": "glm4moe",
 }
+
+
+_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
 
 
 def gguf_architecture(family: str) -> str:
@@ -54,17 +60,21 @@ def _of_gpt_oss(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarra
 
 def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in weights.items():
-        layer, _, kind = name.partition(".mlp." if ".mlp." in name else ".block_sparse_moe.")
+        own_block = next((each for each in _BLOCKS if f".{each}." in name), "mlp")
+        layer, _, kind = name.partition(f".{own_block}.")
+        layer = layer.replace("model.layers.", "blk.") if form == "gguf" else layer
         module, _, part = kind.partition(".")
-        if kind.endswith("e_score_correction_bias"):
-            own = "exp_probs_b.bias" if form == "gguf" else "mlp.moe_statics.e_score_correction_bias"
-            yield f"{layer}.{own}", value
+        if kind.endswith(("e_score_correction_bias", "expert_bias")):
+            theirs = (
+                "mlp.moe_statics.e_score_correction_bias" if family == "ernie4_5_moe" else f"{own_block}.{kind}"
+            )
+            yield f"{layer}.{'exp_probs_b.bias' if form == 'gguf' else theirs}", value
         elif module.startswith("shared_") and form == "gguf":
             own = "ffn_gate_inp_shexp" if part == "weight" else f"ffn_{part.partition('_')[0]}_shexp"
             yield f"{layer}.{own}.weight", value
         elif kind in ("gate.weight", "gate.wg.weight", "router.weight"):
             router = "router.layer" if family == "granitemoe" else _NAMES[family][0].partition(".")[2]
-            block = "mlp" if ".mlp." in name and family != "mixtral" else "block_sparse_moe"
+            block = "block_sparse_moe" if family == "mixtral" else own_block
             yield f"{layer}.ffn_gate_inp.weight" if form == "gguf" else f"{layer}.{block}.{router}.weight", value
         elif kind == "experts.gate_up_proj":
             inner = value.shape[1] // 2

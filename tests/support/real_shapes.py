@@ -15,7 +15,7 @@ from edgespec.export.convert import export_model
 from edgespec.types import TokenIds
 
 CONTEXT = 2048
-_NUM_EXPERTS = ("num_experts", "moe_num_experts", "num_local_experts")
+_NUM_EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts")
 _NUM_USED = ("moe_topk", "moe_k", "num_experts_per_tok")
 
 
@@ -191,7 +191,8 @@ def _size(
         "mlp.gate": (shape.experts, shape.hidden),
         "mlp.gate.wg": (shape.experts, shape.hidden),
         "shared_expert_gate": (1, shape.hidden),
-        "e_score_correction_bias": (1, shape.experts),
+        "feed_forward.gate": (shape.experts, shape.hidden),
+        **dict.fromkeys(("e_score_correction_bias", "expert_bias"), (1, shape.experts)),
         "router": (shape.experts, shape.hidden),
         ".experts.gate_up_proj": (shape.experts, 2 * shape.inner, shape.hidden),
         ".experts.down_proj": (shape.experts, shape.hidden, shape.inner),
@@ -202,6 +203,6 @@ def _size(
     own = name.removesuffix(".weight")
     for ending, size in of_experts.items():
         if own.endswith(ending):
-            return [size[0], *size[:0:-1]] if is_transposed else list(size)
+            return [size[0], *size[:0:-1]] if is_transposed else list(size[-num_axes:])
     part = name.split(".")[-2]
     return [shape.heads] if own.endswith("sinks") else list(of.get(part, (shape.hidden,))[:num_axes])

@@ -167,7 +167,7 @@ def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any]) -> 
     return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
 
 
-_CONVERTED = ("lfm2", "qwen35")
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -187,7 +187,7 @@ def _gguf_name(name: str, architecture: str) -> str:
     name = name.replace("model.layers.", "blk.")
     for theirs, ours in _GLM_NAMES.items() if architecture == "glm4" else ():
         name = name.replace(theirs, ours)
-    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss", "gpt-oss")
+    has_norm_after = architecture in (*("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss", "gpt-oss", "glm4moe"),)
     name = name.replace("post_attention_layernorm", "post_attention_norm" if has_norm_after else "ffn_norm")
     for theirs, ours in _GGUF_NAMES.items():
         name = name.replace(theirs, ours)
