@@ -83,6 +83,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.plan_words import plan_in_words
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
+    from edgespec.setup.usage import Usage, UsageFile, UsageKey
     from edgespec.setup.wish import Wish
     from edgespec.system.progress import TERMINAL, LoadProgress
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
@@ -220,6 +221,7 @@ _WING_NAMES = _by_name(
         "setup.plan_words": "plan_in_words",
         "setup.profile": "Profile",
         "setup.snapshot": "LocalSource Preview",
+        "setup.usage": "Usage UsageFile UsageKey",
         "setup.wish": "Wish",
         "system.progress": "TERMINAL",
         "text.chat_template": "Turn read_template",

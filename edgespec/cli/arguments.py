@@ -133,7 +133,14 @@ def load_arguments(options: Namespace, command: str | None = None) -> dict[str, 
         for name, parameter in LOAD_PARAMETERS.items()
         if (command or options.command) in OPTIONS[name].commands
     }
-    return {"model": options.model, "report": info, "progress": lambda at: None, **chosen}  # it shows its own
+    shown = {"report": info, "progress": lambda at: None}  # it shows its own
+    return {"model": options.model, "usage": _is_counted(options), **shown, **chosen}
+
+
+def _is_counted(options: Namespace) -> bool:
+    """True if answers of the command count for `edgespec stats`: what was asked for, and no measurements."""
+    given = vars(options)
+    return not (given.get("no_usage", True) or given.get("no_history"))
 
 
 def load_any_engine(options: Namespace, **settings: Any) -> "Engine":

@@ -25,6 +25,7 @@ from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_pair, add_plan
 from edgespec.cli.serve import add_serve
 from edgespec.cli.simulate import add_simulate
+from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
@@ -73,6 +74,14 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
   edgespec models pull smollm2-135m
   edgespec models verify               compare every file with its hash
   edgespec models remove smollm2-135m""",
+    ),
+    "stats": (
+        add_stats,
+        "show what edgespec did for you: tokens, and the time that drafting saved",
+        """\
+  edgespec stats                by model, device and day
+  edgespec stats --since 7d     the last seven days
+  edgespec stats --delete       forget all counts""",
     ),
     "bench": (
         add_bench,

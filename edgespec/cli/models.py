@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgespec import CATALOG, EdgeSpecError, UsageError
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
+from edgespec.cli.table import table
 from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
@@ -69,14 +70,14 @@ def _list(options: argparse.Namespace) -> None:
     catalogue = models.catalog()
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
-    lines = _table(width, [], head, *(_catalog_row(each) for each in catalogue if each.name not in known))
+    lines = table(width, [], head, *(_catalog_row(each) for each in catalogue if each.name not in known))
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
-        lines = [*_table(width, below, head, *map(_row, found)), "", *lines]
+        lines = [*table(width, below, head, *map(_row, found)), "", *lines]
     if downloads:
         head = ["DOWNLOADED", "SIZE", "STATE"]
-        lines = [*lines, "", *_table(width, [], head, *map(_download_row, downloads))]
+        lines = [*lines, "", *table(width, [], head, *map(_download_row, downloads))]
         lines.append("edgespec models prune deletes these downloads; prepared models do not need them")
     document = {
         "prepared": [asdict(model) for model in found],
@@ -115,21 +116,6 @@ def _catalog_row(model: "CatalogModel") -> list[str]:
         model.license + (", gated" if model.is_gated else ""),
         model.was_run or "no",
     ]
-
-
-def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: Sequence[str]) -> list[str]:
-    """Lines of a table without its last columns that do not fit, a line on these, and lines below its rows."""
-    printed = [[printable(cell, keep="") for cell in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*printed, strict=True)]
-    num = len(widths)
-    while width and num > 1 and sum(widths[:num]) + 2 * (num - 1) > width:
-        num -= 1
-    lines = []
-    for row, note in zip(printed, ["", *(below or [""] * len(rows))], strict=True):
-        lines.append("  ".join(cell.ljust(size) for cell, size in zip(row[:num], widths, strict=False)).rstrip())
-        lines += [note] if note else []
-    left_out = f"(a wider window, or --json, also shows {', '.join(head[num:]).lower()})"
-    return lines if num == len(widths) else [*lines, left_out]
 
 
 def _pull(options: argparse.Namespace) -> None:
@@ -244,7 +230,7 @@ def _learned(options: argparse.Namespace) -> None:
         else f"no drafting head in {inventory.home.models} has learned from use yet; name a pair that lies "
         "elsewhere: edgespec models learned PAIR"
     )
-    lines = _table(None, [], head, *map(_learned_row, found)) if found else [none]
+    lines = table(None, [], head, *map(_learned_row, found)) if found else [none]
     print_result(options, found, *lines)
 
 

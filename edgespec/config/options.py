@@ -234,7 +234,15 @@ OPTIONS: Mapping[str, Option] = {
         "switch", "do not store answers to draft from later, and do not draft from stored ones", False
     ),
     "no-history": _storage(
-        "switch", "save nothing: neither your input nor the conversation; implies --no-answer-cache", False
+        "switch",
+        "save nothing: neither your input nor the conversation; implies --no-answer-cache and --no-usage",
+        False,
+    ),
+    "no-usage": _storage(
+        "switch",
+        "do not count tokens and saved time for `edgespec stats`",
+        False,
+        commands=("chat", "serve"),
     ),
     "host": _server(
         "text",

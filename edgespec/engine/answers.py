@@ -5,6 +5,7 @@ Knows nothing of threads.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 from edgespec.decoding.logprobs import TokenLogprob
@@ -14,6 +15,7 @@ from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
+from edgespec.setup.usage import Usage
 from edgespec.tools.call_events import CallEvent, join_calls
 from edgespec.tools.tool import ToolCall
 from edgespec.types import TokenIds
@@ -63,6 +65,20 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Figures as JSON values."""
         return asdict(self)
+
+
+def usage_of(stats: Stats) -> Usage:
+    """What is counted of an answer."""
+    decode_s = stats.num_decoded / (stats.decode_tokens_per_second or inf)
+    is_measured = bool(stats.gain) or not stats.num_drafted
+    return Usage(
+        answers=1,
+        measured=int(is_measured),
+        tokens=stats.num_emitted,
+        accepted=min(stats.num_accepted, stats.num_emitted),
+        decode_s=decode_s if is_measured else 0.0,
+        saved_s=(stats.gain.value - 1.0) * decode_s if stats.gain else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

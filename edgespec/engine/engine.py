@@ -421,11 +421,10 @@ class Engine:
         return self._encoder.tool_template.description
 
     def _stream(self, prompt: Prompt, options: AnswerSettings) -> AnswerStream:
-        target = self.target
+        target, caches = self.target, self._caches
         request = self._requests.read(prompt, options, self.open_drafters, target.context_length)
         self._drafting.report()
         ticket = Ticket(deadline_s=monotonic() + (options.timeout_s or inf), caller=Caller(options.priority))
-        caches = self._caches
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)
@@ -447,4 +446,5 @@ class Engine:
             device_names=self.device_names,
             near_tie=self._model.near_tie,
             learner=drafting.learner,
+            counter=drafting.counter,
         )

@@ -8,6 +8,7 @@ from edgespec.draft.speculation import Speculation
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.manifest import Manifest
+from edgespec.setup.usage import UsageCounter
 from edgespec.text.prompt_encoder import PromptEncoder
 
 
@@ -36,6 +37,7 @@ class OpenDrafters:
     pool: DrafterPool = field(default_factory=DrafterPool)
     answers: AnswerCache | None = None
     learner: IdleLearner | None = None
+    counter: UsageCounter | None = None
 
     def report(self) -> None:
         """Report what has changed in the time without answers."""
@@ -51,3 +53,5 @@ class OpenDrafters:
         self.pool.close()
         if self.answers:
             self.answers.save()
+        if self.counter:
+            self.counter.close()

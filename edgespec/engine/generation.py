@@ -35,11 +35,12 @@ from edgespec.engine.answer_passes import (
     with_enough_rows,
 )
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import Chunk, Stats, Tally, was_alone
+from edgespec.engine.answers import Chunk, Stats, Tally, usage_of, was_alone
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
+from edgespec.setup.usage import UsageCounter
 from edgespec.text.tokenizer import TextStream, Tokenizer
 from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
 from edgespec.tools.call_parser import CallReader
@@ -106,6 +107,7 @@ class Generation:
     device_names: tuple[str, str]  # devices of target and drafter
     near_tie: float | None = None  # tokens that are nearer are decided as in plain decoding, if they are
     learner: IdleLearner | None = None  # learns from answers, if one does
+    counter: UsageCounter | None = None  # counts answers, if they are counted
 
     def stream(
         self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket, num_read: Callable[[], int]
@@ -335,6 +337,9 @@ class AnswerWriter:
         logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
+        stats = self._stats(timeline)
+        if self._generation.counter:
+            self._generation.counter.count(usage_of(stats))
         return replace(
             last,
             text=text,
@@ -342,7 +347,7 @@ class AnswerWriter:
             tool_calls=events,
             call_places=places,
             finish_reason=reason,
-            stats=self._stats(timeline),
+            stats=stats,
             timeline=timeline,
         )
 

@@ -35,6 +35,7 @@ from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.row_proof import RowsDiffer, settle_rows
 from edgespec.setup.setup import Setup, decide, read_tables
+from edgespec.setup.usage import UsageCounter, UsageFile
 from edgespec.setup.wish import AcceptanceName, Wish
 from edgespec.system.progress import TERMINAL, LoadProgress
 from edgespec.text.prompt_encoder import PromptEncoder
@@ -63,6 +64,7 @@ def load(
     offline: bool = False,
     keep_download: bool = False,
     answer_cache: bool = False,
+    usage: bool = False,
     learn: str | None = None,
     memory_limit: int | str | None = None,
     max_parallel: int | None = None,
@@ -108,6 +110,7 @@ def load(
         keep_download: Keep what is downloaded for an export, also once the export was checked.
         answer_cache: Store the tokens of answers in the model home, and draft from answers of earlier sessions, if
             drafter is auto or suffix.
+        usage: Count tokens and the time that drafting saved in the model home, for `edgespec stats`; no text.
         learn: Let a drafting head learn from answers while none is made, under this name, which stands for a use
             such as mail or code. What was learned lies beside the head; the text stays the same.
         memory_limit: The most memory that this process may hold, in bytes or as 2G or 512M. It never takes more
@@ -204,7 +207,10 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     speculation = replace(
         speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
     )
-    return model, caches, OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner)
+    usage = UsageFile(setup.home.path), target.manifest.name, setup.placement.device.name, wish.report
+    counter = UsageCounter(*usage) if wish.usage else None
+    drafters = OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner, counter=counter)
+    return model, caches, drafters
 
 
 def _open_target(setup: Setup) -> Decoder:

@@ -103,6 +103,7 @@ class Wish:
     offline: Annotated[bool, _is_switch] = False
     keep_download: Annotated[bool, _is_switch] = False
     answer_cache: Annotated[bool, _is_switch] = False
+    usage: Annotated[bool, _is_switch] = False
     learn: Annotated[str | None, lambda name, value: require_domain(value)] = None
     memory_limit: Annotated[int | str | None, lambda name, value: parse_bytes(value)] = None
     max_parallel: Annotated[int | None, _are_answers] = None

@@ -22,7 +22,7 @@ PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
 
 
 def test_options_have_the_parameters_and_defaults_of_load() -> None:
-    of_programs = {"model", "answer_cache", "report", "progress"}
+    of_programs = {"model", "answer_cache", "usage", "report", "progress"}
     assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == of_programs
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
@@ -37,7 +37,7 @@ def test_a_wish_has_the_arguments_of_load_and_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "num_given"), [("chat", 20), ("bench", 19), ("serve", 20), ("score --file f", 9)]
+    ("command", "num_given"), [("chat", 21), ("bench", 20), ("serve", 21), ("score --file f", 10)]
 )
 def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """The counters of an answer: what must hold between them whatever drafts, decides and stops."""
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -14,10 +15,11 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
-from edgespec.draft.costs import PassCosts
+from edgespec.draft.costs import Gain, PassCosts
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.engine.answer_passes import TokenStop
-from edgespec.engine.answers import Stats, Tally, verdicts, was_alone
+from edgespec.engine.answers import Stats, Tally, usage_of, verdicts, was_alone
+from edgespec.setup.usage import Usage
 from edgespec.types import TokenIds
 
 
@@ -74,6 +76,15 @@ def test_counts_agree_with_each_other(
     ):
         assert sum(source[name] for source in stats.sources.values()) == count
     assert all(0 <= share <= 1 for share in stats.acceptance_by_position)
+
+
+def test_usage_has_the_time_that_a_known_gain_saved() -> None:
+    stats = replace(stats_of(Tally(passes=2, tokens=21, decode_tokens=20, decode_s=4.0)), num_accepted=8)
+    assert usage_of(stats) == Usage(1, 1, 21, 8, 4.0, 0.0)  # nothing was drafted, so that nothing was saved
+    drafted = replace(stats, num_drafted=9)
+    assert usage_of(drafted) == Usage(1, 0, 21, 8, 0.0, 0.0)
+    assert usage_of(replace(drafted, gain=Gain(1.5, 0.01))) == Usage(1, 1, 21, 8, 4.0, 2.0)
+    assert usage_of(stats_of(Tally())) == Usage(1, 1)
 
 
 def block(draft: Tree, *emitted: int) -> Block:

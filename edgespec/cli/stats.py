@@ -1,0 +1,118 @@
+"""The command that shows what edgespec did for its user, from counts in the model home."""
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date, timedelta
+from typing import TYPE_CHECKING
+
+from edgespec import UsageError
+from edgespec.cli.arguments import print_result
+from edgespec.cli.table import table
+
+if TYPE_CHECKING:
+    from edgespec import Usage, UsageKey
+
+_HOW = """\
+The time saved is an estimate. In each answer edgespec measures what a pass of one token takes; plain \
+decoding needs such a pass for each token. The time saved is what these would have taken, less the time that the \
+answer really took. Answers made beside others, and those too short to tell, are counted without it. Only numbers \
+are stored, on this machine, and no text. `edgespec config set no-usage true` turns the counting off."""
+_PERIOD = re.compile(r"(\d{1,5})([dw])")
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{parser.description}\n\n{_HOW}"
+    parser.add_argument(
+        "--since", metavar="WHEN", type=_first_day, help="count from a day on: 7d, 4w or 2026-11-30 (default: all)"
+    )
+    parser.add_argument("--delete", action="store_true", help="forget all counts")
+    parser.set_defaults(run=_stats)
+
+
+def _first_day(text: str) -> date:
+    """The day of a date, or the first of so many days or weeks up to today."""
+    try:
+        if found := _PERIOD.fullmatch(text):
+            days = int(found[1]) * (7 if found[2] == "w" else 1)
+            return date.today() - timedelta(max(days - 1, 0))
+        return date.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no day; wanted 7d, 4w or a date such as 2026-11-30"
+        ) from None
+
+
+def _stats(options: argparse.Namespace) -> None:
+    from edgespec import Usage, UsageFile
+    from edgespec.config.config_file import default_home
+
+    file = UsageFile(default_home())
+    if options.delete:
+        if options.since:
+            raise UsageError("--delete forgets all counts, also those before --since; leave out one of them")
+        had_any = file.delete()
+        print_result(options, {"deleted": had_any}, f"deleted {file.path}" if had_any else "there are no counts")
+        return
+    since = str(options.since or "")
+    # A month that has ended counts from its first day on.
+    counts = {key: each for key, each in file.read().items() if key.day >= since[: len(key.day)]}
+    total = sum(counts.values(), Usage())
+    rows = [{**key._asdict(), **asdict(each)} for key, each in counts.items()]
+    document = {"path": str(file.path), "since": since or None, "total": asdict(total), "counts": rows}
+    print_result(options, document, *_lines(counts, total, since))
+
+
+def _lines(counts: "dict[UsageKey, Usage]", total: "Usage", since: str) -> list[str]:
+    if not counts:
+        return [f"nothing was counted{f' since {since}' if since else ' yet'}; answers of chat and serve are"]
+    first = min(key.day for key in counts)
+    lines = [
+        f"{total.tokens:,} tokens in {total.answers:,} answer{'s' * (total.answers != 1)} since {since or first}; "
+        f"drafts had {_share(total)} of the tokens right",
+        _saved_line(total),
+    ]
+    parts: dict[str, Callable[[UsageKey], str]] = {
+        "MODEL": lambda key: key.model,
+        "DEVICE": lambda key: key.device,
+        "DAY": lambda key: key.day,
+    }
+    for name, part in parts.items():
+        sums: dict[str, Usage] = {}
+        for key, each in counts.items():
+            sums[part(key)] = sums[part(key)] + each if part(key) in sums else each
+        head = [name, "ANSWERS", "TOKENS", "BY DRAFTS", "TIME SAVED"]
+        lines += ["", *table(None, [], head, *(_row(each, sums[each]) for each in sorted(sums)))]
+    return lines
+
+
+def _row(name: str, usage: "Usage") -> list[str]:
+    saved = _duration(usage.saved_s) if usage.measured else "not measured"
+    return [name, f"{usage.answers:,}", f"{usage.tokens:,}", _share(usage), saved]
+
+
+def _saved_line(total: "Usage") -> str:
+    if not total.measured:
+        return "the time that drafting saved was not measured in them"
+    plain_s = total.decode_s + total.saved_s
+    saved = f"drafting saved about {_duration(total.saved_s)} of {_duration(plain_s)}"
+    if total.saved_s < 0:
+        saved = f"drafting lost about {_duration(-total.saved_s)}, where plain decoding takes {_duration(plain_s)}"
+    return f"{saved} (measured in {total.measured:,} of the answers)"
+
+
+def _share(usage: "Usage") -> str:
+    return f"{usage.accepted / usage.tokens:.0%}" if usage.tokens else "0%"
+
+
+def _duration(seconds: float) -> str:
+    """2 h 5 min, 3 min 20 s, 42 s or 0.4 s."""
+    if abs(seconds) < 9.95:
+        return f"{seconds:.1f} s"
+    sign, whole = "-" if seconds < 0 else "", round(abs(seconds))
+    if whole < 60:
+        return f"{sign}{whole} s"
+    if whole < 3600:
+        return f"{sign}{whole // 60} min {whole % 60} s"
+    return f"{sign}{whole // 3600} h {whole // 60 % 60} min"
