@@ -36,7 +36,9 @@ class DiskFull(EdgeSpecError):
     def __init__(
         self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "", reserve_bytes: int = 0
     ) -> None:
-        needed, free, reserve = (f"{count / 2**20:.1f} MiB" for count in (needed_bytes, free_bytes, reserve_bytes))
+        from edgespec.system.units import format_bytes  # which raises an error from here
+
+        needed, free, reserve = map(format_bytes, (needed_bytes, free_bytes, reserve_bytes))
         because = f" ({reason})" if reason else ""
         stays = f", {reserve} more must stay free," if reserve_bytes else ""
         super().__init__(

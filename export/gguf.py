@@ -19,6 +19,7 @@ from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.settings import cut_short, missing, require_no_pointer
 from edgespec.export.tensors import STORAGE_TYPES, Sizes, StoredTensor, unread
 from edgespec.system.split_files import part_paths
+from edgespec.system.units import format_bytes
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -181,7 +182,7 @@ class _Header:
         if self.position + count > _MAX_HEADER_BYTES:
             raise SourceError(
                 f"{self.path}: {what} at byte {self.position} needs {count} bytes, but headers are read up to "
-                f"{_MAX_HEADER_BYTES >> 20} MiB; the file is damaged or made to harm"
+                f"{format_bytes(_MAX_HEADER_BYTES)}; the file is damaged or made to harm"
             )
 
     def _scalar(self, code: str) -> Any:

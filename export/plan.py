@@ -263,7 +263,7 @@ def can_be_checked(cost: ExportCost, report: Report) -> bool:
     if cost.peak_bytes <= free_bytes:
         return True
     report(
-        f"not compared with its source: that takes about {cost.peak_bytes / 2**30:.1f} GiB, and "
-        f"{free_bytes / 2**30:.1f} GiB are free"
+        f"not compared with its source: that takes about {format_bytes(cost.peak_bytes)}, and "
+        f"{format_bytes(free_bytes)} are free"
     )
     return False

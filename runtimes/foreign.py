@@ -79,7 +79,7 @@ def _read(path: Path) -> Any:
 
     _check_file(path.parent, path.name, "the graph")
     if path.stat().st_size > _LARGEST_BYTES:
-        raise ManifestError(f"{path} has more than 2 GiB, which no ONNX graph has; {_FIX}")
+        raise ManifestError(f"{path} has more than 2.1 GB, which no ONNX graph has; {_FIX}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())

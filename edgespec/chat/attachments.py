@@ -204,8 +204,8 @@ def read_pdf(data: bytes, shown: str, most_bytes: int) -> str:
             num_bytes += len(pages[-1].encode(errors="replace"))
             if num_bytes > most_bytes:
                 raise UsageError(
-                    f"{shown} has more than {most_bytes >> 20} MiB of text up to page {len(pages)} of {num_pages}"
-                    "; attach a part of it"
+                    f"{shown} has more than {format_bytes(most_bytes)} of text up to page {len(pages)} of "
+                    f"{num_pages}; attach a part of it"
                 )
     text = "\n\n".join(filter(None, pages))
     if not text:

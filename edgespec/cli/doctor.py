@@ -93,7 +93,7 @@ def _machine_lines(document: Mapping[str, Any]) -> list[str]:
 
 def format_memory(memory: Mapping[str, Any]) -> str:
     """The memory that edgespec may take, and whether drafter models would be open now."""
-    free, reserve = (memory[name] >> 20 for name in ("free_bytes", "reserve_bytes"))
+    free, reserve = (format_bytes(memory[name]) for name in ("free_bytes", "reserve_bytes"))
     sign = f" ({memory['pressure_sign']})" if memory["pressure_sign"] else ""
     effect = {
         "none": "",
@@ -101,7 +101,7 @@ def format_memory(memory: Mapping[str, Any]) -> str:
         "high": "; drafter models are closed meanwhile",
     }[memory["pressure"]]
     return (
-        f"edgespec may take {free} MiB within {memory['bound']}; {reserve} MiB stay free when a drafter model is "
+        f"edgespec may take {free} within {memory['bound']}; {reserve} stay free when a drafter model is "
         f"opened; memory pressure: {memory['pressure']}{sign}{effect}"
     )
 

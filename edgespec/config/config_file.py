@@ -18,7 +18,7 @@ from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file
 from edgespec.system.text_files import decode_text
-from edgespec.system.units import parse_bytes
+from edgespec.system.units import format_bytes, parse_bytes
 
 _PREFIX = "EDGESPEC_"
 _TESTS = "EDGESPEC_TEST_"  # variables that only tests read
@@ -205,7 +205,9 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_LARGEST_BYTES + 1)  # a device may have no end
         if len(data) > _LARGEST_BYTES:
-            raise UsageError(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB, so it is no configuration file")
+            raise UsageError(
+                f"{path} is larger than {format_bytes(_LARGEST_BYTES)}, so it is no configuration file"
+            )
         return decode_text(data).replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None

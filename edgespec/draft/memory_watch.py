@@ -16,6 +16,7 @@ from edgespec.memory.free_memory import HOST, LIMIT_RESERVE, FreeByPlace, FreeMe
 from edgespec.memory.ladder import Bytes, Ladder, Margin, Tier
 from edgespec.memory.pressure import Level, Pressure, PressureReader
 from edgespec.system.clock import Clock
+from edgespec.system.units import format_bytes
 
 # A look at what is free takes 0.25 ms, a pass of a small model 4 ms.
 _LOOK_S = 0.1
@@ -77,11 +78,11 @@ class MemoryWatch:
             first = self.tiers[0]
             lacking = {at: num - first.needed.get(at, 0) - spare.of(first)[at] for at, num in beside.items()}
             place = min(lacking, key=lacking.__getitem__)
-            first_mib, target_mib, reserve_mib = (
-                each.get(place, 0) >> 20 for each in (first.needed, target, spare.of(first))
+            needed, held, reserve = (
+                format_bytes(each.get(place, 0)) for each in (first.needed, target, spare.of(first))
             )
             self.reason = (
-                f"the first needs {first_mib} MiB beside the {target_mib} of the target and {reserve_mib} in "
+                f"the first needs {needed} beside the {held} of the target and {reserve} in "
                 f"reserve, and {_format_free(free[place])}"
             )
 
@@ -128,7 +129,7 @@ class MemoryWatch:
         if after != before:
             wanted = (floor if after > before else spare).of(self.tiers[min(before, after)])
             place = min(free, key=lambda place: free_bytes[place] - wanted[place])
-            least = f", and {wanted[place] >> 20} MiB are to be" if after > before else ""
+            least = f", and {format_bytes(wanted[place])} are to be" if after > before else ""
             self.reason = _format_free(free[place]) + least
 
     def forget(self, cache: int) -> None:
@@ -180,10 +181,9 @@ class MemoryWatch:
         if free is None or needed <= (free_bytes := free.free_bytes - self._promised_bytes):
             return
         num_fitting = max(0, bisect_right(range(num_tokens), free_bytes, key=needed_bytes) - 1)
-        pass_mib = self.pass_bytes(num_tokens) >> 20
-        parts = (
-            f"{(needed >> 20) - pass_mib} MiB more of KV cache" + (pass_mib > 0) * f" and {pass_mib} for a pass"
-        )
+        pass_bytes = self.pass_bytes(num_tokens)
+        parts = f"{format_bytes(needed - pass_bytes)} more of KV cache"
+        parts += f" and {format_bytes(pass_bytes)} for a pass" * (pass_bytes > 0)
         raise MemoryExhausted(
             f"{num_tokens} tokens need {parts}, and {_format_free(free)}: {num_fitting} tokens fit; use a shorter "
             "prompt or answer or a smaller model, or raise the limit",
@@ -215,7 +215,7 @@ def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) ->
 
 
 def _format_free(free: FreeMemory) -> str:
-    return f"{max(0, free.free_bytes) >> 20} MiB are free within {free.bound}"
+    return f"{format_bytes(max(0, free.free_bytes))} are free within {free.bound}"
 
 
 IDLE_LOOK_S = 3.0

@@ -12,6 +12,7 @@ from edgespec.manifest import Manifest
 from edgespec.manifest.caches import KVCache
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
 from edgespec.memory.ladder import Bytes
+from edgespec.system.units import format_bytes
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.
 # Kernels repack the weights; half floats they widen (docs/log/memory.md).
@@ -31,7 +32,7 @@ BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75, "w8a1
 SOURCE_GROWTH = 1.3
 # A token of the text in each drafter that remembers it: an automaton of its suffixes, a pool of n-grams.
 _REMEMBERED_BYTES = 1024
-_LIMIT_STEP = 16 << 20
+_LIMIT_STEP = 16_000_000
 # The context that is foreseen before loading; a longer one grows as its text does.
 FORESEEN_TOKENS = 2048
 # No model is loaded with a shorter context, unless its own is shorter.
@@ -275,19 +276,19 @@ def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeBy
 def _shortage(name: str, needed_bytes: int, parts: str, memory: str, free: FreeMemory) -> str:
     """A line with the needed and the free bytes; where a user gave a limit, the least that would do."""
     smaller = "use a smaller model or one in fewer bits (edgespec export --precision int4)"
-    needed = f"{needed_bytes / 2**20:.0f} MiB"
+    needed = format_bytes(needed_bytes, decimals=2)
     if free.used_bytes is not None:
         # A little more, since what a process holds varies.
         least = -(-(free.used_bytes + needed_bytes) // _LIMIT_STEP) * _LIMIT_STEP
         return (
-            f"the memory limit is too low for {name}: give at least --memory {least >> 20}M, or {smaller}. Plain "
-            f"decoding takes about {needed} ({parts}) beside the {free.used_bytes / 2**20:.0f} MiB that this "
+            f"the memory limit is too low for {name}: give at least --memory {least // 10**6}M, or {smaller}. "
+            f"Plain decoding takes about {needed} ({parts}) beside the {format_bytes(free.used_bytes)} that this "
             "process holds already"
         )
     return (
         f"{name} needs about {needed} of {memory} for plain decoding ({parts}), but "
-        f"{free.free_bytes / 2**20:.0f} MiB are free within {free.bound}; {smaller}, raise the limit, or close "
-        "other programs"
+        f"{format_bytes(free.free_bytes, decimals=2)} are free within {free.bound}; {smaller}, raise the limit, "
+        "or close other programs"
     )
 
 
@@ -309,7 +310,7 @@ def _list_parts(beside_weights: tuple[int, int], num_bytes: int) -> str:
         "workspace": work_bytes,
         "reserve": RESERVE_BYTES,
     }
-    return ", ".join(f"{name} {part / 2**20:.0f}" for name, part in parts.items() if part)
+    return ", ".join(f"{name} {format_bytes(part)}" for name, part in parts.items() if part)
 
 
 def next_capacity(capacity: int, needed: int, context_length: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from edgespec.memory.free_memory import CGROUP_MOUNT, OWN_GROUPS, limited_groups, open_kernel32
+from edgespec.system.units import format_bytes
 
 # What Linux reports is a mean over 10 s, so it is not read more often than this.
 _READ_S = 1.0
@@ -141,7 +142,7 @@ class SwapGrowth:
         while now_s - self._seen[0][0] > _SWAP_WINDOW_S:
             self._seen.popleft()
         grown = used - min(each for _, each in self._seen)
-        sign = f"{grown >> 20} MiB went to swap within {_SWAP_WINDOW_S:.0f} seconds"
+        sign = f"{format_bytes(grown)} went to swap within {_SWAP_WINDOW_S:.0f} seconds"
         if grown >= _SWAP_RUNS:
             return Pressure(Level.HIGH, sign)
         return Pressure(Level.SOME, sign) if grown >= _SWAP_BEGINS else NO_PRESSURE

@@ -14,6 +14,7 @@ from edgespec.server.errors import OLLAMA, RETRY_S, ApiError, closing
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import ModelRequest, parse
 from edgespec.system.threads import in_thread
+from edgespec.system.units import format_bytes
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ModelRequest)
@@ -97,7 +98,7 @@ class Bodies:
         if self._num_bytes + len(part) > self.limits.bodies_bytes:
             raise ApiError(
                 429,
-                f"bodies of {self.limits.bodies_bytes >> 20} MiB are being read; ask again later",
+                f"bodies of {format_bytes(self.limits.bodies_bytes)} are being read; ask again later",
                 headers={"Retry-After": str(RETRY_S), "Connection": "close"},
             )
         body += part
@@ -139,7 +140,9 @@ def _require_readable(request: Request, limits: Limits) -> None:
 
 def _too_large(limits: Limits) -> ApiError:
     return ApiError(
-        413, f"the body is larger than {limits.body_bytes >> 20} MiB; shorten it", headers={"Connection": "close"}
+        413,
+        f"the body is larger than {format_bytes(limits.body_bytes)}; shorten it",
+        headers={"Connection": "close"},
     )
 
 

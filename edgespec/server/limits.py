@@ -19,8 +19,8 @@ _LONGEST_S = 60
 class Limits:
     """Bounds of requests, connections and waiting."""
 
-    body_bytes: int = 16 << 20
-    bodies_bytes: int = 128 << 20  # of all bodies that are being read
+    body_bytes: int = 16_000_000
+    bodies_bytes: int = 128_000_000  # of all bodies that are being read
     headers_bytes: int = 16 << 10
     num_connections: int = 512
     num_answers: int = 64  # that are made or wait; more are refused

@@ -25,6 +25,7 @@ from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.plan_option import MemoryNeeds
+from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +121,9 @@ def fit_memory(
         _LOG.debug("the model takes about %d MB of %s memory; %d MB are free within %s", *figures)
     downgrades: tuple[str, ...] = ()
     if fitting < (whole := stated.manifest.context_length):
-        free_parts = (f"{free.free_bytes >> 20} MiB are free within {free.bound}" for free in free_memory.values())
+        free_parts = (
+            f"{format_bytes(free.free_bytes)} are free within {free.bound}" for free in free_memory.values()
+        )
         downgrades = (f"the context is {fitting} of {whole} tokens: {'; '.join(free_parts)}",)
     return MemoryFit(
         reading=reading,

@@ -6,7 +6,6 @@ A case is a layout with what its models cost and need, from which options are ma
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Literal, NamedTuple
 
 from edgespec.draft.draft_model import RowCosts
@@ -17,6 +16,7 @@ from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
+from edgespec.system.units import format_bytes
 
 Schedule = Literal["serial", "pipelined", "hedged"]
 ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
@@ -186,10 +186,10 @@ def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
     for place, wanted in needed.items():
         free = free_bytes.get(place, wanted)
         if wanted > free:
-            return (
-                f"a context of {context} tokens needs {ceil(wanted / 2**20)} MiB of {place} memory, and "
-                f"{max(0, int(free)) >> 20} MiB are free"
-            )
+            step = 10**7 if wanted >= 10**9 else 10**6  # of the figures, which have to differ
+            needs = format_bytes(-(-wanted // step) * step, 2)
+            left = format_bytes(max(0, int(free)) // step * step, 2)
+            return f"a context of {context} tokens needs {needs} of {place} memory, and {left} are free"
     return ""
 
 

@@ -15,7 +15,7 @@ from edgespec.setup.plan_option import Layout, Plan, PlannedOption
 from edgespec.setup.planner import draft_rates, is_counted
 from edgespec.setup.profile import MeasuringTime, Place, drafter_key
 from edgespec.system.printable import printable
-from edgespec.system.units import format_speed
+from edgespec.system.units import format_bytes, format_speed
 
 Document = Mapping[str, Any]
 
@@ -62,12 +62,12 @@ def _what(document: Document) -> str:
 
 
 def _summary(document: Document) -> Iterator[tuple[str, str]]:
-    gib = document["memory_bytes"] / 2**30
+    needed = format_bytes(document["memory_bytes"], decimals=2)
     from_text = [name for name in document["drafters"] if name != document["drafter"]]
     yield "where", _where(document)
     yield "expected", f"{format_speed(document['tokens_per_second'])} tokens/s: {document['reason']}"
     yield "drafters", ", ".join(document["drafters"]) + _NOT_COUNTED * bool(from_text) or "none"
-    yield "context", f"{document['context_length']} tokens, for which {gib:.2f} GiB are needed"
+    yield "context", f"{document['context_length']} tokens, for which {needed} are needed"
     for line in document["downgrades"]:
         yield "for lack of memory", line
     yield _TO_RUN, document["command"]

@@ -11,6 +11,7 @@ from msgspec import Meta
 from edgespec.errors import UsageError
 from edgespec.system.text_files import decode_text
 from edgespec.system.typed_json import read_lines_as
+from edgespec.system.units import format_bytes
 
 _LARGEST_BYTES = 1 << 28
 _WANTED = "a JSON object a line with num_draft, num_accepted, draft_ms and verify_ms, as chat --log-rounds writes"
@@ -106,7 +107,9 @@ def read_recording(path: Path) -> Recording:
     """
     try:
         if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
-            raise UsageError(f"cannot read {path}: it is no regular file of at most {_LARGEST_BYTES >> 20} MiB")
+            raise UsageError(
+                f"cannot read {path}: it is no regular file of at most {format_bytes(_LARGEST_BYTES)}"
+            )
         content = decode_text(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None

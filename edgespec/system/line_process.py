@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import psutil
 
+from edgespec.system.units import format_bytes
+
 LineProcess: TypeAlias = "subprocess.Popen[bytes]"
 _POLL_S = 0.02
 _PATIENCE = 10  # times the processor time that work may take, on a busy machine
@@ -74,7 +76,7 @@ def ask_bounded(process: LineProcess, request: bytes, most_s: float, most_bytes:
             raise WorkEnded(f"it does not finish within {most_s:.0f} s")
         with suppress(psutil.Error):
             if psutil.Process(process.pid).memory_info().rss > most_bytes:
-                raise WorkEnded(f"it takes more than {most_bytes >> 20} MiB")
+                raise WorkEnded(f"it takes more than {format_bytes(most_bytes)}")
 
     if not (reply := ask(process, request, _POLL_S, watch)):
         raise WorkEnded(f"{sys.executable}, which tried it, ended; was the engine closed, or is memory short?")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.system.units import format_bytes
 
 _NO_MARK = "UTF-16 without a byte order mark"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -47,7 +48,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
     if (size := found.st_size) > most_bytes:
-        raise ValueError(f"it has {size} bytes ({size >> 20} MiB), more than {most_bytes >> 20} MiB")
+        raise ValueError(f"it has {size} bytes ({format_bytes(size)}), more than {format_bytes(most_bytes)}")
     data = path.read_bytes()
     require_own_content(data)
     return data
@@ -72,7 +73,7 @@ def read_text(path: Path, most_bytes: int) -> str:
         with path.open("rb") as file:  # which may be a device without an end
             data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes >> 20} MiB")
+        raise ValueError(f"it has more than {format_bytes(most_bytes)}")
     require_own_content(data)
     return decode_text(data).replace("\r\n", "\n")
 

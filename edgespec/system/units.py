@@ -4,9 +4,9 @@ import re
 
 from edgespec.errors import UsageError
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
-_MIN_BYTES, _MAX_BYTES = 1 << 20, 1 << 60
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?))?B?", re.IGNORECASE)
+_MIN_BYTES, _MAX_BYTES = 10**6, 10**18
 
 
 def format_bytes(num_bytes: float, decimals: int = 1) -> str:
@@ -19,7 +19,7 @@ def format_bytes(num_bytes: float, decimals: int = 1) -> str:
 
 
 def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
-    """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1024.
+    """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1000, and Ki is 1024.
 
     Args:
         what: The option that states the size, for messages.
@@ -29,7 +29,8 @@ def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if match:
         # Thousands of digits make an infinite float, which int() refuses.
-        num_bytes = int(min(float(match[1]) * (1 << _UNITS[match[2].upper()]), _MAX_BYTES))
+        unit = (1024 if match[3] else 1000) ** _POWERS[(match[2] or "").upper()]
+        num_bytes = int(min(float(match[1]) * unit, _MAX_BYTES))
     elif type(size) is int:
         num_bytes = size
     else:

@@ -29,5 +29,5 @@ def test_doctor_says_what_may_be_taken_what_stays_free_and_whether_programs_wait
 ) -> None:
     free = FreeMemory(3000 * MIB, "the memory of this machine", reserve=machine_reserve(16 << 30))
     line = format_memory(memory_document(lambda: free, lambda: pressure))
-    assert line.startswith("edgespec may take 3000 MiB within the memory of this machine; 1024 MiB stay free when")
+    assert line.startswith("edgespec may take 3.1 GB within the memory of this machine; 1.1 GB stay free when")
     assert line.endswith(said)

@@ -537,7 +537,7 @@ def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.Cap
         pytest.skip("needs /dev/zero, a device without an end, which Windows lacks")
     code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--schema", "/dev/zero")
     assert (code, out) == (2, "")
-    assert "/dev/zero is not a JSON schema: it has more than 4 MiB" in err
+    assert "/dev/zero is not a JSON schema: it has more than 4 MB" in err
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_two_caches_that_grow_at_once_are_not_given_the_same_memory() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         limited.require(0, take, lambda: False)
-        with pytest.raises(MemoryExhausted, match="MiB more of KV cache"):
+        with pytest.raises(MemoryExhausted, match="60 bytes more of KV cache"):
             others[0].result(60)
     assert limited.taken == 60
 

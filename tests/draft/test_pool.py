@@ -49,7 +49,7 @@ def test_models_that_fit_are_opened_and_the_others_are_reported() -> None:
     pool.start({HOST: FreeMemory(RESERVE_BYTES + 300 * MIB, "a test")}, {HOST: 100 * MIB})
     assert machine.opened == ["small"]
     (line,) = machine.reported
-    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1001 MiB")
+    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1.0 GB")
     assert pool.take_changes() == (line,)
     assert pool.take_changes() == ()
 
@@ -223,7 +223,7 @@ def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -
     pool.look(20)
     with pytest.raises(
         MemoryExhausted,
-        match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test: 100 tokens fit",
+        match=r"104 tokens need 105 MB more of KV cache, and 73 MB are free within a test: 100 tokens fit",
     ):
         pool.look(40)
     machine.free_bytes = 120 * MIB
@@ -299,7 +299,7 @@ def test_a_model_is_loaded_where_the_reserve_remains(missing: int, name: str) ->
     assert pool.drafter_set.name == name
     if missing:
         (line,) = machine.reported
-        assert "needs 201 MiB beside the 500 of the target and 1024 in reserve, and 1724 MiB are free" in line
+        assert "needs 211 MB beside the 524 MB of the target and 1.1 GB in reserve, and 1.8 GB are free" in line
 
 
 def on_cuda(name: str, needed_mib: int, machine: Machine) -> Candidate:
@@ -340,7 +340,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
     assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
     news = pool.take_changes()
     assert [line.split(":")[0].split()[2] for line in news] == ["down", "up"]
-    assert news[0].endswith("10 MiB are free within the memory of NVIDIA H200, and 48 MiB are to be")
+    assert news[0].endswith("10 MB are free within the memory of NVIDIA H200, and 50 MB are to be")
 
 
 def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
@@ -351,7 +351,7 @@ def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
         "cuda",
     )
     growing(machine, pool)
-    with pytest.raises(MemoryExhausted, match="70 MiB are free within the memory of it"):
+    with pytest.raises(MemoryExhausted, match="73 MB are free within the memory of it"):
         pool.look(40)
     gpu.free = 120 * MIB
     pool.look(40)

@@ -60,7 +60,7 @@ def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> Non
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
 def test_prompts_without_end_are_refused() -> None:
-    with pytest.raises(UsageError, match="more than 64 MiB"):
+    with pytest.raises(UsageError, match="more than 67 MB"):
         read_prompts(Path("/dev/zero"), None)
 
 

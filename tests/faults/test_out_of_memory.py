@@ -211,7 +211,7 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_opened(
     machine(100)
     name = "edgespec.engine.load.open_model"
     monkeypatch.setattr(name, lambda *arguments, **named: pytest.fail("opened"))
-    with pytest.raises(MemoryExhausted, match=r"needs about \d+ MiB .* 100 MiB are free within a test"):
+    with pytest.raises(MemoryExhausted, match=r"needs about \d+ MB .* 105 MB are free within a test"):
         load(tiny_model)
 
 
@@ -248,7 +248,7 @@ def test_a_context_without_room_for_all_of_it_is_shorter_and_ends_answers_where_
     assert answer.finish_reason == "context"
     assert answer.prompt_tokens + len(answer.token_ids) == 385, "the last token is behind a full context"
     (line,) = answer.stats.downgrades
-    assert re.fullmatch(r"the context is 384 of 700 tokens: \d+ MiB are free within a test", line)
+    assert re.fullmatch(r"the context is 384 of 700 tokens: \d+ MB are free within a test", line)
     assert [each for each in said if "context" in each] == [line]
     assert again.stats.downgrades == ()
     with pytest.MonkeyPatch.context() as patch:
@@ -275,7 +275,7 @@ def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_th
     assert answer.token_ids == wanted
     assert answer.stats.drafter_device is None
     (line,) = answer.stats.downgrades
-    figures = r"the first needs \d+ MiB beside the \d+ of the target and 96 in reserve, and 180 MiB"
+    figures = r"the first needs \d+ [kM]B beside the \d+ MB of the target and 101 MB in reserve, and 189 MB"
     assert re.search(r"down from .*int4 to suffix: " + figures, line)
     assert line in said
     assert again.stats.downgrades == ()
@@ -287,8 +287,9 @@ def test_the_command_ends_with_its_code_where_nothing_fits(
     code = main(["chat", str(tiny_model), "--prompt", "the", "--memory", "20M"])
     assert code == MemoryExhausted.exit_code == 5
     assert re.search(
-        r"too low for tiny: give at least --memory \d+M, or use a smaller .* Plain decoding takes about \d+ MiB "
-        r"\(weights and session \d+, KV cache \d+, workspace \d+, reserve 96\) beside the \d+ MiB that",
+        r"too low for tiny: give at least --memory \d+M, or use a smaller .* Plain decoding takes about \d+ MB "
+        r"\(weights and session \d+ MB, KV cache \d+ [kM]B, workspace \d+ [kM]B, reserve 101 MB\) "
+        r"beside the \d+ MB that",
         capsys.readouterr().err,
     )
     assert main(["chat", str(tiny_model), "--prompt", "the", "--memory", "much"]) == 2

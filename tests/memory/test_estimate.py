@@ -147,10 +147,10 @@ def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
 @pytest.mark.parametrize(
     ("free_mib", "said"),
     [
-        ({HOST: 8192, "cuda": 512}, r"MiB of the memory of cuda .*\(weights and session 1000, KV cache 168, "),
+        ({HOST: 8192, "cuda": 512}, r"GB of the memory of cuda .*\(weights and session 1.0 GB, KV cache 176 MB, "),
         (
             {HOST: 100, "cuda": 8192},
-            r"about 136 MiB of memory .*\(weights and session 40, reserve 96\), but 100 MiB",
+            r"about 143 MB of memory .*\(weights and session 42 MB, reserve 101 MB\), but 105 MB",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     estimate = estimate_memory(MANIFEST, 1000 * MIB)
     require_memory("qwen", estimate, HOST, {HOST: FreeMemory(estimate.host_bytes(ROOM) + RESERVE_BYTES, "x")})
     with pytest.raises(
-        MemoryExhausted, match=r"needs about \d+ MiB .* 512 MiB are free within --memory; use"
+        MemoryExhausted, match=r"needs about \S+ [MG]B .* 537 MB are free within --memory; use"
     ) as caught:
         require_memory("qwen", estimate, HOST, {HOST: FreeMemory(512 * MIB, "--memory")})
     assert caught.value.free_bytes == 512 * MIB

@@ -225,7 +225,7 @@ def test_configuration_that_does_not_fit_is_refused(folder: Path, place: str, va
         ('{"model": NaN}', "NaN"),
         ('{"model": ' + "9" * 5000 + "}", "cannot be read"),
         ("{}", "model.decoder"),
-        (" " * (2 << 20), "more than 1 MiB"),
+        (" " * (2 << 20), "more than 1 MB"),
     ],
 )
 def test_hostile_json_is_refused(folder: Path, text: str, words: str) -> None:

@@ -18,6 +18,7 @@ from edgespec.manifest import Head, Manifest
 from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, PlannedOption, branching_cost, shortage
 from edgespec.setup.planner import decide, draft_rates, is_counted, make_plan, plan_on, schedule_of, weigh
 from edgespec.setup.profile import DrafterProfile, Place, drafter_key
+from edgespec.system.units import format_bytes
 
 GPU, CPU = Place("gpu", 2), Place("cpu", 2)
 
@@ -189,19 +190,19 @@ def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:
 @pytest.mark.parametrize("free", [280 << 20, (280 << 20) - 1, (279 << 20) + 1, 0, -1])
 def test_a_shortage_is_told_in_figures_that_differ(free: int) -> None:
     words = shortage({"cpu": (280 << 20) + 1}, {"cpu": free}, 1280)
-    assert words == (
-        f"a context of 1280 tokens needs 281 MiB of cpu memory, and {max(0, free // 2**20)} MiB are free"
-    )
+    left = format_bytes(max(0, free) // 10**6 * 10**6)
+    assert words == f"a context of 1280 tokens needs 294 MB of cpu memory, and {left} are free"
+    assert left != "294 MB"
 
 
 def test_memory_decides_before_speed() -> None:
     few = MemoryNeeds(lambda model, context, device: {device: 1000 + context}, {"gpu": 10**6, "cpu": 3000})
     found = plan(layout(GPU, CPU), memory=few)
     assert found.chosen.schedule == "plain"
-    assert "1 MiB of cpu memory" in refused(found, "pipelined", GPU).reason
+    assert "1 MB of cpu memory" in refused(found, "pipelined", GPU).reason
     assert refused(found, "pipelined", GPU).context_length == 0
     assert found.downgrades == (
-        "no drafter beside target: a context of 4096 tokens needs 1 MiB of cpu memory, and 0 MiB are free",
+        "no drafter beside target: a context of 4096 tokens needs 1 MB of cpu memory, and 0 bytes are free",
     )
 
 
