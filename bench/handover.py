@@ -25,7 +25,7 @@ NUM_TOKENS = 96
 def time_loop_s(engine: Engine) -> float:
     """Seconds a pass in this thread, after the first."""
     request = Request(engine.encode(PROMPT), AnswerSettings(max_tokens=NUM_TOKENS))
-    passes = engine._generation()._passes(engine.target, request, Ticket(), [], {})
+    passes = engine._drafting.generation(engine._model)._passes(engine.target, request, Ticket(), [], {})
     next(passes)
     started = perf_counter()
     num_passes = sum(1 for _ in passes)

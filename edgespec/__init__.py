@@ -39,7 +39,13 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
     from edgespec.engine.plan import plan_document, rank_for_model
     from edgespec.engine.reasoning import ReasoningStream, has_spent, split_reasoning
-    from edgespec.engine.request import AnswerOptions, Drafting, require_embedding_model, require_writer
+    from edgespec.engine.request import (
+        AnswerOptions,
+        Drafting,
+        require_embedding_model,
+        require_format,
+        require_writer,
+    )
     from edgespec.engine.transcript import Round, Transcript
     from edgespec.errors import (
         ContextOverflow,
@@ -59,7 +65,6 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         UsageError,
         VocabularyMismatch,
     )
-    from edgespec.grammar.response_format import read_format
     from edgespec.manifest import FILE_NAME, Manifest, read_manifest
     from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
     from edgespec.memory.pressure import PressureReader, ReadPressure
@@ -195,9 +200,8 @@ _WING_NAMES = _by_name(
         "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",
         "engine.plan": "plan_document rank_for_model",
         "engine.reasoning": "ReasoningStream has_spent split_reasoning",
-        "engine.request": "require_embedding_model require_writer",
+        "engine.request": "require_embedding_model require_format require_writer",
         "engine.transcript": "Transcript",
-        "grammar.response_format": "read_format",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
         "memory.pressure": "PressureReader ReadPressure",

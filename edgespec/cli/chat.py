@@ -251,7 +251,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
     """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
     import json
 
-    from edgespec import read_format
+    from edgespec import require_format
 
     with explain_unreadable(path, "a JSON schema"):
         schema = json.loads(read_text(path, _LARGEST_SCHEMA))
@@ -259,7 +259,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
             raise ValueError('one is an object, such as {"type": "object"}')
     stated = {"type": "json_schema", "schema": schema}
     try:
-        read_format(stated)  # what is wrong in itself is said before a model is loaded
+        require_format(stated)  # what is wrong in itself is said before a model is loaded
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return stated

@@ -142,6 +142,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         num_read: Callable[[], int] = int,
         *,
         ends_loops: bool = False,
+        schema: Any = None,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
@@ -151,8 +152,9 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             prompt_tokens: How many tokens the model reads before it writes.
             num_read: How many of them it has read by now.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
+            schema: What the answer has to match, as its caller gave it.
         """
-        self.prompt_tokens, self._num_read = prompt_tokens, num_read
+        self.prompt_tokens, self._num_read, self.schema = prompt_tokens, num_read, schema
         self._passes = passes
         self._reading = _Reading(passes, writer, ticket)
         self._on_end = on_end
@@ -336,4 +338,4 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         """Wait for the whole answer."""
         for _ in self:
             pass
-        return join_chunks(self._chunks, self.prompt_tokens)
+        return join_chunks(self._chunks, self.prompt_tokens, self._stream.schema)

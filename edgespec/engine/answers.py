@@ -6,7 +6,7 @@ Knows nothing of threads.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.scheduler import Block
@@ -15,6 +15,7 @@ from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
+from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
 from edgespec.tools.call_events import CallEvent, join_calls
 from edgespec.tools.tool import ToolCall
@@ -23,6 +24,7 @@ from edgespec.types import TokenIds
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5
 _MOST_WAITED = 0.01  # of the seconds of an answer: what the interval of a gain allows anyway
+Value = TypeVar("Value")
 _COUNTS = ("rounds", "drafted", "verified", "accepted")
 
 
@@ -115,6 +117,7 @@ class Completion:
     """A whole answer. token_ids end with the token that completed a stop string, if one did.
 
     tool_calls: Calls of tools that it asks for; text is what it says beside them.
+    schema: What it was asked to match, for parse().
     """
 
     text: str
@@ -127,9 +130,30 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    schema: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.text
+
+    @overload
+    def parse(self) -> Any: ...
+    @overload
+    def parse(self, kind: type[Value]) -> Value: ...
+    def parse(self, kind: Any = None) -> Any:
+        """The answer as a value: of the type that was given as schema, or of another type; else as JSON has it.
+
+            is_blue = engine.generate("Is the sky blue?", schema=bool, max_tokens=8).parse(bool)
+
+        Raises ValueError: It is no JSON, or none of that type, such as an answer that was cut short.
+        """
+        kind = self.schema if kind is None else kind
+        try:
+            return read_value(kind, self.answer)
+        except ValueError as error:
+            raise ValueError(
+                f"the answer, which ended with the finish reason {self.finish_reason}, is not what was asked for: "
+                f"{error}"
+            ) from None
 
     @property
     def reasoning(self) -> str:
@@ -154,7 +178,7 @@ class Completion:
         return {"role": "assistant", "content": self.text, **calls}
 
 
-def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
+def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int, schema: Any = None) -> Completion:
     """All chunks of an answer as one."""
     last = chunks[-1]
     assert last.finish_reason is not None
@@ -170,6 +194,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
         prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
         tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
+        schema=schema,
     )
 
 

@@ -13,7 +13,14 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, answer_settings, check_path, require_known
+from edgespec.engine.request import (
+    ReplyOptions,
+    Settings,
+    TalkOptions,
+    answer_settings,
+    check_path,
+    require_known,
+)
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -39,10 +46,9 @@ class Conversation:
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
-        the one that the model's files suggest; greedy where they suggest none.
-    thinking, thinking_budget: Whether the model reasons before each answer, and in how many tokens at most, as in
-        Engine.stream.
+    sampling, max_tokens, stop, response_format, schema: Arguments of Engine.stream for each answer. Without a
+        sampling, the one that the model's files suggest; greedy where they suggest none.
+    thinking, thinking_budget: Whether the model reasons before each answer, and in how many tokens at most.
     tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
         answer may then end with calls: give_results goes on, and run does all of it.
     tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
@@ -61,11 +67,8 @@ class Conversation:
             raise UsageError("max_tokens is 0; wanted a whole number from 1")
         self.sampling = given.sampling or SamplingParams()
         self.max_tokens, self.stop, self.ends_loops = given.max_tokens, given.stop, given.ends_loops
-        self.response_format, self.tools, self.tool_choice = (
-            given.response_format,
-            given.tools or (),
-            given.tool_choice,
-        )
+        self.response_format, self.schema = given.response_format, given.schema
+        self.tools, self.tool_choice = given.tools or (), given.tool_choice
         self.parallel_tool_calls = given.parallel_tool_calls
         self.thinking, self.thinking_budget = given.thinking, given.thinking_budget
         self._rounds: list[Round] = []
@@ -303,8 +306,7 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
-        system, rounds, cut_short = read_rounds(transcript)
-        self.system = system
+        self.system, rounds, cut_short = read_rounds(transcript)
         self.sampling = transcript.sampling or self.sampling
         sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
@@ -323,8 +325,7 @@ class Conversation:
         """
         loaded = cls(engine, **settings)
         loaded.restore(Transcript.read(check_path("path", path)))
-        if isinstance(sampling := settings.get("sampling"), SamplingParams):
-            loaded.sampling = sampling
+        loaded.sampling = settings.get("sampling") or loaded.sampling
         return loaded
 
     @property
@@ -391,6 +392,8 @@ class Conversation:
             "tool_choice": "auto" if self.tools and rounds[-1].steps else self.tool_choice,
             "whole_tool_calls": True,
         }
+        if options.keys() & {"schema", "response_format"}:  # either takes the place of both
+            stated |= {"schema": None, "response_format": None}
         stream = self.engine.stream(sent, **{**stated, **options})
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.

@@ -21,7 +21,6 @@ from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
-from edgespec.engine.generation import Generation
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.request import (
     AnswerOptions,
@@ -38,6 +37,7 @@ from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrup
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.processes import Owner
+from edgespec.system.threads import in_thread
 from edgespec.text.prompt_encoder import Prompt, parse_ids
 from edgespec.tools.tool import parse_tools
 from edgespec.types import TokenIds, append
@@ -231,6 +231,8 @@ class Engine:
             response_format: What the answer has to match, prefill included, as the OpenAI API states it: a JSON
                 schema, any JSON object, a regular expression or a grammar. Where max_tokens or the context runs
                 out, the answer takes a short way to a valid end.
+            schema: The same by a JSON schema alone, as a dict or text, or by a type such as a dataclass or a class
+                of pydantic; Completion.parse() makes a value of that type.
             timeout_s: End the answer so many seconds after this call, also while it waits for others: its finish
                 reason is "timeout" then, and it consists of the chunks that were read.
             priority: Where several answers are made at once, one of a lower priority waits between two passes
@@ -277,12 +279,20 @@ class Engine:
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
         require_known("Engine.generate", options, AnswerOptions)
-        options.setdefault("whole_tool_calls", True)
-        settings = answer_settings(options, self.model_sampling)
+        stream = self._whole(prompt, options)
+        return join_chunks(list(stream), stream.prompt_tokens, stream.schema)
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
+        """A whole answer for an asyncio task, as generate gives it; cancelling the task ends the answer."""
+        require_known("Engine.agenerate", options, AnswerOptions)
+        async with await in_thread(self._whole, prompt, options) as stream:
+            return join_chunks([chunk async for chunk in stream], stream.prompt_tokens, stream.schema)
+
+    def _whole(self, prompt: Prompt, options: AnswerOptions) -> AnswerStream:
+        settings = answer_settings({"whole_tool_calls": True, **options}, self.model_sampling)
         if not settings.whole_tool_calls:
             raise UsageError("whole_tool_calls is False; a whole answer has whole calls: leave it out, or stream")
-        stream = self._stream(prompt, settings)
-        return join_chunks(list(stream), stream.prompt_tokens)
+        return self._stream(prompt, settings)
 
     def chat(self, *texts: object, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
@@ -428,23 +438,9 @@ class Engine:
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)
-        stream = self._generation().stream(target, request, caches.queue, ticket, num_read)
+        stream = self._drafting.generation(self._model).stream(target, request, caches.queue, ticket, num_read)
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread
             stream.cancel()
         return stream
-
-    def _generation(self) -> Generation:
-        drafting = self._drafting
-        return Generation(
-            tokenizer=self.tokenizer,
-            end_tokens=self.manifest.eos_token_ids,
-            speculation=drafting.speculation,
-            pool=drafting.pool,
-            answers=drafting.answers,
-            device_names=self.device_names,
-            near_tie=self._model.near_tie,
-            learner=drafting.learner,
-            counter=drafting.counter,
-        )

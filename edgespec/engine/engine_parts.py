@@ -6,6 +6,7 @@ from edgespec.draft.answer_cache import AnswerCache
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.embedder import Embedder
+from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.manifest import Manifest
 from edgespec.setup.usage import UsageCounter
@@ -38,6 +39,20 @@ class OpenDrafters:
     answers: AnswerCache | None = None
     learner: IdleLearner | None = None
     counter: UsageCounter | None = None
+
+    def generation(self, model: LoadedModel) -> Generation:
+        """What makes answers with a model and these drafters."""
+        return Generation(
+            tokenizer=model.encoder.tokenizer,
+            end_tokens=model.manifest.eos_token_ids,
+            speculation=self.speculation,
+            pool=self.pool,
+            answers=self.answers,
+            device_names=model.device_names,
+            near_tie=model.near_tie,
+            learner=self.learner,
+            counter=self.counter,
+        )
 
     def report(self) -> None:
         """Report what has changed in the time without answers."""

@@ -137,6 +137,7 @@ class Generation:
             len(request.tokens),
             num_read,
             ends_loops=request.options.is_loop_ended,
+            schema=request.options.schema,
         )
 
     def _all_passes(

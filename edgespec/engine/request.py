@@ -18,6 +18,7 @@ from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.draft.text_drafters import constrained
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
+from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
@@ -107,6 +108,7 @@ class _MessageOptions(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str] | None
     response_format: Mapping[str, Any] | None
+    schema: Any
     thinking: bool | None
     thinking_budget: int | None
     ends_loops: bool | None
@@ -166,6 +168,7 @@ class AnswerSettings:
     prompt_logprobs: bool = False
     banned: str | Sequence[str] | None = None
     response_format: Mapping[str, Any] | None = None
+    schema: Any = None
     timeout_s: float | None = None
     priority: int = 0
     tools: Sequence[Any] | None = None
@@ -189,6 +192,10 @@ class AnswerSettings:
                 raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
         for name in ("stop", "banned"):
             check_texts(name, getattr(self, name))
+        if self.schema is not None and self.response_format is not None:
+            raise UsageError(
+                "schema and response_format both say what the answer has to match; leave one of them out"
+            )
         if type(self.priority) is not int:
             raise UsageError(f"priority is {self.priority!r}; wanted a whole number")
         seconds = self.timeout_s
@@ -201,6 +208,13 @@ class AnswerSettings:
     def is_loop_ended(self) -> bool:
         """True if an answer ends where it repeats itself: as asked for, or because nothing else bounds it."""
         return self.max_tokens is None if self.ends_loops is None else self.ends_loops
+
+    @property
+    def format(self) -> Mapping[str, Any] | None:
+        """What the answer has to match, as response_format states it. Raises FormatError: schema is none."""
+        if self.schema is None:
+            return self.response_format
+        return {"type": "json_schema", "schema": read_schema(self.schema)}
 
     @property
     def banned_texts(self) -> Sequence[str]:
@@ -308,6 +322,13 @@ def check_sampling(given: Any) -> SamplingParams | None:
     if not isinstance(given, SamplingParams | None):
         raise UsageError(f"sampling is {given!r}; wanted SamplingParams")
     return given
+
+
+def require_format(stated: Mapping[str, Any]) -> None:
+    """Raises FormatError: No answer can match it, whatever the model is."""
+    from edgespec.grammar.response_format import read_format  # with all that reads grammars
+
+    read_format(stated)
 
 
 def require_writer(manifest: Manifest) -> None:

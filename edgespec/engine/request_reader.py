@@ -63,7 +63,7 @@ class RequestReader:
             target_context: The most tokens that the target takes, which may be fewer than the encoder's.
         """
         require_writer(self.manifest)
-        given = options.prefill
+        given, wanted = options.prefill, options.format
         if not options.raw and is_conversation(prompt):
             turns = parse_messages(prompt)
             prompt, given = split_begun(turns) if given is None else (turns, given)
@@ -81,7 +81,7 @@ class RequestReader:
         opens_reasoning = not options.raw and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
-        elif options.response_format is not None and use is None and not (options.raw or is_ids(prompt)):
+        elif wanted is not None and use is None and not (options.raw or is_ids(prompt)):
             tokens = self.reasoning.begin_answer(tokens)
         begun = encoder.encode_prefill(() if given is None else given)
         if not isinstance(given, str) and len(begun):
@@ -104,8 +104,8 @@ class RequestReader:
         self._require_exact(request)
         budget = options.thinking_budget
         if budget is not None:
-            self.reasoning.require_budget_possible(use, options.response_format, options.banned_texts)
-        request = self._constrained(request, options.response_format, min(context, target_context))
+            self.reasoning.require_budget_possible(use, wanted, options.banned_texts)
+        request = self._constrained(request, wanted, min(context, target_context))
         return request if budget is None else self.reasoning.bounded(request, budget)
 
     def _mask_of(self, options: AnswerSettings) -> TokenMask | None:

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 from _thread import _count as num_threads
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -22,8 +22,9 @@ import pytest
 import tiny
 from double import Double
 from table_decoder import TableDecoder
+from threads_left import wait_for_threads_since
 
-from edgespec import AnswerStream, Chunk, Engine, Reply, SamplingParams
+from edgespec import AnswerStream, Chunk, Completion, Engine, Reply, SamplingParams
 from edgespec.draft.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.draft.lanes import ThreadLane
@@ -32,7 +33,7 @@ from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.manifest import read_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.setup.open_model import SubsetDecoder
@@ -223,15 +224,17 @@ def test_closing_from_another_thread_ends_it_without_a_last_chunk(
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
 
 
-@pytest.mark.parametrize("way", ["astream", "stream", "chat"])
+@pytest.mark.parametrize("way", ["astream", "agenerate", "stream", "chat"])
 def test_cancelling_a_task_ends_its_answer(
     engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...], way: str
 ) -> None:
     engine = engine_of(stuck)
 
-    async def read() -> list[Chunk]:
+    async def read() -> Sequence[Chunk | Completion]:
         if way == "astream":
             return [chunk async for chunk in engine.astream(PROMPT, sampling=HOT, max_tokens=20)]
+        if way == "agenerate":
+            return [await engine.agenerate(PROMPT, sampling=HOT, max_tokens=20)]
         if way == "stream":
             stream: AnswerStream | Reply = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
         else:
@@ -250,9 +253,36 @@ def test_cancelling_a_task_ends_its_answer(
         await cancelled()
         return tuple(token for chunk in await read() for token in chunk.token_ids)
 
-    started = monotonic()
+    started, before = monotonic(), set(threading.enumerate())
     assert asyncio.run(whole_again()) == whole
     assert monotonic() - started < SOON_S
+    wait_for_threads_since(before)
+
+
+def test_a_task_has_a_whole_answer_while_others_have_theirs(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
+    engine = engine_of(StuckDecoder())
+    prompts = [PROMPT, "another on", "re re re"]
+    wanted = [engine.generate(prompt, sampling=HOT, max_tokens=20) for prompt in prompts]
+
+    async def all_of_them() -> list[Completion]:
+        ticks = asyncio.create_task(asyncio.sleep(0))
+        found = await asyncio.gather(*(engine.agenerate(each, sampling=HOT, max_tokens=20) for each in prompts))
+        assert ticks.done()
+        return found
+
+    found = asyncio.run(all_of_them())
+    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    assert [each.prompt_tokens for each in found] == [each.prompt_tokens for each in wanted]
+
+    async def wrong(**options: Any) -> None:
+        await engine.agenerate(PROMPT, **options)
+
+    with pytest.raises(UsageError, match="max_tokens"):
+        asyncio.run(wrong(max_tokens=-1))
+    with pytest.raises(TypeError, match=r"Engine\.agenerate\(\) got an unexpected keyword argument 'tokens'"):
+        asyncio.run(wrong(tokens=1))
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(wrong(max_tokens=10**6), 1e-3))
 
 
 def test_a_task_that_stops_reading_ends_its_answer_and_a_conversation_keeps_what_it_read(

@@ -1,0 +1,57 @@
+"""A JSON schema as a caller gives it: as a dict, as JSON text, or as a type of Python, whose values it reads too.
+
+Types are those of msgspec (dataclasses, TypedDict, Enum, Literal, unions, lists, numbers, texts, dates), and those
+of pydantic, which are known by their own methods. Knows nothing of grammars.
+"""
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edgespec.errors import FormatError
+from edgespec.grammar.schema import subschemas
+
+_JSON_PARTS = (Mapping, bool, str)  # of a schema that is no type
+
+
+def read_schema(stated: Any) -> Mapping[str, Any] | bool:
+    """The JSON schema of what a caller gives. Objects of a type have its fields alone.
+
+    Raises FormatError: It is no schema, or a type that JSON cannot express.
+    """
+    if isinstance(stated, str):
+        try:
+            stated = json.loads(stated)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(
+                f"the schema is a text that is no JSON ({error}); give a schema, or a type"
+            ) from None
+    if isinstance(stated, (Mapping, bool)):
+        return stated
+    try:
+        if hasattr(stated, "model_json_schema"):
+            schema: dict[str, Any] = stated.model_json_schema()
+        else:
+            schema = msgspec.json.schema(stated, ref_template="#/$defs/{name}")
+    except Exception as error:  # pydantic has errors of its own
+        why = str(error).splitlines()[-1:] or [type(error).__name__]
+        raise FormatError(
+            f"the schema is {reprlib.repr(stated)}, which cannot be written as a JSON schema ({why[0]}); wanted a "
+            "JSON schema, a dataclass, a TypedDict, a pydantic class, or a type of these, lists, texts and numbers"
+        ) from None
+    for _, part in subschemas(schema):
+        if isinstance(part, dict) and "properties" in part:
+            part.setdefault("additionalProperties", False)
+    return schema
+
+
+def read_value(stated: Any, text: str) -> Any:
+    """The value of JSON text, in the type that stated is; raises ValueError: It is none."""
+    if stated is None or isinstance(stated, _JSON_PARTS):
+        return json.loads(text)
+    if hasattr(stated, "model_validate_json"):
+        return stated.model_validate_json(text)
+    return msgspec.json.decode(text, type=stated)

@@ -1,0 +1,123 @@
+"""schema= takes JSON schemas and types of Python, and parse() gives values of these types."""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import pytest
+
+from edgespec import Engine, FormatError, UsageError, load
+from edgespec.grammar.python_type import read_schema, read_value
+
+PROMPT = "the in the an"
+
+
+class Kind(enum.Enum):
+    LONG = "long"
+    SHORT = "short"
+
+
+@dataclasses.dataclass
+class Sea:
+    name: Literal["north", "south"]
+
+
+@dataclasses.dataclass
+class River:
+    kind: Kind
+    sea: Sea | None
+    deep: bool
+    ways: list[Literal["in", "out"]] = dataclasses.field(default_factory=list)
+
+
+class Place(TypedDict):
+    sea: Sea
+    near: bool
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"near": {"type": "boolean"}},
+    "required": ["near"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with load(tiny_model, drafter="none") as engine:
+        yield engine
+
+
+def is_near(value: Any) -> bool:
+    return isinstance(value["near"], bool)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_right"),
+    [
+        (River, lambda value: isinstance(value, River) and isinstance(value.kind, Kind)),
+        (Place, lambda value: is_near(value) and isinstance(value["sea"], Sea)),
+        (Kind, lambda value: isinstance(value, Kind)),
+        (Literal["yes", "no"], lambda value: value in ("yes", "no")),
+        (bool, lambda value: isinstance(value, bool)),
+        (bool | None, lambda value: value in (True, False, None)),
+        (SCHEMA, is_near),
+        (json.dumps(SCHEMA), is_near),
+    ],
+    ids=["dataclass", "TypedDict", "Enum", "Literal", "bool", "Optional", "schema", "text"],
+)
+def test_an_answer_is_a_value_of_the_type_that_was_asked_for(
+    engine: Engine, schema: Any, is_right: Callable[[Any], bool]
+) -> None:
+    answer = engine.generate(PROMPT, schema=schema, max_tokens=60, temperature=1.0, seed=3)
+    assert is_right(answer.parse()), answer.text
+    conversation = engine.chat(schema=schema, max_tokens=60)
+    assert is_right(conversation.say(PROMPT).parse())
+    assert isinstance(conversation.say(PROMPT, schema=Kind).parse(), Kind)
+    assert conversation.say(PROMPT, response_format={"type": "regex", "regex": "no"}).text == "no"
+
+
+def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, response_format={"type": "json_schema", "schema": SCHEMA}, max_tokens=40)
+    assert is_near(answer.parse())
+    with pytest.raises(ValueError, match=r"finish reason stop, is not what was asked for: .*kind"):
+        answer.parse(River)
+    with pytest.raises(ValueError, match="finish reason length"):
+        engine.generate(PROMPT, max_tokens=3).parse()
+
+
+def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    made = pydantic.create_model("Lake", deep=(bool, ...), kind=(Kind, ...), seas=(dict[str, int] | None, None))
+    lake = engine.generate(PROMPT, schema=made, max_tokens=80).parse()
+    assert isinstance(lake, made)
+    assert isinstance(lake.kind, Kind)
+    with pytest.raises(ValueError, match="deep"):
+        read_value(made, "{}")
+    callback = pydantic.create_model("Odd", call=(Callable[[], int], ...))
+    with pytest.raises(FormatError, match="cannot be written as a JSON schema"):
+        read_schema(callback)
+
+
+def test_objects_of_a_type_have_its_fields_alone() -> None:
+    schema = read_schema(River)
+    assert isinstance(schema, dict)
+    assert all(part["additionalProperties"] is False for part in schema["$defs"].values() if "properties" in part)
+    assert read_schema(dict[str, int]) == {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "schema", [complex, object, 5, River(Kind.LONG, None, True), "River", ["a"], list[Path], ""]
+)
+def test_what_no_schema_can_say_is_refused_with_what_is_wanted(engine: Engine, schema: Any) -> None:
+    with pytest.raises(FormatError, match="the schema is"):
+        engine.generate(PROMPT, schema=schema, max_tokens=20)
+
+
+def test_schema_and_response_format_are_not_given_together(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="schema and response_format both"):
+        engine.generate(PROMPT, schema=bool, response_format={"type": "json_object"})
