@@ -233,11 +233,16 @@ class CallBodyReader:
         parts: list[str] = []
         yield from self._reader.take_until(body.value_end, parts.append)
         text = "".join(parts).removeprefix(body.space).removesuffix(body.space)
+        before, behind = body.quotes
+        if before and text.startswith(before) and text.endswith(behind):
+            text = text.removeprefix(before).removesuffix(behind)
         self._output.add_arguments(_as_json(text, is_allowed))
 
     def _tagged_text(self, body: TagBody) -> Reading[None]:
         if body.space:
             yield from self._reader.take(body.space)
+        before, behind = body.quotes
+        is_quoted = bool(before) and (yield from self._reader.take(before))
         self._output.add_arguments('"')
         held = ""
 
@@ -247,7 +252,7 @@ class CallBodyReader:
             held = body.space if body.space and text.endswith(body.space) else ""
             self._output.add_arguments(json.dumps(text.removesuffix(held), ensure_ascii=False)[1:-1])
 
-        yield from self._reader.take_until(body.value_end, pass_on)
+        yield from self._reader.take_until(behind + body.value_end if is_quoted else body.value_end, pass_on)
         self._output.add_arguments('"')
 
     def _whole_body(self, body: PythonBody | PairsBody, end: str) -> Reading[None]:

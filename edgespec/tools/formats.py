@@ -49,6 +49,7 @@ class TagBody:
     kinds: Behind the name, what tells that a value is text, and what that it is JSON; else the schema tells.
     end: Behind the last argument.
     space: Around values.
+    quotes: What may stand around a text too.
     """
 
     begin: str
@@ -60,6 +61,7 @@ class TagBody:
     kinds: tuple[str, str] = ("", "")
     end: str = ""
     space: str = "\n"
+    quotes: tuple[str, str] = ("", "")
 
     def opening(self, key: str, *, is_text: bool) -> str:
         """The text before the value of an argument."""
@@ -69,7 +71,12 @@ class TagBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonBody:
-    """Calls as Python writes them, in a list or not: [name(key="value")]."""
+    """Calls as Python writes them: [name(key="value")].
+
+    has_lines: Templates write each on a line of its own, and no list.
+    """
+
+    has_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +222,21 @@ FORMATS = (
         signs=(("<function=", "<parameter="),),
         noise=("</tool_call>",),
     ),
+    CallFormat(
+        "minicpm5",
+        (('<function name="', ""),),
+        TagBody(
+            begin="",
+            name_end='">',
+            key='<param name="',
+            key_end='">',
+            value_end="</param>",
+            end="</function>",
+            space="",
+            quotes=("<![CDATA[", "]]>"),
+        ),
+    ),
+    CallFormat("olmo3", (("<function_calls>", "</function_calls>"),), PythonBody(has_lines=True)),
     CallFormat("functionary", (("<function=", "</function>"),), NamedBody(between=(">",)), joint=""),
     CallFormat(
         "functionary-v3.2",

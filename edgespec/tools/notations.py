@@ -44,30 +44,39 @@ def _refuse(word: str) -> None:
 
 
 def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list[WrittenCall]:
-    """Calls as Python writes them, one or a list.
+    """Calls as Python writes them: one, a list, or one a line.
 
     argument_names: Of each function that is known, in the order of its schema.
 
     Raises ValueError: It is something else, or a call of an unknown function.
     """
-    tree = _expression(text)
-    calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+    trees = _expressions(text)
+    calls = trees[0].elts if len(trees) == 1 and isinstance(trees[0], (ast.List, ast.Tuple)) else trees
     if not calls:
         raise ValueError("an empty list")
     return [_python_call(call, argument_names) for call in calls]
 
 
-def _expression(text: str) -> ast.expr:
+def _expressions(text: str) -> list[ast.expr]:
+    """The expressions of some lines. Raises ValueError: there is something else."""
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        lines = ast.parse(text.strip()).body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from None
+    return [_value_of(each) for each in lines]
+
+
+def _value_of(statement: ast.stmt) -> ast.expr:
+    if not isinstance(statement, ast.Expr):
+        raise ValueError("a statement")
+    return statement.value
 
 
 def parse_literal(text: str) -> Any:
     """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
     try:
-        return _literal(_expression(text))
+        (expression,) = _expressions(text)
+        return _literal(expression)
     except (TypeError, RecursionError, MemoryError):
         raise ValueError("no literal") from None
 
@@ -149,7 +158,8 @@ def write_calls(format: CallFormat, calls: Sequence[WrittenCall]) -> str:
     begin, end = format.frames[0]
     body = format.body
     if isinstance(body, PythonBody):
-        written = ["[" + ", ".join(map(_python, calls)) + "]"]
+        lines = [*map(_python, calls)]
+        written = ["\n".join(lines) if body.has_lines else f"[{', '.join(lines)}]"]
     elif isinstance(body, JsonBody) and body.is_list:
         written = [_json([_json_call(body, call) for call in calls])]
     else:

@@ -173,7 +173,7 @@ def test_an_answer_without_calls_can_have_a_schema_of_its_own(make: Make) -> Non
 
 
 def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
-    lfm2 = next(each for each in FORMATS if isinstance(each.body, PythonBody))
+    lfm2 = next(each for each in FORMATS if each.name == "lfm2")
     with make(lfm2) as engine:
         for options in ({"tool_choice": "required"}, {}):
             with pytest.raises(UsageError, match="there is none for calls of the form 'lfm2'"):

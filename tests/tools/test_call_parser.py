@@ -193,6 +193,23 @@ FAMILIAR = [
         "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
         [{"days": 3}],
     ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city"><![CDATA[a <b>\n</param> & c]]></param>'
+        '<param name="days">2</param></function>\n<function name="list-files"></function>',
+        [{"city": "a <b>\n</param> & c", "days": 2}, {}],
+    ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="units"><![CDATA[C]]></param></function>',
+        [{"units": "C"}],
+    ),
+    (
+        "olmo3",
+        '<function_calls>get_weather(city="Rom", days=1)\nget_weather(city="Köln")</function_calls>',
+        [{"city": "Rom", "days": 1}, {"city": "Köln"}],
+    ),
+    ("olmo3", '<function_calls>\n[get_weather(city="Rom")]\n</function_calls>', [{"city": "Rom"}]),
     ("lfm2", '<|tool_call_start|>[get_weather("Rom", days=1)]', [{"city": "Rom", "days": 1}]),
     ("function-gemma", "<start_function_call>call:list-files{}<end_function_call>", [{}]),
 ]
