@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.draft.limits import MAX_FIXED_TOKENS
     from edgespec.draft.measured import FixedLength, main_reason
     from edgespec.draft.overlap import best_length, expected_tokens
-    from edgespec.draft.timeline import Interval, chrome_trace, latest, picture
+    from edgespec.draft.timeline import Interval, chrome_trace, latest, picture, svg_picture
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
     from edgespec.engine.conversation import Conversation
@@ -194,7 +194,7 @@ _WING_NAMES = _by_name(
         "draft.limits": "MAX_FIXED_TOKENS",
         "draft.measured": "FixedLength main_reason",
         "draft.overlap": "best_length expected_tokens",
-        "draft.timeline": "chrome_trace latest picture",
+        "draft.timeline": "chrome_trace latest picture svg_picture",
         "engine.answers": "join_chunks",
         "engine.pair_check": "check_pair",
         "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",

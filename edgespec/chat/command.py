@@ -87,7 +87,7 @@ _EXAMPLES_BY_NAME = {
     "attach": "notes.md src/*.py",
     "open": "2, or the beginning of its title",
     "name": "Plans for May",
-    "trace": "trace.json",
+    "trace": "trace.svg",
 }
 
 

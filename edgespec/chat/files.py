@@ -17,6 +17,7 @@ from edgespec import (
     chrome_trace,
     latest,
     picture,
+    svg_picture,
 )
 from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
 from edgespec.chat.saved_chats import SUFFIX, export_text, running_mark
@@ -31,7 +32,10 @@ _NOTHING = "no file is attached; /attach FILE sends a file's text with your next
 
 
 class TraceFile:
-    """The timeline of all answers so far, rewritten after each: the file is a whole document at any time."""
+    """The timeline of all answers so far, rewritten after each: the file is a whole document at any time.
+
+    A name that ends in .svg gives a picture, any other the JSON that chrome://tracing and Perfetto open.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError: the file cannot be written."""
@@ -54,8 +58,9 @@ class TraceFile:
             print_stderr(picture(latest(timeline, "target", _NUM_SHOWN)))
 
     def _write(self) -> None:
-        document = json.dumps(chrome_trace(self._intervals)).encode()
-        replace_file(self._path, document, 0o666)
+        is_picture = self._path.suffix.lower() == ".svg"
+        document = svg_picture(self._intervals) if is_picture else json.dumps(chrome_trace(self._intervals))
+        replace_file(self._path, document.encode(), 0o666)
 
 
 def read_files(paths: Iterable[Path]) -> list[Attachment]:
@@ -240,4 +245,6 @@ def trace_to(session: ChatSession, path: Path) -> None:
         raise UsageError("there is no answer to trace yet")
     TraceFile(path).add(session.last.timeline)
     session.written.add(path.absolute())
-    session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")
+    session.info(
+        f"saved to {one_line(str(path), 200)}; a browser shows .svg, chrome://tracing or Perfetto what is not"
+    )

@@ -94,7 +94,11 @@ def add_chat(parser: CommandParser) -> None:
     add_options(parser)
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
-    add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
+    add_file(
+        advanced,
+        "--trace",
+        "draw when target and drafter worked, if FILE ends in .svg; else JSON for chrome://tracing",
+    )
     advanced.add_argument(
         "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
     )

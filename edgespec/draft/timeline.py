@@ -1,12 +1,17 @@
-"""When each lane worked, and on what: as a share, as a Chrome trace, as a picture in text. Pure."""
+"""When each lane worked, and on what: as a share, as a Chrome trace, as a picture in text or in SVG. Pure."""
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 _FULL, _PART, _IDLE = "█", "▒", "·"
+_STRIP = 24  # usual works of the first lane, so that a number of tokens fits into each
+_LEFT, _PLOT, _ROW = 90, 900, 24  # pixels
 
 # Kinds of work of a drafter's lane.
 DRAFT, DRAFT_AHEAD, HEDGE = "draft", "draft ahead", "hedge"
+_COLOURS = {DRAFT: "#c47a12", DRAFT_AHEAD: "#2f78bd", HEDGE: "#7b5a96"}
 
 
 class Interval(NamedTuple):
@@ -99,6 +104,54 @@ def picture(intervals: Sequence[Interval], width: int = 72) -> str:
     )
     lines.append(f"{'':<{label}} {_FULL} at work  {_PART} for a part of the time  {_IDLE} waiting")
     return "\n".join(lines)
+
+
+def svg_picture(intervals: Sequence[Interval]) -> str:
+    """An SVG document with a row for each lane, in strips of one scale of time; time without work is left out.
+
+    A piece of work has the number of its tokens in it, and says more where a pointer rests on it.
+    """
+    lanes = list(dict.fromkeys(each.lane for each in intervals))
+    spent = [each.end_s - each.start_s for each in intervals if each.lane == lanes[0]]
+    length_s = max(_STRIP * median(spent or [1.0]), 1e-6)
+    strips: list[list[Interval]] = []
+    for each in sorted(intervals, key=lambda each: each.start_s):
+        if not strips or each.end_s > strips[-1][0].start_s + length_s:
+            strips.append([])
+        strips[-1].append(each)
+    height = len(lanes) * _ROW + 30
+    size = {"width": f"{_LEFT + _PLOT + 10}", "height": f"{height * len(strips) + 40}"}
+    svg = Element("svg", size, xmlns="http://www.w3.org/2000/svg", style="font: 12px system-ui, sans-serif")
+    SubElement(svg, "rect", width="100%", height="100%", fill="#ffffff")
+    colours = {each.work: "#34495e" if each.lane == "target" else "#6ea8e0" for each in intervals}
+    colours |= {work: colour for work, colour in _COLOURS.items() if work in colours}
+    for i, (work, colour) in enumerate(colours.items()):
+        _svg_text(svg, f"■ {work}", 10 + 130 * i, 20, colour)
+    for number, strip in enumerate(strips):
+        top, begin_s = 40 + number * height, strip[0].start_s
+        at_ms = 1e3 * (begin_s - strips[0][0].start_s)
+        _svg_text(svg, f"from {at_ms:.0f} ms, for {1e3 * length_s:.0f} ms", _LEFT, top + 10, "#555555")
+        for row, lane in enumerate(lanes):
+            _svg_text(svg, lane, 10, top + 31 + row * _ROW, "#222222")
+        for each in strip:
+            left, y = _PLOT * (each.start_s - begin_s) / length_s, top + 16 + lanes.index(each.lane) * _ROW
+            width = min(_PLOT * (each.end_s - each.start_s) / length_s, _PLOT - left)
+            place = {
+                "x": f"{_LEFT + left:.1f}",
+                "y": f"{y}",
+                "width": f"{max(width - 1, 0.5):.1f}",
+                "height": "20",
+            }
+            box = SubElement(svg, "rect", place, fill=colours[each.work])
+            said = f"{each.work}: {each.num_tokens} tokens, {1e3 * (each.end_s - each.start_s):.1f} ms"
+            SubElement(box, "title").text = said
+            if each.num_tokens and width > 16:
+                _svg_text(svg, str(each.num_tokens), _LEFT + left + 4, y + 14, "#ffffff")
+    return tostring(svg, encoding="unicode")
+
+
+def _svg_text(svg: Element, text: str, x: float, y: float, colour: str) -> None:
+    SubElement(svg, "text", x=f"{x:.1f}", y=f"{y:.1f}", fill=colour).text = text
 
 
 def _by_lane(intervals: Iterable[Interval]) -> dict[str, list[tuple[float, float]]]:

@@ -5,6 +5,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -33,6 +34,22 @@ def test_each_answer_is_added_and_an_empty_one_shows_no_picture(
     assert num_events(path) == 4
     assert "drafter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_ends_in_svg_gives_a_picture_of_all_work(tmp_path: Path) -> None:
+    path = tmp_path / "trace.SVG"
+    trace = TraceFile(path)
+    trace.add(ANSWER)
+    trace.add([each._replace(start_s=each.start_s + 3600, end_s=each.end_s + 3600) for each in ANSWER])
+    svg = ElementTree.fromstring(path.read_text())
+    name = "{http://www.w3.org/2000/svg}"
+    boxes = {each.find(f"{name}title").text: each for each in svg.iter(f"{name}rect") if len(each)}
+    assert set(boxes) == {"verify: 2 tokens, 500.0 ms", "draft: 3 tokens, 300.0 ms"}
+    widths = [float(each.attrib["width"]) + 1 for each in boxes.values()]
+    assert widths[0] / widths[1] == pytest.approx(0.5 / 0.3)
+    texts = [each.text for each in svg.iter(f"{name}text")]
+    assert texts.count("target") == 2, "an hour without work takes no room"
+    assert "from 3600000 ms, for 12000 ms" in texts
 
 
 def test_a_reader_finds_the_last_whole_document_while_a_new_one_is_written(
