@@ -65,9 +65,8 @@ def check_folder(
 
     def observe(role: str, parts: Sequence[Floats]) -> None:
         layer = role.partition(".")[0]
-        show_progress(
-            f"checking layer {int(layer) + 1} of {num_layers}" if layer.isdigit() else "checking the head"
-        )
+        number = int(layer) if layer.isdigit() else num_layers
+        show_progress("comparing the weights with the source", number / (num_layers + 1))
         errors(role, parts)
 
     streams = [Stream(0), Stream(1, _WRITTEN_TOKENS), Stream(1, _NOISY_TOKENS, NOISE)]
@@ -77,7 +76,7 @@ def check_folder(
     _require_logits(loaded.source.name, reference)
     is_half = manifest.kv_cache.dtype == "float16"
     with _exact_graph(folder, manifest) as exact:
-        show_progress("checking the graph")
+        show_progress("comparing the graph with the source")
         # A QMoE kernel that another thread makes meanwhile does not round either, which costs it nothing but time.
         with environment_variable(_QMOE_PRODUCTS, _IN_FLOATS):
             decoder = open_decoder(folder, exact, deterministic=True)
@@ -113,7 +112,7 @@ def _compare(
     *,
     is_quick: bool,
 ) -> Check:
-    show_progress("checking the loss")
+    show_progress("comparing the answers with the source")
     decoder = open_decoder(folder, manifest, deterministic=True)
     check = compare(decoder, tokens, reference, written)
     some = tokens[: len(tokens) // 2]

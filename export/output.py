@@ -116,8 +116,8 @@ class ExportProgress:
         self._started = self._reported = monotonic()
 
     def __call__(self, done_bytes: int) -> None:
-        show_progress(f"converting: {done_bytes / 1e6:.0f} of at most {self._expected_bytes / 1e6:.0f} MB")
         done = min(done_bytes, self._expected_bytes)
+        show_progress("converting", done / max(1, self._expected_bytes))
         self._on_step(LoadProgress("export", self._name, done, self._expected_bytes))
         now = monotonic()
         if now - self._reported < _EVERY_S:

@@ -20,7 +20,7 @@ import os
 import platform
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -150,12 +150,17 @@ class _Found:
 
 
 def prove_rows(
-    decoder: Decoder, manifest: Manifest, *, cancel: Cancel | None = None, limit_s: float = LIMIT_S
+    decoder: Decoder,
+    manifest: Manifest,
+    *,
+    cancel: Cancel | None = None,
+    limit_s: float = LIMIT_S,
+    on_step: Callable[[float], None] = lambda share: None,
 ) -> RowProof:
     """Compare the rows of an open decoder, in deterministic mode or not, in several cuts of texts.
 
     The decoder forgets what it holds. The comparison ends about limit_s after its start, but not before some
-    hundred rows were compared.
+    hundred rows were compared. on_step takes the share that is done.
 
     Raises:
         Cancelled: cancel was set meanwhile.
@@ -166,9 +171,11 @@ def prove_rows(
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, decoder.vocab_size, min(decoder.context_length, _longest(manifest)), np.int32)
     found = _Found()
-    for number, start in enumerate(_starts(manifest, len(tokens))):
+    starts = _starts(manifest, len(tokens))
+    for number, start in enumerate(starts):
         if number >= _NUM_ALWAYS and perf_counter() - start_s > limit_s:
             break
+        on_step(max(number / len(starts), min(1.0, (perf_counter() - start_s) / max(limit_s, 1e-9))))
         cancel.require_unset()
         if not _hold(decoder, tokens[:start]):
             continue

@@ -184,7 +184,8 @@ def main(
         _prepare_streams()
         exit_on_signals()
         options, notes = _parse(arguments, origins)
-        with log_to_stderr(quiet=options.quiet, verbose=options.verbose):
+        is_server = options.command == "serve"
+        with log_to_stderr(quiet=options.quiet, verbose=options.verbose, has_times=is_server):
             for line in notes:
                 _LOG.debug("%s", line)
             _warn_of_unknown_variables(options.command)

@@ -161,7 +161,7 @@ def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu
             left = min(_TOKENS_PER_TEXT, _NUM_TOKENS - num_tokens)
             found = _compare(decoder, drafter, encoder.encode(prompt), left, manifest.eos_token_ids)
             num_tokens, num_right = num_tokens + found.num_tokens, num_right + found.num_right
-            show_progress(f"checking the head: {num_tokens} of {_NUM_TOKENS} tokens")
+            show_progress("checking the head", num_tokens / _NUM_TOKENS)
     show_progress("")
     return HeadAgreement(num_tokens, num_right)
 

@@ -4,8 +4,8 @@ Deterministic mode rests on rows of logits that do not depend on how a text is c
 that is a matter of the device, the version of ONNX Runtime, the processor and the model.
 """
 
-import logging
 from dataclasses import replace
+from functools import partial
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
@@ -17,7 +17,7 @@ from edgespec.system.console import show_progress
 from edgespec.types import Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
-_log = logging.getLogger(__name__)
+_CHECKING = "checking whether drafts change the text on this machine"
 
 
 class RowsDiffer(Exception):
@@ -94,21 +94,17 @@ def settle_rows(
 
 def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
     """Prove whether deterministic mode holds for an open target, and store what was found in its folder."""
-    show_progress("checking whether the text depends on drafts on this machine")
     try:
-        proof = prove_rows(decoder, target.manifest)
+        proof = prove_rows(decoder, target.manifest, on_step=partial(show_progress, _CHECKING))
     finally:
         show_progress("")
     if target.manifest.is_ours:
         write_row_proof(target.folder, _key(target, placement), proof, report)
     if proof.seconds > _QUIET_S:
-        verdict = "does not depend" if proof.holds else "can depend"
-        _log.info(
-            "checked in %.0f s whether the text of %s depends on drafts on '%s': it %s on them",
-            proof.seconds,
-            target.manifest.name,
-            placement.device.name,
-            verdict,
+        verdict = "do not change" if proof.holds else "can change"
+        report(
+            f"drafts {verdict} the text of {target.manifest.name} on '{placement.device.name}' "
+            f"(checked in {proof.seconds:.0f} s)"
         )
     return proof
 

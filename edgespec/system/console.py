@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from time import monotonic
 from typing import TextIO
 
@@ -21,6 +22,8 @@ _LOG = logging.getLogger("edgespec.system.console")
 _ALL = logging.getLogger("edgespec")
 _ROUNDS = logging.getLogger("edgespec.rounds")  # a JSON document a round, for a file alone
 _PROGRESS = logging.getLogger("edgespec.progress")
+_PROGRESS.setLevel(logging.WARNING)  # lines that replace each other are for terminals
+_BAR = 20  # characters
 _PROGRESS_S = 0.1  # between two lines of progress
 
 
@@ -42,14 +45,16 @@ def warn(line: str) -> None:
     _LOG.warning("%s", line)
 
 
-def show_progress(text: str) -> None:
-    """Say what is being done now; an empty text takes the line away."""
-    _PROGRESS.debug("%s", text)
+def show_progress(text: str, share: float | None = None) -> None:
+    """Say what is being done now, with a bar where the share done is known; an empty text takes it away."""
+    bar = "" if share is None else f" [{'#' * round(_BAR * share):{_BAR}}] {share:.0%}"
+    _PROGRESS.debug("%s%s", text, bar)
 
 
 class _Stderr(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, *, has_times: bool) -> None:
         super().__init__()
+        self._has_times = has_times
         self._shown, self._shown_at = "", 0.0  # the line of progress on the terminal
         self._held: list[str] | None = None  # lines that wait, while some do
 
@@ -61,7 +66,8 @@ class _Stderr(logging.Handler):
             return
         self._show("")
         where = f"[{record.name.removeprefix('edgespec.')}] " if record.levelno < logging.INFO else ""
-        line = f"edgespec: {where}{record.getMessage()}"
+        time = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S} " if self._has_times else ""
+        line = f"{time}edgespec: {where}{record.getMessage()}"
         if self._held is None:
             print_stderr(line)
         else:
@@ -94,9 +100,9 @@ class _Stderr(logging.Handler):
 
 
 @contextmanager
-def log_to_stderr(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
+def log_to_stderr(*, quiet: bool = False, verbose: bool = False, has_times: bool = False) -> Iterator[None]:
     """Print what is logged: INFO and above, warnings alone if quiet, DEBUG too if verbose."""
-    handler, before = _Stderr(), [(log, log.level) for log in (_ALL, _ROUNDS, _PROGRESS)]
+    handler, before = _Stderr(has_times=has_times), [(log, log.level) for log in (_ALL, _ROUNDS, _PROGRESS)]
     _ALL.addHandler(handler)
     _ALL.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     _ROUNDS.setLevel(logging.WARNING)

@@ -1,8 +1,11 @@
 """How far a long piece of work is, in numbers for a bar of progress. Knows nothing of the work."""
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
+
+_LOG = logging.getLogger("edgespec")
 
 
 class LoadProgress(NamedTuple):
@@ -29,7 +32,10 @@ class TerminalLines:
         self._shown = ""  # the line of progress that is there
 
     def report(self, line: str) -> None:
-        if sys.stderr.isatty():
+        """Log a line where the program logs, and print it where it does not."""
+        if _LOG.isEnabledFor(logging.INFO):
+            _LOG.info("%s", line)
+        elif sys.stderr.isatty():
             self._write(f"{line}\n")
             self._shown = ""
 

@@ -3,12 +3,14 @@
 import io
 import itertools
 import logging
+import re
 from contextlib import suppress
 
 import pytest
 
 from edgespec.system import console
 from edgespec.system.console import info, lines_wait, log_to_stderr, show_progress, warn
+from edgespec.system.progress import TERMINAL
 
 
 class _Screen(io.StringIO):
@@ -60,7 +62,37 @@ def test_progress_is_replaced_and_leaves_only_lines_of_stages(monkeypatch: pytes
         show_progress("x" * 100)
         assert screen.lines == ["edgespec: a stage", "edgespec: " + "x" * 29]
     assert screen.lines == ["edgespec: a stage", ""]
-    assert logging.getLogger("edgespec.progress").level == logging.NOTSET
+    assert logging.getLogger("edgespec.progress").level == logging.WARNING
+
+
+def test_a_bar_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    with log_to_stderr():
+        show_progress("a", 0.5)
+        assert screen.lines == ["edgespec: a [##########          ] 50%"]
+        show_progress("a", 1.0)
+        assert screen.lines == ["edgespec: a [####################] 100%"]
+
+
+def test_a_program_that_logs_gets_each_line_once_and_no_progress(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    screen = _screen(monkeypatch)
+    with caplog.at_level(logging.DEBUG, logger="edgespec"):
+        TERMINAL.report("reading a model")
+        _work()
+    assert caplog.messages == ["reading a model", "a stage"]
+    assert screen.getvalue() == ""
+    with caplog.at_level(logging.WARNING, logger="edgespec"):
+        TERMINAL.report("reading a model")
+    assert screen.getvalue().endswith("reading a model\n"), "a program that does not log shows it"
+
+
+def test_lines_of_a_server_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch, is_terminal=False)
+    with log_to_stderr(has_times=True):
+        info("ready")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d edgespec: ready\n", screen.getvalue())
 
 
 def test_a_line_of_progress_stays_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
