@@ -177,6 +177,28 @@ def model_home(
     return ModelHome(default_home(), offline, info, open_decoder, measure_ranges, is_quick)
 
 
+def checked_name(key: str, value: str) -> str:
+    """The value as it is to be stored: a file or folder by its whole path, since it is to hold in every folder.
+
+    Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
+    """
+    if key in ("device", "drafter-device"):
+        from edgespec import parse_device_name
+
+        parse_device_name(value)
+    if key not in ("model", "drafter"):
+        return value
+    if os.path.exists(os.path.expanduser(value)):
+        return os.path.abspath(os.path.expanduser(value))
+    from edgespec.config.drafter_names import SELF, parse
+
+    names = [value] if key == "model" else [name for each in parse(value).cascades for name in each.models]
+    for name in names:
+        if name != SELF:
+            model_home().find(name)
+    return value
+
+
 def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
     """The function that runs a graph over prompts, from a file or our own, for an export in w8a16.
 

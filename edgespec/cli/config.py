@@ -7,7 +7,7 @@ import shlex
 import subprocess
 
 from edgespec import UsageError
-from edgespec.cli.arguments import model_home, print_result
+from edgespec.cli.arguments import checked_name, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import info, warn
@@ -94,32 +94,10 @@ def _change(options: argparse.Namespace) -> None:
     from edgespec.config.config_file import config_path, set_option
 
     path = config_path()
-    text = options.value and _check_name(options.key, options.value)
+    text = options.value and checked_name(options.key, options.value)
     value = set_option(path, options.key, text)
     text = f"{options.key} is {'not set' if value is None else json.dumps(value)} in {path}"
     print_result(options, {"path": str(path), options.key: value}, text)
-
-
-def _check_name(key: str, value: str) -> str:
-    """The value as it is to be stored: a file or folder by its whole path, since the file serves every folder.
-
-    Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
-    """
-    if key in ("device", "drafter-device"):
-        from edgespec import parse_device_name
-
-        parse_device_name(value)
-    if key not in ("model", "drafter"):
-        return value
-    if os.path.exists(os.path.expanduser(value)):
-        return os.path.abspath(os.path.expanduser(value))
-    from edgespec.config.drafter_names import SELF, parse
-
-    names = [value] if key == "model" else [name for each in parse(value).cascades for name in each.models]
-    for name in names:
-        if name != SELF:
-            model_home().find(name)
-    return value
 
 
 def _edit(options: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from edgespec.cli.models import add_models
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_pair, add_plan
 from edgespec.cli.serve import add_serve
+from edgespec.cli.service import add_service
 from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
@@ -65,6 +66,16 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
   edgespec serve smollm2-135m              at http://127.0.0.1:8080/v1
   edgespec serve                           every prepared model, by its name
   edgespec serve --host 0.0.0.0 --api-key KEY    for other machines too""",
+    ),
+    "service": (
+        add_service,
+        "have this system run the server by itself",
+        """\
+  edgespec service install smollm2-135m --port 9000   with options of serve
+  edgespec service install --dry-run     show what would be written and run
+  edgespec service status
+  edgespec service logs --follow
+  edgespec service uninstall""",
     ),
     "models": (
         add_models,

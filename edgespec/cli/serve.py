@@ -1,13 +1,16 @@
 """The command that answers programs over HTTP, by OpenAI's API and ollama's."""
 
 import argparse
+import os
 import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
+    add_file,
     add_model,
     add_options,
     load_any_engine,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
+    add_file(parser, "--log", "write messages to the end of FILE, and none to the terminal")
     parser.show_first(
         *("--host", "--port", "--api-key", "--no-web", "--allow-origin", "--max-models", "--max-parallel"),
         *("--drafter", "--device", "--memory", "--context", "--max-tokens", "--idle-timeout", "--offline"),
@@ -36,7 +40,9 @@ def add_serve(parser: CommandParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    _require_server()
+    require_servable(options)
+    if options.log:
+        _write_messages_to(options.log)
     import asyncio
 
     from edgespec.config.config_file import default_home
@@ -46,11 +52,9 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.limits import Limits
     from edgespec.server.model_host import ModelHost
     from edgespec.server.model_names import ModelNames
-    from edgespec.server.security import parse_origins, require_key_on_network
+    from edgespec.server.security import parse_origins
     from edgespec.server.serving import make_server, open_socket, run_server, url_of
 
-    _require_sense(options)
-    require_key_on_network(options.host, options.api_key)
     origins = parse_origins(options.allow_origin)
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
     with open_socket(options.host, options.port) as listening:
@@ -75,6 +79,25 @@ def _serve(options: argparse.Namespace) -> int:
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
         server = make_server(app, services.drain, limits, tell)
         return asyncio.run(run_server(server, listening, services, first))
+
+
+def require_servable(options: argparse.Namespace) -> None:
+    """Raises EdgeSpecError: The packages of the server are missing, or an option has an impossible value."""
+    _require_server()
+    from edgespec.server.security import parse_origins, require_key_on_network
+
+    _require_sense(options)
+    require_key_on_network(options.host, options.api_key)
+    parse_origins(options.allow_origin)
+
+
+def _write_messages_to(path: Path) -> None:
+    """Have stderr, also that of native code, go to the end of a file. Raises UsageError: it cannot be written."""
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), sys.stderr.fileno())
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror})") from None
 
 
 def _require_server() -> None:

@@ -4,7 +4,7 @@ Flags and their help, `edgespec config`, the arguments of `load` and the tables 
 """
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -67,7 +67,7 @@ _devices = partial(Option, group=_DEVICES, in_environment=True)
 _storage = partial(Option, commands=("chat",), group=_STORAGE)
 _server = partial(Option, commands=("serve",), group=_SERVER, in_environment=True)
 
-OPTIONS: Mapping[str, Option] = {
+_OPTIONS: Mapping[str, Option] = {
     "model": Option(
         "text",
         "the model that chat uses when none is named",
@@ -287,6 +287,10 @@ OPTIONS: Mapping[str, Option] = {
         choices=("auto", "never"),
         in_environment=True,
     ),
+}
+OPTIONS = {
+    name: replace(each, commands=(*each.commands, "service install")) if "serve" in each.commands else each
+    for name, each in _OPTIONS.items()
 }
 # Renamed options, whose old names a configuration file may still have.
 OLD_NAMES = {"no-memory": "no-answer-cache"}

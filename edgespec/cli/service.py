@@ -1,0 +1,238 @@
+"""The command that has the system run the server by itself: service install, start, stop, status and so on."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec import EdgeSpecError, UsageError
+from edgespec.cli.arguments import (
+    add_count,
+    add_model,
+    add_options,
+    attribute_name,
+    checked_name,
+    is_given,
+    print_result,
+    require_positive,
+)
+from edgespec.cli.parser import CommandParser
+from edgespec.cli.serve import require_servable
+from edgespec.config.options import OPTIONS
+from edgespec.system.command_line import join_words
+from edgespec.system.console import info
+from edgespec.system.disk import replace_file
+
+if TYPE_CHECKING:
+    from edgespec.cli.service_manager import Command, ServiceManager
+
+_WAIT_S = 60.0  # for a command of the system
+_LINES = 50
+
+
+def add_service(parser: CommandParser) -> None:
+    """Add the commands below service, and their arguments."""
+    described = {
+        "install": ("have the server run whenever you are logged in, and start it now", _install),
+        "start": ("start the server that is installed", _start),
+        "stop": ("stop it until the next login or start", _stop),
+        "status": ("say whether it runs (exit code 0) or not (1)", _status),
+        "logs": ("print the last lines that it wrote", _logs),
+        "uninstall": ("stop it, and remove what was installed", _uninstall),
+    }
+    for name, (what, run) in described.items():
+        action = parser.add_command(name, what)
+        action.set_defaults(run=run)
+        if name in ("install", "uninstall"):
+            action.add_argument("--dry-run", action="store_true", help="print what would be written and run")
+        if name == "logs":
+            add_count(action, "--lines", "how many", _LINES)
+            action.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+        if name == "install":
+            add_model(action, is_optional=True)
+            add_options(action)
+
+
+def _install(options: argparse.Namespace) -> None:
+    from edgespec.cli.service_manager import ServiceProgram
+
+    manager = _find()
+    require_servable(options)
+    if options.port == 0:
+        raise UsageError("--port 0 is another port after each start; name one, or leave it out for 8080")
+    content = manager.describe(ServiceProgram(_words(options), _variables(manager)))
+    commands = [join_words(command) for command in manager.install]
+    if options.dry_run:
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
+        document = {"path": str(manager.path), "content": text, "commands": commands}
+        print_result(options, document, f"# {manager.path}", text, "# then", *commands)
+        return
+    if manager.path.exists():
+        raise UsageError(f"a service is installed already ({manager.path}); first: edgespec service uninstall")
+    from edgespec.server.serving import open_socket, url_of
+
+    with open_socket(options.host, options.port) as listening:  # raises where the port is in use
+        url = url_of(listening)
+    _write(manager.path, content)
+    try:
+        for command in manager.install:
+            _run(command)
+    except BaseException:  # Ctrl-C too: half a service is none
+        manager.path.unlink(missing_ok=True)
+        raise
+    print_result(options, {"path": str(manager.path), "url": url}, url)
+    info(f"installed {manager.path}; edgespec service status says whether it runs, edgespec service logs why not")
+    if manager.name == "systemd" and not Path("/var/lib/systemd/linger", _user()).exists():
+        info(f"it ends when you log out; to have it run always: loginctl enable-linger {_user()}")
+
+
+def _words(options: argparse.Namespace) -> "Command":
+    """The command line of the server: absolute, since a service starts in another folder."""
+    program = Path(sys.executable)
+    if (windowless := program.with_name("pythonw.exe")).exists():
+        program = windowless
+    # -P: a folder edgespec where the service starts is not imported.
+    words = [str(program), "-P", "-m", "edgespec", "serve", "--no-supervisor"]
+    for name, option in OPTIONS.items():
+        attribute = attribute_name(name)
+        if option.is_secret or "serve" not in option.commands or not is_given(options, name):
+            continue
+        value = getattr(options, attribute)
+        if option.kind == "switch":
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name}={checked_name(name, str(value))}")
+    if options.api_key and is_given(options, "api-key"):
+        raise UsageError(
+            "--api-key would be in a command line, which others can read; store it with: edgespec config set "
+            "api-key KEY"
+        )
+    return (*words, *(["--", checked_name("model", options.model)] if options.model else []))
+
+
+def _variables(manager: "ServiceManager") -> dict[str, str]:
+    """The variables of edgespec that are set here, which a service does not inherit."""
+    from edgespec.config.config_file import variable_name
+
+    names = [variable_name(name) for name, option in OPTIONS.items() if option.in_environment]
+    found = {name: os.environ[name] for name in ("EDGESPEC_CONFIG", *names) if name in os.environ}
+    found |= {
+        name: os.path.abspath(found[name]) for name in ("EDGESPEC_CONFIG", "EDGESPEC_HOME") if found.get(name)
+    }
+    if found and manager.name == "the Task Scheduler":
+        info(f"a task has the variables of your account alone; set these with setx: {', '.join(found)}")
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)  # for its owner alone, as it may have a key
+    except OSError as error:
+        raise EdgeSpecError(f"cannot write {path} ({error.strerror})") from None
+
+
+def _start(options: argparse.Namespace) -> None:
+    _change(options, _installed().start, "started")
+
+
+def _stop(options: argparse.Namespace) -> None:
+    _change(options, _installed().stop, "stopped")
+
+
+def _change(options: argparse.Namespace, command: "Command", done: str) -> None:
+    _run(command)
+    print_result(options, {"done": done}, f"the server is {done}")
+
+
+def _status(options: argparse.Namespace) -> int:
+    manager = _find()
+    is_installed = manager.path.exists()
+    is_running = is_installed and _call(manager.ask).returncode == 0
+    document = {
+        "manager": manager.name,
+        "path": str(manager.path),
+        "installed": is_installed,
+        "running": is_running,
+    }
+    state = "running" if is_running else "not running" if is_installed else "not installed"
+    hint = "" if is_running else "; why: edgespec service logs" if is_installed else ""
+    print_result(options, document, f"the server is {state} ({manager.name}, {manager.path}){hint}")
+    return 0 if is_running else 1
+
+
+def _logs(options: argparse.Namespace) -> int:
+    require_positive(options, "lines")
+    command = _installed().logs(options.lines, options.follow)
+    try:
+        return subprocess.call(command)
+    except OSError as error:
+        raise EdgeSpecError(f"{command[0]} cannot be run ({error.strerror})") from None
+
+
+def _uninstall(options: argparse.Namespace) -> None:
+    manager = _find() if options.dry_run else _installed()
+    if options.dry_run:
+        commands = [join_words(command) for command in (manager.stop, *manager.uninstall)]
+        document = {"path": str(manager.path), "commands": commands}
+        print_result(options, document, *commands, f"# then {manager.path} is removed")
+        return
+    if _call(manager.ask).returncode == 0:
+        _run(manager.stop)
+    for command in manager.uninstall:
+        _run(command)
+    manager.path.unlink(missing_ok=True)
+    print_result(options, {"removed": str(manager.path)}, f"removed {manager.path}")
+
+
+def _find() -> "ServiceManager":
+    from edgespec.cli import service_manager  # whose packages take 40 ms to import
+
+    return service_manager.find_manager()
+
+
+def _installed() -> "ServiceManager":
+    """Raises UsageError: No service is installed."""
+    manager = _find()
+    if not manager.path.exists():
+        raise UsageError(
+            f"no service is installed ({manager.path} is not there); edgespec service install does that"
+        )
+    return manager
+
+
+def _run(command: "Command") -> None:
+    """Raises EdgeSpecError: The command fails."""
+    done = _call(command)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EdgeSpecError(f"{join_words(command)} failed: {said[-1]}{_advice(done.stderr)}")
+
+
+def _call(command: "Command") -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_WAIT_S)
+    except FileNotFoundError:
+        raise EdgeSpecError(
+            f"{command[0]} is not there, by which edgespec has this system run the server; have what starts "
+            "programs on this machine run `edgespec serve`"
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EdgeSpecError(f"{join_words(command)} failed: {error}") from None
+
+
+def _advice(said: str) -> str:
+    if "to bus" not in said and "XDG_RUNTIME_DIR" not in said:
+        return ""
+    return (
+        "; this session has no systemd of yours: log in as yourself (not by su or sudo), or have one run always: "
+        f"loginctl enable-linger {_user()}, and then: export XDG_RUNTIME_DIR=/run/user/$(id -u)"
+    )
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()

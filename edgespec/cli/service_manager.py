@@ -1,0 +1,202 @@
+"""What starts programs by itself on each system: systemd, launchd and the Task Scheduler, as files and commands.
+
+Runs nothing.
+"""
+
+import os
+import plistlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from edgespec import UsageError
+from edgespec.config.config_file import default_home
+
+Command = tuple[str, ...]
+
+_PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
+_TASK_SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
+_RESTART_S = 5
+_HOPELESS = (2, 3, 4, 6)  # exit codes of what another start does not mend: usage, model, device, damaged files
+_STOPPED = (130, 143)  # by a signal
+
+
+@dataclass(frozen=True)
+class ServiceProgram:
+    """The command that a service runs, and the variables that it gets."""
+
+    words: Command
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceManager:
+    """How one system is told of a service.
+
+    path: The file that describes the service.
+    describe: Makes the content of this file.
+    install: Commands once the file is written; the service runs then.
+    uninstall: Commands before the file is removed, once the service has stopped.
+    ask: A command that ends with 0 if the service runs.
+    logs: The command that prints so many of the last lines, and goes on with new ones if it follows.
+    """
+
+    name: str
+    path: Path
+    describe: Callable[[ServiceProgram], bytes]
+    install: tuple[Command, ...]
+    start: Command
+    stop: Command
+    uninstall: tuple[Command, ...]
+    ask: Command
+    logs: Callable[[int, bool], Command]
+
+
+def find_manager(platform: str = sys.platform) -> ServiceManager:
+    """That of this system."""
+    return {"win32": _task_scheduler, "darwin": _launchd}.get(platform, _systemd)()
+
+
+def _systemd() -> ServiceManager:
+    control, unit = ("systemctl", "--user"), "edgespec.service"
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return ServiceManager(
+        name="systemd",
+        path=Path(folder) / "systemd" / "user" / unit,
+        describe=_unit,
+        install=((*control, "daemon-reload"), (*control, "enable", "--now", unit)),
+        start=(*control, "start", unit),
+        stop=(*control, "stop", unit),
+        uninstall=((*control, "disable", unit),),
+        ask=(*control, "is-active", "--quiet", unit),
+        logs=lambda num, follows: (
+            *("journalctl", "--user", "--unit", unit, "--lines", str(num), "--no-pager"),
+            *(["--follow"] if follows else []),
+        ),
+    )
+
+
+def _unit(program: ServiceProgram) -> bytes:
+    # ":" has systemd leave "$" alone. Only this process gets SIGTERM, as it ends its own children.
+    variables = (f"Environment={_in_unit(f'{name}={value}')}" for name, value in program.environment.items())
+    return "\n".join(
+        [
+            "[Unit]",
+            "Description=edgespec: language models on this machine",
+            "StartLimitIntervalSec=300",
+            "StartLimitBurst=10",
+            "",
+            "[Service]",
+            *variables,
+            f"ExecStart={' '.join(map(_in_unit, (':' + program.words[0], *program.words[1:])))}",
+            "Restart=on-failure",
+            f"RestartSec={_RESTART_S}",
+            f"RestartPreventExitStatus={' '.join(map(str, _HOPELESS))}",
+            f"SuccessExitStatus={' '.join(map(str, _STOPPED))}",
+            "KillMode=mixed",
+            "TimeoutStopSec=30",
+            "",
+            "[Install]",
+            "WantedBy=default.target",
+            "",
+        ]
+    ).encode()
+
+
+def _in_unit(word: str) -> str:
+    """A word of a unit file: no specifier of systemd, and whole."""
+    if _PLAIN.fullmatch(word):
+        return word
+    return f'"{"".join(_ESCAPES.get(each, each) for each in word)}"'
+
+
+def _launchd() -> ServiceManager:
+    label, log = "edgespec.serve", Path.home() / "Library" / "Logs" / "edgespec.log"
+    path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
+    domain = f"gui/{os.getuid() if sys.platform != 'win32' else 0}"
+    # A stopped job would be restarted, since a signal is its end: so it is unloaded.
+    begin, end = ("launchctl", "bootstrap", domain, str(path)), ("launchctl", "bootout", f"{domain}/{label}")
+
+    def describe(program: ServiceProgram) -> bytes:
+        return plistlib.dumps(
+            {
+                "Label": label,
+                "ProgramArguments": list(program.words),
+                "EnvironmentVariables": dict(program.environment),
+                "RunAtLoad": True,
+                "KeepAlive": {"SuccessfulExit": False},
+                "ThrottleInterval": 30,
+                "ExitTimeOut": 30,
+                "StandardOutPath": str(log),
+                "StandardErrorPath": str(log),
+            }
+        )
+
+    return ServiceManager(
+        name="launchd",
+        path=path,
+        describe=describe,
+        install=(begin,),
+        start=begin,
+        stop=end,
+        uninstall=(),
+        ask=("launchctl", "print", f"{domain}/{label}"),
+        logs=lambda num, follows: ("tail", "-n", str(num), *(["-F"] if follows else []), str(log)),
+    )
+
+
+def _task_scheduler() -> ServiceManager:
+    task, log = ("/TN", "edgespec"), default_home() / "service.log"
+    path = default_home() / "service.xml"
+    shell = ("powershell", "-NoProfile", "-Command")
+    quoted = str(log).replace("'", "''")
+    running = "exit [int]((Get-ScheduledTask -TaskName edgespec -ErrorAction Stop).State -ne 'Running')"
+    return ServiceManager(
+        name="the Task Scheduler",
+        path=path,
+        describe=lambda program: _task([*program.words, "--log", str(log)]),
+        install=(("schtasks", "/Create", *task, "/XML", str(path)), ("schtasks", "/Run", *task)),
+        start=("schtasks", "/Run", *task),
+        stop=("schtasks", "/End", *task),
+        uninstall=(("schtasks", "/Delete", *task, "/F"),),
+        ask=(*shell, running),
+        logs=lambda num, follows: (
+            *shell,
+            f"Get-Content -LiteralPath '{quoted}' -Encoding UTF8 -Tail {num}{' -Wait' if follows else ''}",
+        ),
+    )
+
+
+def _task(words: list[str]) -> bytes:
+    """Raises UsageError: A word has what the Task Scheduler would replace, and cannot be written otherwise."""
+    for word in words:
+        if "%" in word or "$(" in word:
+            raise UsageError(f"the Task Scheduler replaces % and $( in '{word}'; use a name or folder without it")
+    trigger = {"LogonTrigger": {"Enabled": "true"}}
+    settings = {
+        "MultipleInstancesPolicy": "IgnoreNew",
+        "DisallowStartIfOnBatteries": "false",
+        "StopIfGoingOnBatteries": "false",
+        "ExecutionTimeLimit": "PT0S",
+        "RestartOnFailure": {"Interval": "PT1M", "Count": "10"},
+    }
+    action = {"Exec": {"Command": words[0], "Arguments": subprocess.list2cmdline(words[1:])}}
+    root = ElementTree.Element("Task", {"version": "1.2", "xmlns": _TASK_SPACE})
+    _add_elements(root, {"Triggers": trigger, "Settings": settings, "Actions": action})
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, "utf-16", xml_declaration=True)
+    return content
+
+
+def _add_elements(parent: ElementTree.Element, content: Mapping[str, object]) -> None:
+    for name, value in content.items():
+        child = ElementTree.SubElement(parent, name)
+        if isinstance(value, Mapping):
+            _add_elements(child, value)
+        else:
+            child.text = str(value)

@@ -1,0 +1,228 @@
+"""edgespec service, with an imitated systemctl, and what is written for each system."""
+
+import json
+import os
+import plistlib
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from edgespec.cli import service_manager
+from edgespec.cli.main import command_parser, main
+from edgespec.cli.service_manager import ServiceManager, ServiceProgram, find_manager
+
+ODD = ("/opt/a b/python", "serve", "--x=%n $HOME \"q\" 'a' \\ ü", "tab\there", ";", "<&>")
+NO_BUS = "Failed to connect to bus: No medium found"
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in os.environ:
+        if name.startswith("EDGESPEC_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "a home"))
+    monkeypatch.setattr(service_manager, "find_manager", lambda: find_manager("linux"))
+
+
+@pytest.fixture
+def systemctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[str]]:
+    """A systemctl that notes what it is asked, and fails at the word that the variable FAILS names."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("systemctl", "journalctl"):
+        (folder / name).write_text(
+            f'#!/bin/sh\necho "{name} $*" >> "{folder}/log"\n'
+            f'case "$*" in *"${{FAILS:-nothing}}"*) echo "{NO_BUS}" >&2; exit 1;; esac\n'
+        )
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return lambda: (folder / "log").read_text().splitlines()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def unit_words(unit: str) -> list[str]:
+    """The words of ExecStart, as systemd reads them."""
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    words, rest = [], line.removeprefix("ExecStart=")
+    while rest := rest.lstrip(" "):
+        if rest[0] != '"':
+            word, _, rest = rest.partition(" ")
+        else:
+            end = next(i for i in range(1, len(rest)) if rest[i] == '"' and not ends_with_escape(rest[:i]))
+            word, rest = rest[1:end], rest[end + 1 :]
+            word = word.replace("\\t", "\t").replace('\\"', '"').replace("\\\\", "\\")
+        words.append(word.replace("%%", "%"))
+    return words
+
+
+def ends_with_escape(text: str) -> bool:
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
+needs_shell = pytest.mark.skipif(sys.platform == "win32", reason="the imitated systemctl is a shell script")
+
+
+@needs_shell
+def test_a_service_is_installed_asked_and_removed(
+    systemctl: Callable[[], list[str]], tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    path = tmp_path / "settings" / "systemd" / "user" / "edgespec.service"
+    assert main(["service", "status"]) == 1
+    assert main(["service", "install", os.path.relpath(tiny_model), "--port", str(port), "--no-web"]) == 0
+    said = capsys.readouterr()
+    assert f"http://127.0.0.1:{port}/v1" in said.out
+    assert "loginctl enable-linger" in said.err
+    assert path.stat().st_mode & 0o777 == 0o600
+    unit = path.read_text()
+    assert f'Environment="EDGESPEC_HOME={tmp_path / "a home"}"' in unit
+    assert systemctl() == ["systemctl --user daemon-reload", "systemctl --user enable --now edgespec.service"]
+
+    words = unit_words(unit)
+    assert words[:4] == [f":{sys.executable}", "-P", "-m", "edgespec"]
+    started = command_parser().parse_args(words[4:])
+    assert (started.command, started.model) == ("serve", str(tiny_model))
+    assert (started.port, started.no_web, started.no_supervisor) == (port, True, True)
+
+    assert main(["service", "install", "--port", str(port)]) == 2
+    assert "edgespec service uninstall" in capsys.readouterr().err
+    assert main(["service", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["running"]
+    for action in (["stop"], ["start"], ["logs", "--lines", "3"], ["uninstall"]):
+        assert main(["service", *action]) == 0
+    assert systemctl()[3:] == [
+        "systemctl --user stop edgespec.service",
+        "systemctl --user start edgespec.service",
+        "journalctl --user --unit edgespec.service --lines 3 --no-pager",
+        "systemctl --user is-active --quiet edgespec.service",
+        "systemctl --user stop edgespec.service",
+        "systemctl --user disable edgespec.service",
+    ]
+    assert not path.exists()
+    assert main(["service", "stop"]) == 2
+    assert "edgespec service install" in capsys.readouterr().err
+
+
+@needs_shell
+@pytest.mark.parametrize("fails", ["daemon-reload", "enable"])
+def test_a_session_without_systemd_leaves_nothing_and_says_what_to_do(
+    systemctl: Callable[[], list[str]],
+    fails: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAILS", fails)
+    assert main(["service", "install", "--port", str(free_port())]) == 1
+    said = capsys.readouterr().err
+    assert NO_BUS in said
+    assert "loginctl enable-linger" in said
+    assert not (tmp_path / "settings" / "systemd" / "user" / "edgespec.service").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--port", "0"], 2, "name one"),
+        (["--port", "70000"], 2, "--port is 70000"),
+        (["no-such-model"], 3, "no model 'no-such-model'"),
+        (["--device", "nothing"], 4, "nothing"),
+        (["--api-key", "s3cret"], 2, "edgespec config set api-key"),
+        (["--host", "0.0.0.0"], 2, "key"),
+    ],
+)
+def test_what_would_not_run_is_not_installed(
+    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["service", "install", *arguments]) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "settings").exists()
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["service", "install", "--port", str(port)]) == 1
+    assert f"cannot listen on port {port}" in capsys.readouterr().err
+    assert not (tmp_path / "settings").exists()
+
+
+def test_a_machine_without_systemd_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["service", "install", "--port", str(free_port())]) == 1
+    assert "systemctl is not there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_a_dry_run_shows_file_and_commands_and_changes_nothing(
+    platform: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = find_manager(platform)
+    monkeypatch.setattr(service_manager, "find_manager", lambda: manager)
+    monkeypatch.setenv("EDGESPEC_API_KEY", "k")
+    for action in ("install", "uninstall"):
+        assert main(["service", action, "--dry-run", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["path"] == str(manager.path)
+        assert document["commands"]
+        assert action == "uninstall" or "edgespec" in document["content"]
+        assert [each.name for each in tmp_path.iterdir()] == []
+
+
+def content(manager: ServiceManager, words: tuple[str, ...]) -> bytes:
+    return manager.describe(ServiceProgram(words, {"EDGESPEC_HOME": "/a b/100%"}))
+
+
+def test_odd_words_reach_each_system_whole() -> None:
+    unit = content(find_manager("linux"), ODD).decode()
+    assert unit_words(unit) == [f":{ODD[0]}", *ODD[1:]]
+    assert 'Environment="EDGESPEC_HOME=/a b/100%%"' in unit
+    listed = plistlib.loads(content(find_manager("darwin"), ODD))
+    assert listed["ProgramArguments"] == [*ODD]
+    assert listed["EnvironmentVariables"] == {"EDGESPEC_HOME": "/a b/100%"}
+    task = find_manager("win32")
+    with pytest.raises(Exception, match="replaces %"):
+        content(task, ODD)
+    root = ElementTree.fromstring(content(task, (ODD[0], "serve", 'a "b" <&>', "ü")))
+    found = {each.tag.rpartition("}")[2]: each.text for each in root.iter()}
+    assert found["Command"] == ODD[0]
+    assert (found["Arguments"] or "").startswith('serve "a \\"b\\" <&>" ü --log ')
+    assert found["ExecutionTimeLimit"] == "PT0S"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd here")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    path = tmp_path / "edgespec.service"
+    path.write_bytes(content(find_manager("linux"), (sys.executable, *ODD[1:])))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(path)], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if path.name in line]) == (0, [])
+
+
+@pytest.mark.slow
+def test_messages_of_the_server_go_to_a_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    command = [sys.executable, "-P", "-m", "edgespec", "serve", "--no-supervisor", "nothing", "--port", "0"]
+    done = subprocess.run([*command, "--log", str(log)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert log.read_text().startswith("before\nedgespec: no model 'nothing'")
