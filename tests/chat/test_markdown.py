@@ -143,11 +143,28 @@ def test_a_mark_that_never_closes_holds_no_answer_up() -> None:
     assert len(released) > 1000
 
 
-def test_code_streams_line_by_line_as_it_is() -> None:
+def test_code_streams_word_by_word_as_it_is() -> None:
     stream = MarkdownStream(lambda: 60)
-    assert text_of(stream.push("```python\n  x = **1** ")) == "```python\n"
-    assert text_of(stream.push("# long " * 20 + "\n")) == "  x = **1** " + "# long " * 20 + "\n"
-    assert text_of(stream.push("```\nafter ")) == "```\nafter"
+    assert text_of(stream.push("```python\n  x = **1** ")) == "```python\n  x = **1** "
+    assert text_of(stream.push("# long " * 20 + "wor")) == "# long " * 20
+    assert text_of(stream.push("ds\n  ``")) == "words\n", "the fence may come"
+    assert text_of(stream.push("`\nafter ")) == "  ```\nafter"
+
+
+@given(
+    st.lists(st.text("ab =(){}\"'#/*\\\t`~.é世1\ufeff\u3000", max_size=30), max_size=8),
+    st.integers(1, 9),
+    st.sampled_from(["", "python", "c", "json", "bash", "markdown", "html", "nonsense"]),
+    st.sampled_from(["```", "````", "~~~", "~~~~~"]),
+    st.booleans(),
+)
+def test_code_shows_exactly_as_it_is_written(
+    lines: list[str], size: int, language: str, fence: str, is_closed: bool
+) -> None:
+    lines = [line for line in lines if not line.strip().startswith(fence)]
+    code = "\n".join([fence + language, *lines, *[fence] * is_closed])
+    shown = text_of(render([code[i : i + size] for i in range(0, len(code), size)]))
+    assert shown.rstrip("\n") == code.rstrip("\n")
 
 
 def test_code_of_many_lines_is_highlighted_as_the_whole() -> None:

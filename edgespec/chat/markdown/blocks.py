@@ -1,6 +1,6 @@
 """Markdown as a stream that only grows: takes text, gives spans and tables to append, and takes none back.
 
-Paragraphs, headings and list items come word by word, code line by line, a table as a whole. A mark that is not
+Paragraphs, headings, list items and code come word by word, a table as a whole. A mark that is not
 complete waits. Knows nothing of terminals but a width.
 """
 
@@ -19,7 +19,9 @@ from edgespec.chat.markdown.line_wrap import LineWrap
 from edgespec.system.printable import printable
 
 # Beyond this many lines, those before the last line break outside of strings and comments are dropped.
-_MAX_LINES = 40
+_MAX_LINES = 12
+_MOST_LEXED = 2000  # characters, again with each word of a line; 12 lines take 1 ms
+_LAST_WORD = re.compile(r"(?:\w+|[^\w\s]+)?$")  # which may go on
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+")
 _ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
 _QUOTE = re.compile(r" {0,3}((?:> ?)+)")
@@ -34,20 +36,44 @@ _RULE_WIDTH = 40
 
 
 class CodeLines:
-    """Takes lines of code in the language behind a fence, and gives spans; an unknown one is not highlighted."""
+    """Takes code in the language behind a fence, and gives spans; an unknown one is not highlighted.
+
+    What was given stays, so that the colours of a line that comes in parts are those of its beginning.
+    """
 
     def __init__(self, language: str) -> None:
-        self._before = ""
+        self._before = self._line = ""
+        self._num_shown = 0  # characters of the line
         try:
             self._lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
         except ClassNotFound:
             self._lexer = None
 
-    def push(self, line: str) -> list[Span]:
-        """Return the spans of a line without its line break."""
-        if self._lexer is None:
-            return [Span(line)]
-        code = self._before + line
+    @property
+    def is_in_line(self) -> bool:
+        """True if a line has begun, and has not ended."""
+        return bool(self._line)
+
+    def push(self, text: str, *, is_end: bool = True) -> list[Span]:
+        """Return what can be shown of a line without its line break: all of it at its end, else whole words."""
+        self._line += text
+        num_ready = len(self._line) if is_end else _LAST_WORD.search(self._line).start()  # type: ignore[union-attr]
+        spans = self._spans(is_end=is_end) if num_ready > self._num_shown or is_end else []
+        shown, at = [], 0
+        for span in spans:
+            low, high = max(self._num_shown - at, 0), max(num_ready - at, 0)
+            shown.append(Span(span.text[low:high], span.style))
+            at += len(span.text)
+        self._num_shown = num_ready
+        if is_end:
+            self._line, self._num_shown = "", 0
+        return [span for span in shown if span.text]
+
+    def _spans(self, *, is_end: bool) -> list[Span]:
+        """The spans of the line as far as it goes; at its end it belongs to what is before the next one."""
+        code = self._before + self._line
+        if self._lexer is None or (len(code) > _MOST_LEXED and not is_end):
+            return [Span(self._line)]
         lines: list[list[Span]] = [[]]
         restart = at = 0  # where reading may begin the next time
         for kind, text in self._lexer.get_tokens(code):
@@ -58,9 +84,11 @@ class CodeLines:
                     lines.append([])
                     spans_lines = any(each in (String, Comment.Multiline) for each in kind.split())
                     restart = restart if spans_lines else at
-        keep_from = restart if len(lines) > _MAX_LINES else 0
-        self._before = code[keep_from:] + "\n"
-        return lines[-1]
+        if is_end:
+            keep_from = restart if len(lines) > _MAX_LINES else 0
+            self._before = code[keep_from:] + "\n"
+        is_whole = "".join(span.text for span in lines[-1]) == self._line
+        return lines[-1] if is_whole else [Span(self._line)]  # a lexer may drop a byte order mark
 
 
 @cache
@@ -107,8 +135,11 @@ class MarkdownStream:
 
     def end(self) -> list[Piece]:
         """Return what is left, without a line break at its end."""
-        out = [*(self._show_line(self._line) if self._line else ()), *self._end_line(), *self._end_table()]
-        self._line = ""
+        if self._code is not None:
+            out = [*self._add_code(self._code, "", is_end=True)]
+        else:
+            out = [*(self._show_line(self._line) if self._line else ()), *self._end_line(), *self._end_table()]
+            self._line = ""
         while out and out[-1] == _BREAK:
             out.pop()
         return out
@@ -116,11 +147,14 @@ class MarkdownStream:
     def _add(self, part: str) -> Iterator[Piece]:
         """Take a part of a line, or its end with the line break."""
         text, is_end = part.removesuffix("\n"), part.endswith("\n")
+        if self._code is not None:
+            yield from self._add_code(self._code, text, is_end=is_end)
+            return
         if self._style is not None:
             yield from self._show_words(text)
         else:
             self._line += text
-            if is_end or not (self._code or _UNDECIDED.match(self._line)):
+            if is_end or not _UNDECIDED.match(self._line):
                 line, self._line = self._line, ""
                 yield from self._show_line(line)
         if is_end and self._style is not None:
@@ -129,9 +163,6 @@ class MarkdownStream:
 
     def _show_line(self, line: str) -> Iterator[Piece]:
         """Show a whole line, or the beginning of one that can be nothing but text."""
-        if self._code is not None:
-            yield from self._show_code(self._code, line)
-            return
         if _ROW.match(line) or (self._rows and _DELIMITERS.match(line)):
             self._rows.append(line)
             return
@@ -151,14 +182,21 @@ class MarkdownStream:
             yield self._wrap.begin(prefix, hang)
             yield from self._show_words(line[length:])
 
-    def _show_code(self, code: CodeLines, line: str) -> Iterator[Piece]:
-        stripped = line.strip()
-        if stripped.startswith(self._fence) and not stripped.strip(self._fence[0]):
+    def _add_code(self, code: CodeLines, text: str, *, is_end: bool) -> Iterator[Piece]:
+        """Take a part of a line of code, which waits while it may become the fence that closes the block."""
+        self._line += text
+        marks = self._line.strip()
+        may_close = not (code.is_in_line or marks.strip(self._fence[0]))
+        if may_close and not is_end:
+            return
+        line, self._line = self._line, ""
+        if may_close and marks.startswith(self._fence):
             self._code = None
             yield Span(line.rstrip(), "dim")
         else:
-            yield from code.push(line)
-        yield _BREAK
+            yield from code.push(line, is_end=is_end)
+        if is_end:
+            yield _BREAK
 
     def _show_words(self, text: str) -> list[Span]:
         return self._wrap.push(self._in_style(self._inline.push(text)))
