@@ -25,11 +25,13 @@ def format_answer(
 def _format_drafting(stats: Stats) -> str:
     if not stats.num_drafted:
         return f"drafting is off: {reason_off(stats)}"
-    drafted = {name: each for name, each in stats.sources.items() if each["drafted"]}
-    by = ", ".join(f"{one_line(name, 40)} {each['accepted']}/{each['drafted']}" for name, each in drafted.items())
-    gain = stats.gain
-    measured = f"{gain.value:.2f}x speed (measured, ± {gain.error:.2f})" if gain else "gain not measured yet"
-    return f"drafting: {measured}, {stats.acceptance_rate:.0%} accepted ({by})"
+    gain, speed = stats.gain, stats.decode_tokens_per_second
+    if gain is None or not speed:
+        return "drafting is on (/stats says more)"
+    if not (gain.is_shown or gain.is_loss):
+        return "drafting made no difference"
+    saved_s = (gain.value - 1.0) * stats.num_decoded / speed
+    return f"drafting {'saved' if gain.is_shown else 'lost'} {format_speed(abs(saved_s), 0)} s"
 
 
 def format_stop(finish_reason: str | None, *, drops_oldest: bool = False, is_once: bool = False) -> str:
@@ -91,7 +93,7 @@ class Status:
     @property
     def gain(self) -> str:
         gain = self.stats.gain if self.stats and not self.has_looped else None
-        return f"{gain.value:.2f}x speed ± {gain.error:.2f}" if gain else ""
+        return f"{gain.value:.2f} times as fast" if gain else ""
 
     @property
     def speed(self) -> str:
@@ -110,7 +112,7 @@ class Status:
         names = "+".join(name for name, each in self.stats.sources.items() if each["drafted"])
         device = self.stats.drafter_device
         where = f" on {device}" if device not in (None, self.devices[0]) else ""
-        return f"{one_line(names, 40)}{where} {self.stats.acceptance_rate:.0%} accepted"
+        return f"{one_line(names, 40)}{where}: {self.stats.acceptance_rate:.0%} of guesses right"
 
 
 def format_status(status: Status, columns: int) -> str:

@@ -381,7 +381,12 @@ SOURCES = {
     "suffix": {"rounds": 2, "drafted": 8, "verified": 8, "accepted": 6},
 }
 DRAFTED = stats(
-    num_drafted=8, acceptance_rate=0.75, sources=SOURCES, gain=Gain(1.5, 0.03), decode_tokens_per_second=20.0
+    num_drafted=8,
+    num_decoded=8,
+    acceptance_rate=0.75,
+    sources=SOURCES,
+    gain=Gain(1.5, 0.03),
+    decode_tokens_per_second=20.0,
 )
 STATUS = Status(model="m", devices=("cpu", "cpu"), drafter="suffix", num_context=9, context_length=90)
 
@@ -404,8 +409,14 @@ def test_why_drafting_is_off(of: Stats, reason: str) -> None:
 def test_lines_of_an_answer_that_was_drafted() -> None:
     assert format_answer(DRAFTED, "length") == [
         "20.0 tokens/s",
-        "drafting: 1.50x speed (measured, ± 0.03), 75% accepted (suffix 6/8)",
+        "drafting saved 0.2 s",
         "stopped at the token limit (max-tokens); /go goes on",
+    ]
+    lost, alike, unknown = (replace(DRAFTED, gain=gain) for gain in (Gain(0.7, 0.1), Gain(1.05, 0.1), None))
+    assert [format_answer(each, "stop")[1] for each in (lost, alike, unknown)] == [
+        "drafting lost 0.1 s",
+        "drafting made no difference",
+        "drafting is on (/stats says more)",
     ]
     lines = format_report(DRAFTED, ["given\x1b up"], ("cpu", "cpu"))
     assert lines[0].startswith("drafting helps: 1.50 times the speed of plain decoding (± 0.03; measured against")
@@ -419,7 +430,7 @@ def test_the_line_below_the_input_fits(columns: int) -> None:
     assert len(line) <= columns
     assert line.startswith(("m on cpu" if columns > 23 else "context 9/90")[: columns - 1])
     if columns == 200:
-        assert line == "m on cpu · context 9/90 · suffix 75% accepted · 1.50x speed ± 0.03 · 20 tokens/s"
+        assert line == "m on cpu · context 9/90 · suffix: 75% of guesses right · 1.50 times as fast · 20 tokens/s"
 
 
 def test_figures_come_before_a_long_name_where_columns_are_few() -> None:
