@@ -39,10 +39,11 @@ Place = str | Path
 def catalog() -> tuple[CatalogModel, ...]:
     """The models that have a name, whether or not they are prepared here."""
     plain = ("title", "license", "is_gated", "num_parameters", "precision", "drafter", "fetch_bytes")
+    advice = ("head", "machine_gb", "reason")
     return tuple(
         CatalogModel(
             name=name,
-            **{each: getattr(entry, each) for each in plain},
+            **{each: getattr(entry, each) for each in plain + advice},
             repository=getattr(entry.source, "repository", None),
             revision=getattr(entry.source, "revision", None),
             disk_bytes=file_bytes(entry),

@@ -71,6 +71,9 @@ def _list(options: argparse.Namespace) -> None:
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
     lines = table(width, [], head, *(_catalog_row(each) for each in catalogue if each.name not in known))
+    head = ["TO BEGIN WITH", "ON", "MEMORY", "WHY", "DRAFTER"]
+    advised = sorted((each for each in catalogue if each.machine_gb), key=lambda each: each.machine_gb)
+    lines = [*table(width, [], head, *map(_advice_row, advised)), "", *lines]
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
@@ -116,6 +119,11 @@ def _catalog_row(model: "CatalogModel") -> list[str]:
         model.license + (", gated" if model.is_gated else ""),
         model.was_run or "no",
     ]
+
+
+def _advice_row(model: "CatalogModel") -> list[str]:
+    drafters = ", ".join(filter(None, (model.drafter, model.head)))
+    return [model.name, f"{model.machine_gb} GB", format_bytes(model.memory_bytes), model.reason, drafters]
 
 
 def _pull(options: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ class CatalogFile:
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A repository with safetensors at a pinned commit."""
+    """A repository with safetensors, at a pinned commit or on its main branch."""
 
     repository: str
     revision: str
@@ -50,7 +50,13 @@ class HubRepository:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder with gated MLPs that decide its memory; is_tied: the head is the embedding."""
+    """The sizes of a decoder with gated MLPs that decide its memory.
+
+    is_tied: The head is the embedding.
+    other_weights: Of its matrices beside those that follow from the sizes: of experts, or of layers without
+        attention, in the place of keys and values.
+    num_cached_layers: Those with keys and values, where not all have them.
+    """
 
     num_layers: int
     hidden_size: int
@@ -61,11 +67,15 @@ class Shape:
     vocab_size: int
     context_length: int
     is_tied: bool
+    other_weights: int = 0
+    num_cached_layers: int = 0
 
     @property
     def num_matrix_weights(self) -> int:
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
+        num_cached = self.num_cached_layers or self.num_layers
+        attention = 2 * num_cached * (self.num_heads + self.num_kv_heads) * self.head_dim
+        mlps = 3 * self.num_layers * self.intermediate_size
+        return self.hidden_size * (attention + mlps) + self.other_weights
 
     @property
     def num_vocabulary_weights(self) -> int:
@@ -89,6 +99,15 @@ class CatalogEntry:
     is_gated: bool = False  # the hub asks users to accept its terms
     gguf: str = ""  # a hub id of it in 4 bits, from its makers, at a commit of the user's day
     was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
+    machine_gb: int = 0  # the memory of a machine on which a newcomer may begin with it; 0 for the others
+    reason: str = ""  # why
+
+    @property
+    def head(self) -> str | None:
+        """A drafting head on the hub that was made for it; None where none is known."""
+        named = plain_name(self.source.repository if isinstance(self.source, HubRepository) else "")
+        found = (each for each in KNOWN_DRAFTERS if each.way == "import" and named in each.targets)
+        return next((each.name for each in found), None)
 
     @property
     def page(self) -> str:

@@ -209,7 +209,8 @@ def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None 
 def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> ModelSize:
     shape = entry.shape
     num_bytes = file_bytes(entry) if precision == "source" else bytes_of_shape(shape, precision)
-    kv_cache = KVCache(num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    num_layers = shape.num_cached_layers or shape.num_layers
+    kv_cache = KVCache(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     return _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
 
 

@@ -56,6 +56,8 @@ class CatalogModel:
     fetch_bytes, disk_bytes, memory_bytes: Of its download, of the prepared model, and of plain decoding, about.
     is_gated: The hub asks to accept its terms first.
     was_run: Which file of it edgespec was tested with; None where it was not.
+    head: A drafting head on the hub that was made for it; None where none is known.
+    machine_gb: The memory of a machine on which a newcomer may begin with it, and the reason; 0 for the others.
     """
 
     name: str
@@ -71,6 +73,9 @@ class CatalogModel:
     disk_bytes: int
     memory_bytes: int
     was_run: str | None
+    head: str | None
+    machine_gb: int
+    reason: str
 
     def __repr__(self) -> str:
         return f"<CatalogModel {self.name}, {self.fetch_bytes / 1e9:.1f} GB to download>"

@@ -25,6 +25,10 @@ def num_vectors(name: str, entry: CatalogEntry) -> int:
         return 4 * shape.hidden_size + 2 * shape.head_dim
     if name.startswith("qwen2.5"):
         return 2 * shape.hidden_size + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    if name.startswith("lfm2"):  # in the mean of layers with a convolution of three tokens, and with attention
+        num_convolutions = shape.num_layers - shape.num_cached_layers
+        others = 3 * shape.hidden_size * num_convolutions + 2 * shape.head_dim * shape.num_cached_layers
+        return 2 * shape.hidden_size + others // shape.num_layers
     return 2 * shape.hidden_size + (2 * shape.head_dim if name.startswith("qwen3") else 0)
 
 
@@ -50,7 +54,8 @@ def test_fields_of_an_entry_have_their_types(name: str) -> None:
 def test_entry_is_pinned_and_its_drafter_is_a_smaller_one_of_the_catalogue(name: str) -> None:
     entry = CATALOG[name]
     if isinstance(entry.source, HubRepository):
-        assert re.fullmatch("[0-9a-f]{40}", entry.source.revision)
+        assert re.fullmatch("[0-9a-f]{40}|main", entry.source.revision)
+        assert not (entry.was_run and entry.source.revision == "main"), "of another day"
         assert parse_hub_id(entry.source.repository) is not None
     if entry.gguf:
         assert entry.precision == "int4", "which it takes the place of"
@@ -61,6 +66,16 @@ def test_entry_is_pinned_and_its_drafter_is_a_smaller_one_of_the_catalogue(name:
         drafter = CATALOG[entry.drafter]
         assert 2 * drafter.num_parameters < entry.num_parameters
         assert abs(drafter.shape.vocab_size - entry.shape.vocab_size) <= 128  # padded, each in its own way
+
+
+def test_newcomers_are_given_a_reason_and_a_model_that_fits_each_machine() -> None:
+    advised = {name: entry for name, entry in CATALOG.items() if entry.machine_gb}
+    assert {entry.machine_gb for entry in advised.values()} == {8, 16, 32}
+    for entry in advised.values():
+        assert 0 < len(entry.reason) < 60
+        assert memory_bytes(entry) < 0.8e9 * entry.machine_gb
+    assert CATALOG["minicpm5-2b"].head == "openbmb/MiniCPM5-2B-DSpark"
+    assert CATALOG["qwen2.5-7b"].head is None
 
 
 def test_forecast_of_a_known_export_is_an_upper_bound() -> None:
