@@ -68,6 +68,7 @@ class HeadDecoder(Decoder):
         self._confidence: float | None = None
         self.correction: Correct | None = None
         self._lock = Lock()
+        self.expect_drafts(True)
 
     def run(self, given: Pass) -> Rows:
         tokens, num_last = given.tokens, given.num_rows
@@ -87,6 +88,9 @@ class HeadDecoder(Decoder):
                 self.logits(np.zeros(2, np.int32), 1)
         self.forget()
         self.num_fed = 0
+
+    def expect_drafts(self, is_expected: bool) -> bool:
+        return self._features.want(self, is_expected)
 
     @abstractmethod
     def forget(self) -> None:
@@ -117,8 +121,23 @@ class Features:
             self._fuse = HeadGraph(folder.path / self._head.fuse_graph, folder.device, **options)
             self._fuse.require({"features"}, {"hidden"})
 
-    def num_known(self, tokens: TokenIds) -> int:
-        """How many of the first tokens have known hidden states."""
+    def want(self, reader: object, is_wanted: bool) -> bool:
+        """As HiddenStates has it."""
+        return self._store.want(reader, is_wanted)
+
+    @property
+    def first(self) -> int:
+        """How many of a text's first tokens have no known states."""
+        return self._store.first
+
+    def num_known(self, tokens: TokenIds, *, is_last: bool = False) -> int:
+        """How many of the first tokens have known hidden states.
+
+        Args:
+            is_last: It is enough that the last of them has one.
+        """
+        if len(self.skipped) < self.first and not is_last:
+            return 0
         return max(0, self._store.known(append(self.skipped, tokens)) - len(self.skipped))
 
     def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:

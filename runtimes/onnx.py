@@ -190,10 +190,14 @@ class OnnxDecoder(Decoder, Cache, Forks):
         require_context(len(tokens), self.context_length)
         assert 1 <= num_rows <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
-            self._passes.begin()
+            self._begin()
             if self._states:
                 self._states.num_text = len(given.text)
             return self._made(given, self._rows(tokens, num_rows, self._output(given)))
+
+    def _begin(self) -> None:
+        self._passes.begin()
+        self._passes.wants_token_rows = self._hidden is not None and self._hidden.is_wanted
 
     def interrupt(self) -> None:
         self._passes.interrupt()
@@ -264,6 +268,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
         """Keep hidden states of the first num_rows tokens of the last pass; they lie in slots from `slot` on."""
         if self._hidden:
             rows = [each[:num_rows] for each in self._passes.token_rows.values()]
+            if not rows:
+                self._hidden.skip(slot + num_rows)
+                return
             self._hidden.write(slot, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1))
 
     def _output(self, given: Pass) -> str:

@@ -105,6 +105,7 @@ class Passes:
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)
         self.token_rows: Mapping[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
+        self.wants_token_rows = True  # otherwise passes leave them where they are made
         self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._own = local()
         self._options = self._new_options()  # for the runs that go on, or the last one
@@ -191,7 +192,7 @@ class Passes:
         """The pass as one of several that run as one; None where it cannot be."""
         if not isinstance(self.cache, SharedCache) or self._row_outputs:
             return None
-        return Part(self.cache, tokens, num_past, num_rows, num_padded, self._token_widths)
+        return Part(self.cache, tokens, num_past, num_rows, num_padded, self._wanted_widths)
 
     def record(self, width: int) -> None:
         """Record passes of a width that give all their rows, where the session may."""
@@ -230,7 +231,7 @@ class Passes:
         num_tokens = len(asked.tokens)
         all_logits = asked._replace(num_rows=num_tokens, output=self._names.logits)
         with translate_errors("running a pass"):
-            padded, fetched = _pad(asked.tokens, asked.num_padded), (asked.output, *self._token_widths)
+            padded, fetched = _pad(asked.tokens, asked.num_padded), (asked.output, *self._wanted_widths)
             is_single = num_tokens == 1 and asked.output == self._names.logits
             found = self._recorded[is_single].run(
                 self.cache, padded, asked.num_past, fetched, lambda: self._run_plain(all_logits).logits
@@ -238,7 +239,7 @@ class Passes:
         if found is None:
             return None
         rows = found[asked.output][num_tokens - asked.num_rows : num_tokens]
-        states = {name: found[name][:num_tokens] for name in self._token_widths}
+        states = {name: found[name][:num_tokens] for name in self._wanted_widths}
         return PassRows(rows.astype(np.float32, copy=False), states)
 
     def _run_plain(self, asked: "_Run") -> PassRows:
@@ -253,7 +254,10 @@ class Passes:
             self._bind_tokens(_pad(tokens, num_padded), num_past, padded_layout)
             for name, array in (inputs or {}).items():
                 self._bind_input(name, _pad(array[0], num_padded)[None])
-            token_rows = {name: self._bind_new(name, num_run, width) for name, width in self._token_widths.items()}
+            wanted = self._wanted_widths
+            token_rows = {name: self._bind_new(name, num_run, width) for name, width in wanted.items()}
+            for name in self._token_widths.keys() - wanted.keys():
+                self._binding.bind_output(name, *self._memory)
             row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
             stop = max(num_rows, num_given - num_padded)
             fetched = self._bind_outputs(output, num_given, stop - num_rows, stop)
@@ -362,6 +366,10 @@ class Passes:
         array = np.empty(shape, np.float32)
         self._binding.bind_output(name, "cpu", 0, np.float32, (1, *shape), array.ctypes.data)
         return array
+
+    @property
+    def _wanted_widths(self) -> Mapping[str, int]:
+        return self._token_widths if self.wants_token_rows else {}
 
     @property
     def token_widths(self) -> Sequence[int]:

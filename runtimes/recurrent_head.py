@@ -38,8 +38,9 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
     draft begins. Where more than MAX_UNREAD tokens are unread it starts anew before the last of them, and a row is
-    that of the text from there on. A row after the first token, which has no state before it, is of zeros. In
-    deterministic mode a row is equal to the bit however what is read is cut into passes, but for trees.
+    that of the text from there on; so it does behind tokens whose states were not asked for. A row after the
+    first token, which has no state before it, is of zeros. In deterministic mode a row is equal to the bit however
+    what is read is cut into passes, but for trees.
     """
 
     def __init__(self, folder: HeadFolder, *, has_trees: bool = False, **options: Unpack[SessionOptions]) -> None:
@@ -132,10 +133,17 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     def _read_part(self, tokens: TokenIds, num_last: int) -> TokenIds:
         """A text from where it is read on, which is before the last num_last tokens."""
-        skipped = self._features.skipped
+        skipped, first = self._features.skipped, self._features.first
         start = max(0, len(tokens) - num_last - MAX_UNREAD)
+        if first < len(tokens) - num_last:
+            start = max(start, first)
         is_within = not len(skipped) or len(tokens) - num_last > len(skipped)
-        if is_within and len(self._held) and np.array_equal(tokens[: len(skipped)], skipped):
+        if (
+            is_within
+            and len(skipped) >= first
+            and len(self._held)
+            and np.array_equal(tokens[: len(skipped)], skipped)
+        ):
             part = tokens[len(skipped) :]
             if start <= len(skipped) + reusable_prefix(self._held, part, 0):
                 return part

@@ -10,7 +10,7 @@ from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoding.decoder import CorrectableHead
+from edgespec.decoding.decoder import Can, CorrectableHead
 from edgespec.decoding.head_rows import contexts_in, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
@@ -43,13 +43,17 @@ class StepHead(HeadDecoder, CorrectableHead):
         self._try_out(folder.device)
 
     @property
+    def can(self) -> Can:
+        return Can(max_unread=1)
+
+    @property
     def correctable(self) -> CorrectableHead:
         return self
 
     def begin(self, tokens: TokenIds, num_tokens: int) -> int:
         num_states = len(tokens) - 1
         with self._lock:
-            known = min(self._features.num_known(tokens), num_states)
+            known = min(self._features.num_known(tokens, is_last=True), num_states)
             num_left = len(self._steps) - (num_states - known)  # others take tokens of the text
             if known < 1 or num_left < 1 or len(tokens) > self.context_length:
                 return 0

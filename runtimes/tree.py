@@ -80,7 +80,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     def run(self, given: Pass) -> Rows:
         if given.is_tree and self._is_one_pass(given):
             with self._lock, translate_memory_errors("running a tree"):
-                self._passes.begin()
+                self._begin()
                 return self._run_tree(given)
         if not given.is_tree:
             with self._lock, translate_memory_errors("moving a branch"):

@@ -296,6 +296,13 @@ class Decoder(Protocol):
         """
         return num_tokens
 
+    def expect_drafts(self, is_expected: bool) -> bool:
+        """Be told whether it is to draft soon, so that a head's states are asked for or not.
+
+        Returns False where the target has to run a pass before it can draft.
+        """
+        return True
+
     def interrupt(self) -> None:
         """Let the pass that another thread runs end with an error, if that can be; the cache stays usable."""
         return
@@ -338,6 +345,9 @@ class ForwardingDecoder(Decoder):
     @property
     def can(self) -> Can:
         return self._decoder.can
+
+    def expect_drafts(self, is_expected: bool) -> bool:
+        return self._decoder.expect_drafts(is_expected)
 
     def interrupt(self) -> None:
         self._decoder.interrupt()

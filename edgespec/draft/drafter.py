@@ -111,6 +111,10 @@ class Drafter(Protocol):
         """The tokens that are ready, at most request.num_tokens; one that can run ahead goes on from there."""
         return DraftAhead(NO_DRAFT)
 
+    def expect_drafts(self, is_expected: bool) -> bool:
+        """Be told whether drafts will be asked for soon; False where a pass has to run before the first one."""
+        return True
+
     def pause(self) -> None:
         """Stop drafting until the next draft is asked for."""
         return

@@ -131,6 +131,9 @@ class LaneDrafter(Drafter):
             steps, self._steps = self._steps, []
             return DraftAhead(draft, past, self._running_s(), steps, unfinished, shared)
 
+    def expect_drafts(self, is_expected: bool) -> bool:
+        return self.drafter.expect_drafts(is_expected)
+
     def pause(self) -> None:
         with self._lock:
             self._forget()

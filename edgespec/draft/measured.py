@@ -186,6 +186,7 @@ class MeasuredPolicy:
             self._learn()
         for drafter in self.drafters:
             drafter.pause()
+            drafter.expect_drafts(True)  # by the next answer
 
     def _choose(self, plain: Promise, options: Sequence[Promise], tokens: TokenIds) -> Promise:
         """The best option that beats plain decoding, or one whose source is on trial."""

@@ -124,6 +124,9 @@ class ModelDrafter(Drafter):
                 tree = tree.grown(next_choices(tree, tips, found, worth))
         return tree
 
+    def expect_drafts(self, is_expected: bool) -> bool:
+        return self.decoder.expect_drafts(is_expected)
+
     def can_read(self, tokens: TokenIds) -> bool:
         """True if the model has all tokens of a text, and room for one more."""
         has_tokens = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size

@@ -24,6 +24,8 @@ _NUM_LUCKY = 30.0
 # A source that does not pay is weighed again after a quarter of the rounds since it did, and this many at most: to
 # weigh it takes 0.03 to 0.1 ms between two passes.
 _LONGEST_REST = 32
+# From such a rest on a head that can begin anywhere in a text has its target leave out the states that it reads.
+_DEEP_REST = 4
 # Trials that led nowhere make the next ones rarer from so many on, up to this many times.
 _PATIENCE, _RAREST = 8, 16
 
@@ -50,6 +52,7 @@ class ModelSource:
     _is_run: bool = False  # in the last round
     _num_idle: int = 0  # rounds since it paid
     _rests_until: int = 0  # in that round, of those, it is weighed again
+    _is_expected: bool = True  # as the drafter was told
     _trial_cost: float = 0.0  # that the budget is to have before a trial is thought of
     _own: ModelRates = field(init=False)
     _ahead: AheadSchedule = field(init=False)
@@ -70,7 +73,8 @@ class ModelSource:
         return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
 
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Promise:
-        if self.drafter.can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
+        can = self.drafter.can
+        if can.run_ahead and (option := self._ahead.weigh(tokens, request, sampler, self._min_gain)):
             return option._replace(source=self)
         if self.costs.step_s is None or self._num_idle < self._rests_until:
             return Promise(0.0, 0, self)
@@ -78,8 +82,20 @@ class ModelSource:
         option = self._weigh(tokens, request)
         self.stats.observe_weighing((self.clock() - started) / self.costs.pass_s(1))
         if option.rate * self.costs.pass_s(1) <= option.min_gain:
-            self._rests_until = self._num_idle + min(self._num_idle // 4, _LONGEST_REST)
+            rest = min(self._num_idle // 4, _LONGEST_REST)
+            self._rests_until = self._num_idle + rest
+            if self._is_expected and rest >= _DEEP_REST and can.max_unread is not None and not can.run_ahead:
+                self._is_expected = False
+                self.drafter.expect_drafts(False)
+        elif not self._wake():
+            return Promise(0.0, 0, self)
         return option
+
+    def _wake(self) -> bool:
+        """True if it can draft now; after a rest a head needs the states of a pass first."""
+        can_draft = self._is_expected or self.drafter.expect_drafts(True)
+        self._is_expected = True
+        return can_draft
 
     def _weigh(self, tokens: TokenIds, request: DraftRequest) -> Promise:
         """The draft that would be best before this pass."""
@@ -109,8 +125,9 @@ class ModelSource:
         self._trial_cost = max(lost, MIN_LOSS_OF_TRIAL) * rarity
         if not self._could_pay(best.rate, self.max_tokens):
             self._trial_cost = self.stats.budget.saved + MIN_LOSS_OF_TRIAL
-        if not self.stats.budget.spend(self._trial_cost):
+        if self.stats.budget.saved < self._trial_cost or not self._wake():
             return None
+        self.stats.budget.spend(self._trial_cost)
         self._trial = 1
         self.stats.num_vain += 1
         return Promise(best.rate, self._trial, self)

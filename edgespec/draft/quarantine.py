@@ -71,6 +71,9 @@ class GuardedDrafter(Drafter):
     def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
         self._guarded(lambda drafter: drafter.learn(tokens, draft, logits))
 
+    def expect_drafts(self, is_expected: bool) -> bool:
+        return self._guarded(lambda drafter: drafter.expect_drafts(is_expected)) or False
+
     def pause(self) -> None:
         with self._lock:
             if self._drafter:

@@ -77,8 +77,9 @@ def open_chain(
             has_trees=is_hedged or (grows_trees and translate is None),
             cancel=cancel,
         )
-        if learner is not None and learner.folder == model.folder and decoder.correctable:
+        if learner and hidden_states and learner.folder == model.folder and decoder.correctable:
             learner.attach(decoder.correctable)
+            hidden_states.want(learner, True)  # which reads them behind each answer
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,

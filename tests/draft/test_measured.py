@@ -321,6 +321,31 @@ def test_a_model_that_does_not_pay_is_hardly_weighed(
     assert looks < 150, "a look takes as long as a hundredth of a fast pass"
 
 
+def test_a_model_that_rests_is_told_and_has_a_pass_before_it_drafts_again(clock: VirtualClock) -> None:
+    class Head(Counted):
+        told = (True,)
+        woke_s, num_early = -1.0, 0
+
+        def expect_drafts(self, is_expected: bool) -> bool:
+            was_expected, self.told = self.told[-1], (*self.told, is_expected)
+            if not was_expected:
+                self.woke_s = clock.now
+            return was_expected
+
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+            self.num_early += not self.told[-1] or clock.now == self.woke_s
+            return super().draft(tokens, request, sampler)
+
+    model = Head(TRUTH, 0.0, ms=4.0, max_unread=64, clock=clock)
+    policy = policy_of(model)
+    speed(policy, CPU, clock, num_rounds=1000)
+    assert False in model.told
+    assert 0 < model.num_asked <= model.told.count(True) + 8
+    assert model.num_early == 0
+    policy.close()
+    assert model.told[-1], "the next answer begins with all states"
+
+
 @slow
 def test_trials_that_lead_nowhere_become_rare(clock: VirtualClock) -> None:
     model = Counted(TRUTH, 0.0, ms=4.0, clock=clock)

@@ -121,6 +121,34 @@ def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
     assert np.allclose(head.known_rows(text[:199], 120), wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "steps"])
+def test_a_head_begins_behind_tokens_whose_states_were_not_asked_for(
+    target: OnnxDecoder, kind: str, request: pytest.FixtureRequest
+) -> None:
+    head, text = open_for(target, request.getfixturevalue(kind)), random_text(21, 60)
+    target.forget()
+    target.logits(text[:9], 1)
+    assert head.begin(text[:10], 4)
+    head.logits(text[:10], 1)
+    assert head.expect_drafts(False)
+    for size in (10, 20, 30):
+        target.logits(text[:size], 1)
+        assert not head.begin(text[: size + 1], 4), "there is no state before the last token"
+    assert not head.expect_drafts(True), "a pass has to run first"
+    for size in (31, 40):
+        target.logits(text[:size], 1)
+        drafted = text[: size + 1]
+        assert head.begin(drafted, 4)
+        assert head.expect_drafts(True)
+        wanted = recurrent_rows(drafted, size, 30)[-1] if kind == "recurrent" else step_rows(drafted, size)[0]
+        assert np.allclose(head.logits(drafted, 1)[0], wanted, rtol=0, atol=1e-4)
+    target.logits(append(text[:20], [1, 2, 3]), 1)  # goes back to before them
+    again = append(text[:20], [1, 2, 3, 4])
+    assert head.begin(again, 4)
+    wanted = recurrent_rows(again, 23, 20)[-1] if kind == "recurrent" else step_rows(again, 23)[0]
+    assert np.allclose(head.logits(again, 1)[0], wanted, rtol=0, atol=1e-4)
+
+
 def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_the_target_are_known(
     target: OnnxDecoder, recurrent: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import tiny
 from double import tree_logits
 
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
@@ -120,6 +121,55 @@ def test_what_is_forgotten_or_pretended_has_no_states_of_its_own(tiny_with_state
     found.logits(text[:10] + 1, 1)
     assert store.known(text) == 0
     assert require_mirrored(found) == 10
+
+
+@pytest.mark.parametrize("kind", _DECODERS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_states_that_nobody_wanted_are_not_known_and_the_others_are_right(
+    tiny_with_states: Path, kind: type, deterministic: bool
+) -> None:
+    found, rng = decoder(tiny_with_states, kind, deterministic=deterministic), np.random.default_rng(3)
+    store, plain = found.hidden_states, decoder(tiny_with_states, kind, deterministic=deterministic)
+    num_fetched, bind, num_known = 0, found._passes._bind_new, 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal num_fetched
+        num_fetched += 1
+        return bind(*arguments)
+
+    found._passes._bind_new = counting
+    for text, number in zip(texts(rng), range(60), strict=False):
+        store.want(found, is_wanted := rng.random() < 0.5)
+        before = num_fetched
+        if kind is OnnxTreeDecoder and number % 2 and len(text) > 1:
+            nodes = rng.integers(0, tiny.VOCAB, 3).astype(np.int32)
+            rows = tree_logits(found, text, nodes, (-1, 0, -1))
+            assert np.array_equal(rows, tree_logits(plain, text, nodes, (-1, 0, -1)))
+        else:
+            assert np.array_equal(found.logits(text, 1), plain.logits(text, 1))
+        assert (num_fetched > before) == is_wanted
+        assert store.known(text) in (0, len(text))
+        if store.known(text):
+            num_known += 1
+            assert np.allclose(store.read(text, store.first), reference(text)[store.first :], rtol=0, atol=1e-4)
+            assert not store.first or not len(store.read(text, store.first - 1))
+    assert num_known > 15
+
+
+def test_states_are_left_out_while_none_of_several_readers_wants_them() -> None:
+    class Reader:
+        pass
+
+    store, one, other = HiddenStates((0,), 2), Reader(), Reader()
+    assert store.is_wanted
+    assert [store.want(each, is_wanted) for each, is_wanted in ((one, True), (other, True), (one, False))] == [
+        True, True, True,
+    ]  # fmt: skip
+    assert store.is_wanted, "by the other one"
+    store.want(other, False)
+    assert not store.is_wanted
+    assert not store.want(one, True), "the passes so far left no states"
+    assert store.want(one, True)
 
 
 def test_layers_are_read_in_the_order_that_is_wanted(tiny_with_states: Path) -> None:
