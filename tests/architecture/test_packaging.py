@@ -1,10 +1,7 @@
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -27,32 +24,6 @@ def test_torch_is_needed_by_two_extras_alone() -> None:
         "optimum",
         "train",
     ]
-
-
-@pytest.mark.model  # builds in an environment of its own, which needs the package index
-def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edgespec").rglob("*.py")}
-    modules |= {
-        f"edgespec/{path.relative_to(ROOT)}"
-        for room in ("export", "runtimes")
-        for path in (ROOT / room).rglob("*.py")
-    }
-    data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
-    data.add("edgespec/server/page.html")
-    names = (
-        "setup/catalog.toml",
-        "setup/known_drafters.toml",
-        "simulation/machines.toml",
-        "training/prompts.jsonl",
-    )
-    data |= {f"edgespec/{name}" for name in names}
-    assert modules | data | {"edgespec/simulation/qwen_smollm2.jsonl"} == {
-        name for name in held if name.startswith("edgespec/")
-    }
 
 
 def test_a_program_beside_a_checkout_finds_all_packages(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""The wheel alone: what is in it, and what people do with it in a folder that has nothing of the checkout."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.model  # builds in an environment of its own, which needs the package index
+
+# Of a machine without a network: every address but its own is out of reach.
+OFFLINE = """
+import socket
+
+connect = socket.socket.connect
+
+def connect_here(self, address):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1"):
+        raise OSError("the network is unreachable")
+    return connect(self, address)
+
+def look_up_nothing(*arguments, **options):
+    raise socket.gaierror("no network")
+
+socket.socket.connect = connect_here
+if __import__("sys").argv[1:2] != ["serve"]:
+    socket.getaddrinfo = look_up_nothing
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+class Installed:
+    """Runs what the wheel installs, from an empty folder, with the packages of this environment."""
+
+    def __init__(self, site: Path, folder: Path) -> None:
+        self.folder = folder
+        self._command = [sys.executable, str(site / "bin" / "edgespec")]
+        named = {"PYTHONPATH": str(site), "EDGESPEC_HOME": str(folder / "home"), "HOME": str(folder)}
+        self._environment = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ} | named
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._command, *map(str, arguments)],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: object, typed: str = "") -> str:
+        """What a command that succeeds prints."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(typed, timeout=120)
+        assert process.returncode == 0, err
+        return out
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(site)]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
+    (site / "sitecustomize.py").write_text(OFFLINE)
+    return Installed(site, tmp_path_factory.mktemp("empty"))
+
+
+def test_wheel_holds_every_module_and_the_type_marker(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edgespec").rglob("*.py")}
+    modules |= {
+        f"edgespec/{path.relative_to(ROOT)}"
+        for room in ("export", "runtimes")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
+    data.add("edgespec/server/page.html")
+    names = (
+        "setup/catalog.toml",
+        "setup/known_drafters.toml",
+        "simulation/machines.toml",
+        "training/prompts.jsonl",
+    )
+    data |= {f"edgespec/{name}" for name in names}
+    assert modules | data | {"edgespec/simulation/qwen_smollm2.jsonl"} == {
+        name for name in held if name.startswith("edgespec/")
+    }
+
+
+def test_what_runs_is_the_wheel(installed: Installed) -> None:
+    program = "import edgespec, edgespec.export, edgespec.runtimes; print(edgespec.export.__file__)"
+    environment = {**installed._environment, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", program]
+    place = subprocess.run(command, cwd=installed.folder, env=environment, capture_output=True, check=True).stdout
+    assert place.decode().startswith(environment["PYTHONPATH"])
+    assert installed.run("--version").startswith("edgespec ")
+
+
+def test_a_file_on_the_disk_answers_a_piped_prompt_without_a_network(
+    installed: Installed, tiny_gguf: Path
+) -> None:
+    found = json.loads(installed.run("chat", tiny_gguf, "--max-tokens", 4, "--json", typed="the in the\n"))
+    assert found["text"]
+    assert len(found["token_ids"]) == 4
+    assert tiny_gguf.stem in installed.run("models", "list")
+
+
+def test_a_server_has_its_page_and_answers(installed: Installed, tiny_gguf: Path) -> None:
+    with installed.start("serve", tiny_gguf, "--port", 0, "--json") as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        try:
+            asked = Request(url.removesuffix("/v1"), headers={"Accept": "text/html"})  # as a browser does
+            with urlopen(asked, timeout=30) as page:
+                assert b"<!doctype html>" in page.read(200)
+            with urlopen(f"{url}/models", timeout=30) as models:
+                assert json.load(models)["data"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+def test_a_model_is_exported_measured_and_simulated(installed: Installed, tiny_gguf: Path) -> None:
+    installed.run("export", tiny_gguf, "--output", "model")
+    page = installed.folder / "report.html"
+    shown = installed.run(
+        "bench",
+        "model",
+        "--max-tokens",
+        8,
+        "--rounds",
+        1,
+        "--per-category",
+        1,
+        "--html",
+        page,
+        "--drafter",
+        "ngram",
+    )
+    assert "draft" in shown.splitlines()[0]
+    assert page.read_text().startswith("<!doctype html>")
+    assert "tokens/s" in installed.run("simulate", "--machine", "strix-halo", "--replay")
