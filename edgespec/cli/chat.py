@@ -21,10 +21,11 @@ from edgespec.cli.arguments import (
     decode_argument,
     load_arguments,
     load_engine,
+    model_home,
     require_positive,
 )
 from edgespec.cli.parser import PROMPT_WORDS, CommandParser
-from edgespec.config.options import DEFAULT_MODEL, OPTIONS
+from edgespec.config.options import DEFAULT_MODEL, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content, open_read
 from edgespec.system.printable import one_line
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from edgespec.chat.session import ChatSession
 
 _LARGEST_SCHEMA = 4 << 20  # bytes of a file
-_SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampling" and name != "model-sampling"]
 
 
 def add_chat(parser: CommandParser) -> None:
@@ -127,6 +127,7 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.system.terminal import unseen_keys
 
     _tell_model_from_prompt(options)
+    _take_tools_of_preset(options)
     stated = _stated_sampling(options)
     _require_usable(options)
     prompt = _prompt(options)
@@ -241,6 +242,13 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
         options.prompt = [options.words, *(options.prompt or [])]
 
 
+def _take_tools_of_preset(options: argparse.Namespace) -> None:
+    """Let the model call the functions that its preset names, unless the command line names others."""
+    preset = model_home().presets.find(options.model)
+    if preset and preset.tools and options.tools is None:
+        options.tools = Path(preset.tools)
+
+
 def _load(options: argparse.Namespace) -> "Engine":
     try:
         return load_engine(options, answer_cache=_uses_answer_cache(options))
@@ -278,7 +286,9 @@ def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling that flags and configuration state. Raises UsageError: a value is out of range."""
     from edgespec import SamplingParams
 
-    stated = {name: getattr(options, name) for name in map(attribute_name, _SAMPLING) if name in options.stated}
+    stated = {
+        name: getattr(options, name) for name in map(attribute_name, SAMPLING_OPTIONS) if name in options.stated
+    }
     SamplingParams(**stated)
     return stated
 
@@ -296,7 +306,7 @@ def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engi
         return SamplingParams(**stated)
     sampling = replace(suggested, **stated)
     if is_asked_for:
-        values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
+        values = {option: getattr(sampling, attribute_name(option)) for option in SAMPLING_OPTIONS}
         changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
         info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
     return sampling

@@ -46,6 +46,8 @@ def _completer(command: str, name: str, parser: CommandParser) -> Completer | No
     """The lister of values of an argument; None where the parser's choices or the names of files serve."""
     special: dict[tuple[str, str], Completer | None] = {
         ("edgespec models remove", "model"): _prepared_models,
+        ("edgespec preset remove", "name"): _presets,
+        ("edgespec preset show", "name"): _presets,
         ("edgespec models learned", "model"): _prepared_models,
         ("edgespec models forget", "model"): _prepared_models,
         ("edgespec config set", "value"): _config_values,
@@ -93,8 +95,15 @@ def _domains(**_: Any) -> Iterable[str]:
     return {file.domain for folder in folders for file in learned_files(folder)}
 
 
+def _presets(**_: Any) -> Iterable[str]:
+    try:
+        return model_home().presets.names()
+    except UsageError:
+        return []
+
+
 def _models(**_: Any) -> Iterable[str]:
-    return {*CATALOG, *_prepared_models()}
+    return {*CATALOG, *_prepared_models(), *_presets()}
 
 
 def _drafters(**_: Any) -> Iterable[str]:

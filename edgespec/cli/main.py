@@ -9,7 +9,8 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import attribute_name
@@ -23,6 +24,7 @@ from edgespec.cli.export import add_export
 from edgespec.cli.models import add_models
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_pair, add_plan
+from edgespec.cli.preset import add_preset
 from edgespec.cli.serve import add_serve
 from edgespec.cli.service import add_service
 from edgespec.cli.simulate import add_simulate
@@ -31,6 +33,9 @@ from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
+
+if TYPE_CHECKING:
+    from edgespec.config.config_file import Setting
 
 _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
@@ -93,6 +98,15 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
   edgespec stats                by model, device and day
   edgespec stats --since 7d     the last seven days
   edgespec stats --delete       forget all counts""",
+    ),
+    "preset": (
+        add_preset,
+        "name a model with a system message, sampling and other options",
+        """\
+  edgespec preset create poet --from smollm2-135m --system "Answer in verse."
+  edgespec chat poet
+  edgespec preset create poet --file Modelfile     of ollama
+  edgespec preset ls""",
     ),
     "bench": (
         add_bench,
@@ -296,7 +310,12 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
         settings = {}
     if "color" in settings and settings["color"].value == "never":
         os.environ["NO_COLOR"] = "1"  # which other programs know too
-    defaults = {name: each for name, each in settings.items() if options.command in OPTIONS[name].commands}
+    decided = _preset_options(options, settings)  # which are about this model, come before what is for all
+    defaults = {
+        name: each
+        for name, each in settings.items()
+        if options.command in OPTIONS[name].commands and name not in decided
+    }
     if defaults:
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
@@ -307,6 +326,19 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}
     return options, [f"default of --{name}: {shown[name]} ({each.origin})" for name, each in defaults.items()]
+
+
+def _preset_options(options: argparse.Namespace, settings: "Mapping[str, Setting]") -> Collection[str]:
+    """The options that a preset sets, where the command line or the configuration names one as its model."""
+    from edgespec.config.config_file import default_home
+    from edgespec.config.presets import PresetFolder
+
+    stated = vars(options)
+    name = stated.get("named_model") or stated.get("model")
+    if "model" in settings and name == options.parser.get_default("model"):
+        name = settings["model"].value
+    preset = PresetFolder(default_home()).find(str(name)) if name else None
+    return preset.options if preset else ()
 
 
 def _warn_of_unknown_variables(command: str) -> None:

@@ -40,6 +40,8 @@ _SHORT_NAMES = {
     ("edgespec", "version"): "--version",
     ("edgespec models", "ls"): "list",
     ("edgespec models", "rm"): "remove",
+    ("edgespec preset", "ls"): "list",
+    ("edgespec preset", "rm"): "remove",
 }
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 

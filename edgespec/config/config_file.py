@@ -73,7 +73,7 @@ def read_file(path: Path) -> dict[str, Setting]:
 
     Raises UsageError: The file cannot be read, is no TOML, or has an unknown option or an invalid value.
     """
-    return {name: Setting(_check_value(name, value, where), where) for name, value, where in _entries(path)}
+    return {name: Setting(check_value(name, value, where), where) for name, value, where in _entries(path)}
 
 
 def read_what_is_valid(path: Path) -> tuple[dict[str, Setting], list[str]]:
@@ -82,7 +82,7 @@ def read_what_is_valid(path: Path) -> tuple[dict[str, Setting], list[str]]:
     try:
         for name, value, where in _entries(path):
             try:
-                found[name] = Setting(_check_value(name, value, where), where)
+                found[name] = Setting(check_value(name, value, where), where)
             except UsageError as error:
                 problems.append(str(error))
     except UsageError as error:
@@ -155,10 +155,11 @@ def parse_value(name: str, text: str, where: str) -> Value:
     elif kind == "number":
         with suppress(ValueError):
             value = float(text)
-    return _check_value(name, value, where)
+    return check_value(name, value, where)
 
 
-def _check_value(name: str, value: object, where: str) -> Value:
+def check_value(name: str, value: object, where: str) -> Value:
+    """The value of an option as a file states it; raises UsageError as parse_value does."""
     option = _find_option(name, where)
     kind = "none" if isinstance(value, bool) and option.kind != "switch" else option.kind  # True is an int too
     match kind, value:

@@ -300,3 +300,11 @@ LOAD_PARAMETERS = {
     for name, option in OPTIONS.items()
     if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "keep-download", "max-parallel")
 }
+SAMPLING_OPTIONS = [
+    name for name, option in OPTIONS.items() if option.group == _SAMPLING and name != "model-sampling"
+]
+# The options that a preset may have.
+PRESET_OPTIONS = (
+    *("system", "max-tokens", "context", *SAMPLING_OPTIONS),
+    *(name for name, option in OPTIONS.items() if option.group == _SPECULATION),
+)

@@ -394,7 +394,7 @@ class Conversation:
         }
         if options.keys() & {"schema", "response_format"}:  # either takes the place of both
             stated |= {"schema": None, "response_format": None}
-        stream = self.engine.stream(sent, **{**stated, **options})
+        stream = self.engine.stream(sent, **{**stated, "system": "", **options})
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)

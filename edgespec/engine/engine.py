@@ -4,7 +4,6 @@ Knows protocols: load() decides on decoders and drafters.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -13,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet, ref
 
+from edgespec.config.presets import Preset
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
@@ -22,11 +22,11 @@ from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
+from edgespec.engine.preset_defaults import begin_chat, opened, sampling_by, settings_by
 from edgespec.engine.request import (
     AnswerOptions,
     AnswerSettings,
     Settings,
-    answer_settings,
     lists_options,
     require_embedding_model,
     require_known,
@@ -58,6 +58,7 @@ class Engine:
 
     def __init__(self, model: LoadedModel, caches: TargetCaches, drafting: OpenDrafters | None = None) -> None:
         """Serve answers with a target, whose caches several engines may have; without drafting nothing drafts."""
+        self.preset: Preset | None = None  # by which answers are made where their options leave it open
         self.manifest = model.manifest
         self.tokenizer = model.encoder.tokenizer
         self.device_names = model.device_names  # of target and drafter
@@ -174,12 +175,12 @@ class Engine:
 
     @property
     def model_sampling(self) -> SamplingParams | None:
-        """The sampling that the model's own files suggest, and by which answers are made unless told otherwise.
+        """The sampling that a preset or the model's own files suggest, by which answers are made by default.
 
         None, and answers are greedy, where they suggest none, or text has to be exact and only greedy text is.
         """
         suggested = self.manifest.sampling if self._model.near_tie is None else None
-        return None if suggested is None else SamplingParams(**asdict(suggested))
+        return sampling_by(suggested, self.preset)
 
     @property
     def speculation(self) -> Speculation:
@@ -212,7 +213,7 @@ class Engine:
         Args:
             prompt: A text of the user, or a conversation, as messages or as dicts with role and content; or token
                 ids, which the model reads as they are. A last message of the assistant is continued.
-            system: A system message to put first.
+            system: A system message to put first; an empty one is none, not that of a preset either.
             sampling: How tokens are chosen; by default as model_sampling says, greedily where that is None.
             temperature, top_k, top_p, min_p, seed and other fields of SamplingParams: Each by itself, in the place
                 of the sampling's own.
@@ -260,7 +261,7 @@ class Engine:
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
         require_known("Engine.stream", options, AnswerOptions)
-        return self._stream(prompt, answer_settings(options, self.model_sampling))
+        return self._stream(prompt, settings_by(options, self.model_sampling, self.preset))
 
     @lists_options
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
@@ -289,7 +290,7 @@ class Engine:
             return join_chunks([chunk async for chunk in stream], stream.prompt_tokens, stream.schema)
 
     def _whole(self, prompt: Prompt, options: AnswerOptions) -> AnswerStream:
-        settings = answer_settings({"whole_tool_calls": True, **options}, self.model_sampling)
+        settings = settings_by({"whole_tool_calls": True, **options}, self.model_sampling, self.preset)
         if not settings.whole_tool_calls:
             raise UsageError("whole_tool_calls is False; a whole answer has whole calls: leave it out, or stream")
         return self._stream(prompt, settings)
@@ -307,7 +308,7 @@ class Engine:
                 "chat begins a conversation, without a message: engine.chat().say(text) sends one, and "
                 "engine.chat(system=text) begins with a system message"
             )
-        return Conversation(self, system, **settings)
+        return begin_chat(Conversation(self, system, **settings), self.preset)
 
     def encode(
         self,
@@ -432,6 +433,7 @@ class Engine:
 
     def _stream(self, prompt: Prompt, options: AnswerSettings) -> AnswerStream:
         target, caches = self.target, self._caches
+        prompt, options = opened(prompt, options, self.preset)
         request = self._requests.read(prompt, options, self.open_drafters, target.context_length)
         self._drafting.report()
         ticket = Ticket(deadline_s=monotonic() + (options.timeout_s or inf), caller=Caller(options.priority))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.config.config_file import default_home
+from edgespec.config.presets import Preset, PresetFolder
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.answer_cache import AnswerCache, AnswerDrafter
@@ -26,7 +28,7 @@ from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
@@ -79,8 +81,8 @@ def load(
             print(engine.generate("Why is the sky blue?", max_tokens=60).text)
 
     Args:
-        model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
-            id (org/name).
+        model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder, a hub
+            id (org/name), or a preset, whose options hold where the arguments have their defaults.
         drafter: auto, none, ngram, suffix, lookahead, self, or a model like the first argument. auto drafts from
             the text, with the drafter of a pair folder, and by lookahead where measured costs let it pay.
             lookahead has the target guess at several places in each pass; self is the graph with fewer layers in
@@ -133,7 +135,24 @@ def load(
         MemoryExhausted: The target does not fit.
         UsageError: An argument makes no sense.
     """
-    return _open_on_a_device_that_runs(Wish(**locals()))
+    wish = Wish(**locals())
+    preset = PresetFolder(Path(home or default_home())).find(str(model))
+    if preset is None:
+        return _open_on_a_device_that_runs(wish)
+    try:
+        engine = _open_on_a_device_that_runs(_with_preset(wish, preset))
+    except ModelError as error:
+        raise type(error)(f"the preset '{model}' is of the model '{preset.model}': {error}") from None
+    engine.preset = preset
+    return engine
+
+
+def _with_preset(wish: Wish, preset: Preset) -> Wish:
+    """A wish for the model of a preset, by its options where the wish has the defaults."""
+    open_still = {
+        name: value for name, value in preset.load_arguments.items() if getattr(wish, name) == getattr(Wish, name)
+    }
+    return replace(wish, model=preset.model, **open_still)
 
 
 def _open_on_a_device_that_runs(wish: Wish) -> Engine:

@@ -6,7 +6,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from edgespec import CATALOG, FILE_NAME, EdgeSpecError, Manifest, ModelHome, read_template, read_whole_model
+from edgespec import (
+    CATALOG,
+    FILE_NAME,
+    EdgeSpecError,
+    Manifest,
+    ModelHome,
+    Preset,
+    read_template,
+    read_whole_model,
+)
 from edgespec.server.errors import ApiError
 
 LATEST = ":latest"  # behind names that clients of ollama send
@@ -21,6 +30,7 @@ class ServedModel:
     folder: Path
     manifest: Manifest
     created: int  # seconds of the epoch
+    preset: Preset | None = None  # whose name it is
 
     def chat_template(self) -> str:
         """The text of its chat template; empty where it has none."""
@@ -36,6 +46,7 @@ class ServedModel:
             "context_length": self.manifest.context_length,
             "architecture": self.manifest.architecture,
             "precision": self.manifest.precision,
+            **({"preset_of": self.preset.model} if self.preset else {}),
         }
 
 
@@ -66,9 +77,14 @@ class ModelNames:
 
         Folders that cannot be read are left out, and so is the model of the command line until it is prepared.
         """
-        own = self._own_folder()
-        if own is not None and self.own_name is not None:
-            yield from _read(self.own_name, own)
+        own = self._folder(self.own)
+        presets = self.home.presets.names()
+        if own is not None and self.own_name not in (None, *presets):
+            yield from _read(str(self.own_name), own)
+        for name in sorted(presets, key=lambda each: each != self.own_name):
+            if (folder := self._folder(name)) is not None:
+                yield from _read(name, folder, self.home.presets.find(name))
+        own = None if self.own_name in presets else own
         folders = sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []
         for folder in folders:
             if folder != own and folder.name != self.own_name and folder.name[0] != "." and folder.is_dir():
@@ -87,6 +103,15 @@ class ModelNames:
             if self.own_name or len(names) == 1:
                 return names[0]
             raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
+        if self.home.presets.has(asked):
+            model = self.home.presets.read(asked).model
+            raise ApiError(
+                404,
+                f"the preset '{asked}' is of the model '{model[:_NAME_LENGTH]}', which is not prepared here; run: "
+                f"edgespec models pull {model[:_NAME_LENGTH]}",
+                param="model",
+                code="model_not_found",
+            )
         # Whatever their case; of an id or a path its last part counts.
         by_form = {name.casefold(): name for name in names}
         wanted = asked.rstrip("/").rpartition("/")[2][:_NAME_LENGTH].casefold()
@@ -109,21 +134,21 @@ class ModelNames:
         if name == self.own_name and self.own is not None:
             return self.own
         # The catalogue also knows a drafter. Otherwise the folder itself, whatever lies in the working directory.
-        return name if name in CATALOG else str(self.home.models / name)
+        return name if name in CATALOG or self.home.presets.has(name) else str(self.home.models / name)
 
-    def _own_folder(self) -> Path | None:
-        """The folder of the model of the command line; None until it is prepared for the CPU."""
+    def _folder(self, model: str | None) -> Path | None:
+        """The folder of a model or a preset that a user named; None until it is prepared for the CPU."""
         try:
-            return None if self.own is None else self.home.find(self.own)
+            return None if model is None else self.home.find(model)
         except EdgeSpecError:
             return None
 
 
-def _read(name: str, folder: Path) -> Iterator[ServedModel]:
+def _read(name: str, folder: Path, preset: Preset | None = None) -> Iterator[ServedModel]:
     """The model of a folder, if it can answer."""
     try:
         model = read_whole_model(folder, name)
         created = int((model.folder / FILE_NAME).stat().st_mtime)
-        yield ServedModel(name=name, folder=model.folder, manifest=model.manifest, created=created)
+        yield ServedModel(name=name, folder=model.folder, manifest=model.manifest, created=created, preset=preset)
     except (EdgeSpecError, OSError):
         return

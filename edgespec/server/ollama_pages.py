@@ -122,7 +122,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
         "modified_at": timestamp(model.created),
         "size": _num_bytes(model.manifest),
         "digest": _digest(model.manifest),
-        "details": _details(model.manifest),
+        "details": _details(model),
     }
 
 
@@ -143,15 +143,19 @@ def _loaded(model: ServedModel, hosted: HostedModel) -> dict[str, Any]:
 
 
 def _description(model: ServedModel) -> dict[str, Any]:
-    manifest = model.manifest
+    manifest, preset = model.manifest, model.preset
     template = model.chat_template()
-    family, sampling = manifest.architecture, manifest.sampling
+    family = manifest.architecture
+    sampling = (asdict(manifest.sampling) if manifest.sampling else {}) | (preset.sampling if preset else {})
+    system = (preset.system if preset else None) or ""
     return {
-        "modelfile": f"FROM {model.name}\n",
+        "modelfile": f"FROM {preset.model if preset else model.name}\n"
+        + (f'SYSTEM """{system}"""\n' if system else ""),
+        "system": system,
         "license": manifest.source.license or "",
-        "parameters": "".join(f"{name} {value}\n" for name, value in asdict(sampling).items()) if sampling else "",
+        "parameters": "".join(f"{name} {value}\n" for name, value in sampling.items()),
         "template": template,
-        "details": _details(manifest),
+        "details": _details(model),
         "model_info": {
             "general.architecture": family,
             "general.basename": model.name,
@@ -169,9 +173,10 @@ def _capabilities(manifest: Manifest, template: str) -> list[str]:
     return [name for name, can in found.items() if can]
 
 
-def _details(manifest: Manifest) -> dict[str, Any]:
+def _details(model: ServedModel) -> dict[str, Any]:
+    manifest = model.manifest
     return {
-        "parent_model": "",
+        "parent_model": model.preset.model if model.preset else "",
         "format": "onnx",
         "family": manifest.architecture,
         "families": [manifest.architecture],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
+from edgespec.config.presets import PresetFolder
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import FILE_NAME, Origin, read_manifest
@@ -96,7 +97,7 @@ class ModelHome:
             return None
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path:
-        if not model.strip():
+        if not (model := self.presets.model_of(model)).strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, _ = split_precision(model)
         try:
@@ -124,6 +125,10 @@ class ModelHome:
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
 
+    @property
+    def presets(self) -> PresetFolder:
+        return PresetFolder(self.path)
+
     def names(self) -> list[str]:
         """The names of its folders, prepared or damaged; none where it cannot be read."""
         try:
@@ -136,6 +141,7 @@ class ModelHome:
 
         None for a source, and for a name of the catalogue, which may be prepared in several forms.
         """
+        model = self.presets.model_of(model)
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             path = Path(model).expanduser()
             if _is_ready(path):

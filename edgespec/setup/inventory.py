@@ -187,6 +187,10 @@ class Inventory:
         require_name(name)
         if (self.home.models / name).exists():
             raise UsageError(f"there is a model '{name}' already; remove it, or give another name")
+        if self.home.presets.has(name):
+            raise UsageError(
+                f"there is a preset '{name}' already; give another name, or: edgespec preset rm {name}"
+            )
 
     def rename(self, model: str, name: str) -> Path:
         """Give a model of the home another name, by which what it was prepared from finds it too.

@@ -1,0 +1,130 @@
+"""The command that names a model with a system message and options: preset create, ls, show and rm."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import UsageError
+from edgespec.cli.arguments import Switch, add_file, add_option, attribute_name, model_home, print_result
+from edgespec.cli.parser import CommandParser
+from edgespec.config.options import PRESET_OPTIONS
+from edgespec.system.console import info
+from edgespec.system.printable import one_line
+from edgespec.system.text_files import explain_unreadable, read_text
+
+if TYPE_CHECKING:
+    from edgespec.config.presets import Preset, PresetFolder
+
+_LARGEST = 1 << 20  # bytes of a file
+
+
+def add_preset(parser: CommandParser) -> None:
+    """Add the commands below preset, and their arguments."""
+    described = {
+        "create": ("give a model with options a name, by which it is chatted with, served and loaded", _create),
+        "list": ("list presets", _list),
+        "show": ("print the file of a preset", _show),
+        "remove": ("delete a preset; its model stays", _remove),
+    }
+    for name, (what, run) in described.items():
+        action = parser.add_command(name, what)
+        if name != "list":
+            action.add_argument("name", metavar="NAME", help="the preset, such as my-poet")
+        action.set_defaults(run=run)
+        if name == "create":
+            _add_contents(action)
+    parser.default_command = "list"
+
+
+def _add_contents(action: CommandParser) -> None:
+    action.add_argument("--from", dest="source", metavar="MODEL", help="a model as for chat, or another preset")
+    add_file(
+        action, "--file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options come before it"
+    )
+    action.add_argument("--stop", action="append", metavar="TEXT", help="end answers before TEXT; repeatable")
+    add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
+    add_file(action, "--tools", "let the chat's model call the functions of FILE.py")
+    action.add_argument(
+        "--think", action=Switch, default=None, help="let the model reason before it answers, or not"
+    )
+    action.add_argument("--overwrite", action="store_true", help="replace a preset of the same name")
+    for name in PRESET_OPTIONS:
+        add_option(action, name)
+
+
+def _create(options: argparse.Namespace) -> None:
+    from edgespec import Inventory
+
+    home = model_home()
+    presets, name = home.presets, options.name
+    if not (presets.has(name) and options.overwrite):
+        Inventory(home).require_free(name)
+    preset = _stated(options, presets)
+    home.find(preset.model)  # raises ModelError where nothing has that name
+    path = presets.write(preset)
+    print_result(options, {"name": name, "path": str(path), **preset.document()}, path)
+
+
+def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
+    """The preset of a command line. Raises UsageError: It has what it cannot have."""
+    from edgespec import SamplingParams, require_format
+    from edgespec.config.modelfile import read_modelfile
+    from edgespec.config.presets import parse_preset
+
+    stated: dict[str, Any] = {}
+    if options.file:
+        with explain_unreadable(options.file, "a Modelfile"):
+            text = read_text(options.file, _LARGEST)
+        stated, notes = read_modelfile(text, options.file)
+        for note in notes:
+            info(note)
+    given = options.stated | vars(options).get("switches", {}).keys()
+    stated |= {
+        name: getattr(options, attribute_name(name)) for name in PRESET_OPTIONS if attribute_name(name) in given
+    }
+    source = options.source and (
+        str(path.resolve()) if (path := Path(options.source)).exists() else options.source
+    )
+    lists = {"model": source, "stop": options.stop, "think": options.think}
+    stated |= {name: value for name, value in lists.items() if value is not None}
+    if options.tools:
+        stated["tools"] = str(options.tools.resolve())
+    if options.schema:
+        with explain_unreadable(options.schema, "a JSON schema"):
+            stated["schema"] = read_text(options.schema, _LARGEST)
+    if "model" not in stated:
+        raise UsageError("no model is named; give it with --from MODEL, or in a Modelfile with --file")
+    where = str(options.file or "preset create")
+    preset = parse_preset(options.name, stated, where)
+    SamplingParams(**preset.sampling)
+    if wanted := preset.answer_options.get("response_format"):
+        require_format(wanted)
+    return preset.over(presets.find(preset.model))
+
+
+def _list(options: argparse.Namespace) -> None:
+    presets = model_home().presets
+    found = {name: presets.read(name) for name in presets.names()}
+    width = max(map(len, found), default=0)
+    lines = [f"{name:<{width}}  {_in_words(preset)}" for name, preset in found.items()]
+    document = {name: preset.document() for name, preset in found.items()}
+    none = "there are no presets; make one: edgespec preset create NAME --from MODEL"
+    print_result(options, document, *(lines or [none]))
+
+
+def _in_words(preset: "Preset") -> str:
+    shown = {"messages": f"with {len(preset.messages) // 2} answers", "stop": " ".join(map(repr, preset.stop))}
+    stated = {name: shown.get(name, value) for name, value in preset.document().items() if name != "model"}
+    return ", ".join([preset.model, *(f"{name} {one_line(str(value), 40)}" for name, value in stated.items())])
+
+
+def _show(options: argparse.Namespace) -> None:
+    preset = model_home().presets.read(options.name)
+    path = model_home().presets.path / f"{preset.name}.toml"
+    document = {"name": preset.name, "path": str(path), **preset.document()}
+    print_result(options, document, path.read_text(encoding="utf-8").rstrip())
+
+
+def _remove(options: argparse.Namespace) -> None:
+    path = model_home().presets.remove(options.name)
+    print_result(options, {"removed": str(path)}, f"removed {path}")

@@ -1,0 +1,115 @@
+"""Modelfiles of ollama, read as what a preset says."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UsageError
+
+# Parameters, and the options that they are; those that a preset of edgespec cannot have say why.
+_OPTIONS = {
+    "temperature": ("temperature", float),
+    "top_k": ("top-k", int),
+    "top_p": ("top-p", float),
+    "min_p": ("min-p", float),
+    "seed": ("seed", int),
+    "num_ctx": ("context", int),
+    "num_predict": ("max-tokens", int),
+    "repeat_penalty": ("repetition-penalty", float),
+    "presence_penalty": ("presence-penalty", float),
+    "frequency_penalty": ("frequency-penalty", float),
+}
+_REFUSED = {
+    "TEMPLATE": "a model here has its own chat template; leave the line out",
+    "ADAPTER": "merge it into a model of its own: edgespec export BASE --adapter ADAPTER --name NAME",
+    "mirostat": "models here do not sample so; leave the line out",
+    "typical_p": "models here do not sample so; leave the line out",
+    "tfs_z": "models here do not sample so; leave the line out",
+}
+_IGNORED = ("LICENSE", "REQUIRES")
+_LATEST = ":latest"
+_QUOTED = re.compile(r'\A("""|")(.*)\1\Z', re.DOTALL)
+
+
+def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """What a preset by a Modelfile says, without its name, and a note on each line that has no effect.
+
+    path: Of the Modelfile; files that it names are sought from there.
+
+    Raises UsageError: A line is no instruction, or one that cannot be followed.
+    """
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    for number, name, value in _instructions(text, path):
+        where = f"{path}:{number}"
+        if why := _REFUSED.get(name.upper()):
+            raise UsageError(f"{where}: {name} is not for presets: {why}")
+        match name.upper():
+            case "FROM":
+                beside = path.parent / Path(value).expanduser()
+                found["model"] = str(beside.resolve()) if beside.exists() else value.removesuffix(_LATEST)
+            case "SYSTEM":
+                found["system"] = value.strip()
+            case "PARAMETER":
+                _take_parameter(found, value, where, notes)
+            case "MESSAGE":
+                role, _, content = value.partition(" ")
+                if role == "system":
+                    raise UsageError(f"{where}: a MESSAGE is of the role system; give it as SYSTEM")
+                found.setdefault("messages", []).append({"role": role, "content": _unquoted(content.strip())})
+            case other if other in _IGNORED:
+                notes.append(f"{where}: {name} has no effect")
+            case _:
+                raise UsageError(
+                    f"{where}: '{name[:40]}' is no instruction; known are FROM, SYSTEM, PARAMETER and MESSAGE"
+                )
+    return found, notes
+
+
+def _take_parameter(found: dict[str, Any], value: str, where: str, notes: list[str]) -> None:
+    name, _, text = value.partition(" ")
+    text = _unquoted(text.strip())
+    if why := _REFUSED.get(name):
+        raise UsageError(f"{where}: {name} is not for presets: {why}")
+    if name == "stop":
+        found.setdefault("stop", []).append(text)
+    elif name in _OPTIONS:
+        option, kind = _OPTIONS[name]
+        try:
+            number = kind(text)
+        except ValueError:
+            raise UsageError(f"{where}: {name} is '{text[:40]}'; wanted a number") from None
+        if not (number < 0 and name in ("num_predict", "seed")):  # which stand for no bound, and for any seed
+            found[option] = number
+    else:
+        notes.append(f"{where}: the parameter {name[:40]} has no effect")
+
+
+def _instructions(text: str, path: Path) -> Iterator[tuple[int, str, str]]:
+    """The number of the line, the name and the value of each instruction."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    i = 0
+    while i < len(lines):
+        number, line = i + 1, lines[i].strip()
+        i += 1
+        if not line or line.startswith("#"):
+            continue
+        name, value = [*line.split(None, 1), ""][:2]
+        if (begin := value.find('"""')) >= 0 and '"""' not in value[begin + 3 :]:
+            value = lines[number - 1].lstrip()[len(name) + 1 :]
+            while i < len(lines) and '"""' not in lines[i]:
+                value, i = f"{value}\n{lines[i]}", i + 1
+            if i == len(lines):
+                raise UsageError(f'{path}:{number}: the text that begins with """ has no end; end it with """')
+            value, i = f"{value}\n{lines[i].rstrip()}", i + 1
+        value = value.strip()
+        if not value:
+            raise UsageError(f"{path}:{number}: {name[:40]} says nothing; give its value")
+        yield number, name, value if name.upper() == "MESSAGE" else _unquoted(value)
+
+
+def _unquoted(text: str) -> str:
+    """A text without the quotes around it."""
+    found = _QUOTED.match(text)
+    return found[2] if found else text

@@ -1,0 +1,61 @@
+"""What a preset says of an answer, where its request leaves it open."""
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from edgespec.config.presets import Preset as Preset
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.request import AnswerOptions, AnswerSettings, answer_settings
+from edgespec.engine.transcript import Transcript
+from edgespec.manifest import SuggestedSampling
+from edgespec.text.chat_template import Message, Turn
+from edgespec.text.prompt_encoder import Prompt, is_ids, parse_messages
+
+if TYPE_CHECKING:
+    from edgespec.engine.conversation import Conversation
+
+
+def settings_by(options: AnswerOptions, suggested: SamplingParams | None, preset: Preset | None) -> AnswerSettings:
+    """The options of an answer, with those of a preset where they say nothing."""
+    if preset is None:
+        return answer_settings(options, suggested)
+    stated: dict[str, Any] = {name: value for name, value in options.items() if not _is_open(value)}
+    said = preset.answer_options
+    if "schema" in stated:
+        said.pop("response_format", None)
+    return answer_settings({**options, **said, **stated}, suggested)  # type: ignore[arg-type]
+
+
+def _is_open(value: object) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and not value)
+
+
+def sampling_by(suggested: SuggestedSampling | None, preset: Preset | None) -> SamplingParams | None:
+    """The sampling that a model's files suggest, with what a preset says of it."""
+    stated = (asdict(suggested) if suggested else {}) | (preset.sampling if preset else {})
+    return SamplingParams(**stated) if stated else None
+
+
+def opened(prompt: Prompt, options: AnswerSettings, preset: Preset | None) -> tuple[Prompt, AnswerSettings]:
+    """A prompt behind the system message and the examples of a preset, unless it has a system message itself."""
+    if options.system == "":
+        return prompt, replace(options, system=None)
+    if preset is None or options.raw or is_ids(prompt):
+        return prompt, options
+    turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
+    own: list[Turn] = [turns.pop(0)] if turns and turns[0].role == "system" else []
+    if not own and options.system is None:
+        own = _system_of(preset.system)
+    return [*own, *parse_messages(preset.messages), *turns], options
+
+
+def begin_chat(talk: "Conversation", preset: Preset | None) -> "Conversation":
+    """A new conversation with the system message of a preset, unless it has one, and its examples."""
+    if preset is not None:
+        own = _system_of(preset.system if talk.system is None else talk.system)
+        talk.restore(Transcript(messages=(*own, *parse_messages(preset.messages))))
+    return talk
+
+
+def _system_of(text: str | None) -> list[Turn]:
+    return [Message("system", text)] if text else []

@@ -1,0 +1,189 @@
+"""Presets through the command line, load and the server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import serving
+
+from edgespec import Engine, Message, ModelError, SamplingParams, load
+from edgespec.cli.arguments import model_home
+from edgespec.cli.main import main
+from edgespec.server.model_names import ModelNames
+
+MODELFILE = """FROM tiny
+PARAMETER temperature 0.7
+PARAMETER seed 5
+PARAMETER num_predict 9
+SYSTEM in the
+MESSAGE user an
+MESSAGE assistant the in
+"""
+SAMPLING = SamplingParams(temperature=0.7, seed=5)
+EXAMPLES = [Message("user", "an"), Message("assistant", "the in")]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def home(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """A model home with the tiny model and a preset of it."""
+    folder = tmp_path / "home"
+    (folder / "models").mkdir(parents=True)
+    (folder / "models" / "tiny").symlink_to(tiny_model, target_is_directory=True)
+    monkeypatch.setenv("EDGESPEC_HOME", str(folder))
+    (tmp_path / "Modelfile").write_text(MODELFILE)
+    assert main(["preset", "create", "poet", "--file", str(tmp_path / "Modelfile")]) == 0
+    capsys.readouterr()
+    return folder
+
+
+@pytest.fixture
+def plain(home: Path) -> Iterator[Engine]:
+    with load("tiny") as engine:
+        yield engine
+
+
+def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    code, out, _ = run(
+        capsys, "preset", "create", "short", "--from", "poet", "--max-tokens", 3, "--drafter", "none"
+    )
+    assert (code, out.splitlines()[-1]) == (0, str(home / "presets" / "short.toml"))
+    code, out, _ = run(capsys, "preset", "ls", "--json")
+    assert {name: each["max-tokens"] for name, each in json.loads(out).items()} == {"poet": 9, "short": 3}
+    _, out, _ = run(capsys, "preset")
+    assert "short  tiny, system in the" in out
+    _, out, _ = run(capsys, "preset", "show", "short")
+    assert 'system = "in the"' in out
+    assert run(capsys, "preset", "rm", "short")[0] == 0
+    assert json.loads(run(capsys, "preset", "list", "--json")[1]).keys() == {"poet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["tiny", "--from", "poet"], 2, "there is a model 'tiny' already"),
+        (
+            ["poet", "--from", "tiny"],
+            2,
+            "there is a preset 'poet' already; give another name, or: edgespec preset rm",
+        ),
+        (["new"], 2, "no model is named; give it with --from MODEL"),
+        (["new", "--from", "nothing-like-it"], 3, "no model 'nothing-like-it'"),
+        (["new", "--from", "tiny", "--temperature", "-1"], 2, "temperature is -1.0; wanted a number from 0.0"),
+        (["../new", "--from", "tiny"], 2, "'../new' is no name"),
+        (["new", "--from", "tiny", "--schema", "{home}/none.json"], 2, "none.json"),
+    ],
+)
+def test_what_cannot_be_a_preset_is_refused(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    given = [argument.format(home=home) for argument in arguments]
+    found, _, err = run(capsys, "preset", "create", *given)
+    assert (found, said in err) == (code, True), err
+
+
+def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -> None:
+    messages = [Message("system", "in the"), *EXAMPLES, Message("user", "the an")]
+    wanted = plain.generate(messages, sampling=SAMPLING, max_tokens=9)
+    with load("poet") as engine:
+        found = engine.generate("the an")
+        assert (found.text, found.prompt_tokens) == (wanted.text, wanted.prompt_tokens)
+        assert engine.generate([Message("user", "the an")]).text == wanted.text
+        assert "".join(chunk.text for chunk in engine.stream("the an", max_tokens=4)) == "".join(
+            chunk.text for chunk in plain.stream(messages, sampling=SAMPLING, max_tokens=4)
+        )
+        without = engine.generate("the an", system="", temperature=0.0)
+        assert without.text == plain.generate("the an", max_tokens=9).text
+        other = [Message("system", "an"), Message("user", "the an")]
+        assert engine.generate(other).prompt_tokens == plain.encode([other[0], *EXAMPLES, other[1]]).size
+        talk = engine.chat()
+        assert (talk.system, talk.sampling, talk.say("the an").text) == ("in the", SAMPLING, wanted.text)
+        assert [message.content for message in talk.messages[:3]] == ["in the", "an", "the in"]
+        talk.system = None
+        second = talk.say("an")
+        assert second.prompt_tokens == plain.encode([*talk.messages[:-1]]).size, "it stays without one"
+        raw = plain.generate("in the an", raw=True, sampling=SAMPLING, max_tokens=9)
+        assert engine.generate("in the an", raw=True).text == raw.text
+
+
+def test_chat_answers_by_a_preset_before_what_is_configured(
+    capsys: pytest.CaptureFixture[str], home: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text('temperature = 1.5\nsystem = "an"\nmodel = "poet"\n')
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    messages = [Message("system", "in the"), *EXAMPLES, Message("user", "the an")]
+    wanted = plain.generate(messages, sampling=SAMPLING, max_tokens=9).text
+    for name in (["poet"], []):
+        code, out, _ = run(capsys, "chat", *name, "--prompt", "the an", "--json", "--no-history")
+        assert (code, json.loads(out)["text"]) == (0, wanted)
+    stated = ["--system", "an", "--temperature", 0, "--max-tokens", 4]
+    _, out, _ = run(capsys, "chat", "poet", "--prompt", "the an", "--json", "--no-history", *stated)
+    messages[0] = Message("system", "an")
+    assert json.loads(out)["text"] == plain.generate(messages, max_tokens=4, temperature=0.0).text
+
+
+def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object", "minProperties": -1, "$ref": 3}')
+    options = ["--from", "tiny", "--drafter", "ngram", "--context", 128, "--schema", tmp_path / "schema.json"]
+    assert run(capsys, "preset", "create", "json", *options)[0] == 2
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}'
+    )
+    assert run(capsys, "preset", "create", "json", *options)[0] == 0
+    with load("json") as engine:
+        assert (engine.open_drafters, engine.context_length) == (("ngram",), 128)
+        assert json.loads(engine.generate("the", max_tokens=30).text)["a"] == 1
+    with load("json", drafter="suffix") as engine:
+        assert engine.open_drafters == ("suffix",)
+
+
+def test_a_preset_whose_model_is_gone_says_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    (home / "models" / "tiny").unlink()
+    with pytest.raises(ModelError, match="the preset 'poet' is of the model 'tiny': no model 'tiny'"):
+        load("poet")
+    code, _, err = run(capsys, "chat", "poet", "--prompt", "x")
+    assert (code, "the preset 'poet' is of the model 'tiny'" in err) == (3, True)
+
+
+def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
+    wanted = plain.generate(
+        [Message("system", "in the"), *EXAMPLES, Message("user", "the an")], sampling=SAMPLING, max_tokens=9
+    )
+    names = ModelNames(model_home())
+    with serving(names, lambda name: load(names.source(name))) as served:
+        listed = {each["id"]: each.get("preset_of") for each in served.client.get("/v1/models").json()["data"]}
+        assert listed == {"poet": "tiny", "tiny": None}
+        tags = {
+            each["name"]: each["details"]["parent_model"]
+            for each in served.client.get("/api/tags").json()["models"]
+        }
+        assert tags == {"poet:latest": "tiny", "tiny:latest": ""}
+        assert served.post("/api/show", {"model": "poet"}).json()["system"] == "in the"
+        asked: dict[str, Any] = {"model": "poet", "messages": [{"role": "user", "content": "the an"}]}
+        seeded = {**asked, "seed": 5}
+        answer = served.post("/v1/chat/completions", seeded).json()
+        assert answer["choices"][0]["message"]["content"] == wanted.text
+        assert (answer["model"], answer["usage"]["prompt_tokens"]) == ("poet", wanted.prompt_tokens)
+        ollama = {**asked, "stream": False, "options": {"seed": 5}}
+        assert served.post("/api/chat", ollama).json()["message"]["content"] == wanted.text
+        (home / "models" / "tiny").unlink()
+        gone = served.post("/v1/chat/completions", asked)
+        assert gone.status_code == 404
+        assert (
+            "the preset 'poet' is of the model 'tiny', which is not prepared here"
+            in gone.json()["error"]["message"]
+        )
