@@ -274,13 +274,17 @@ def _keep_stdout_for_data() -> None:
 
 
 def _prepare_streams() -> None:
-    """Replace bytes that are no text, and open the null device for a stream that the caller closed."""
+    """Replace bytes that are no text, and open the null device for a stream that the caller closed.
+
+    Windows gives pipes and files the code page of the system, which lacks most of what a model may write.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+            is_file = sys.platform == "win32" and mode == "w" and not stream.isatty()
+            stream.reconfigure(errors="replace", **({"encoding": "utf-8"} if is_file else {}))
 
 
 def _report_failure(message: str, code: int) -> int:

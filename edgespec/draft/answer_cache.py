@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.suffix import follower_bucket
-from edgespec.system.disk import hold_lock, sync
+from edgespec.system.disk import hold_lock, sync, take_place
 from edgespec.types import Sampler, TokenIds
 
 CAP_BYTES = 1 << 20
@@ -145,7 +145,7 @@ class AnswerCache:
         with os.fdopen(handle, "wb") as file:
             file.write(self._header + hashlib.sha256(payload).digest() + payload)
         sync(new)
-        os.replace(new, self.path)
+        take_place(new, self.path)
 
 
 def split_answers(tokens: TokenIds) -> list[TokenIds]:

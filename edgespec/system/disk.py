@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 from pathlib import Path
+from time import sleep
 from typing import BinaryIO
 
 from edgespec.errors import DiskFull, EdgeSpecError
@@ -101,10 +102,26 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     try:
         with open(handle, "wb") as file:
             yield file
-        os.replace(name, path)
+        take_place(name, path)
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+def take_place(new: Path, path: Path) -> None:
+    """Give a new file the name of another, which it replaces; on Windows nobody may have that one open.
+
+    Other programs, such as one that looks for viruses, have files open for moments there.
+    """
+    for wait_s in (0.01, 0.05, 0.2, 0.5):
+        try:
+            os.replace(new, path)
+            return
+        except PermissionError:
+            if sys.platform != "win32":
+                raise
+            sleep(wait_s)
+    os.replace(new, path)
 
 
 def has_content(path: Path) -> bool:

@@ -21,7 +21,7 @@ from scripted import scripted_engine
 
 from edgespec import load
 from edgespec.chat.plain import PlainPrinter
-from edgespec.cli.main import main
+from edgespec.cli.main import _prepare_streams, main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.decoding.decoder import Pass, Rows
 from edgespec.engine.answer_stream import AnswerStream, Reply
@@ -388,6 +388,21 @@ def test_piped_bytes_that_are_no_text_are_refused(tiny_model: Path) -> None:
     done = shell(line, PYTHONIOENCODING="utf-8:strict")
     assert done.returncode == 2
     assert "stdin is no text in UTF-8 (the byte 0xe9 at 3 is not)" in done.stderr
+
+
+@pytest.mark.parametrize(("platform", "shown"), [("win32", "→ 世界"), ("linux", "? ??")])
+def test_what_windows_pipes_loses_no_character(monkeypatch: pytest.MonkeyPatch, platform: str, shown: str) -> None:
+    """The code page of the system is cp1252 there; on other systems the encoding is what the user has set."""
+    written = {name: io.TextIOWrapper(io.BytesIO(), "cp1252") for name in ("stdout", "stderr")}
+    for name, stream in written.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "platform", platform)
+    _prepare_streams()
+    for stream in written.values():
+        stream.write("→ 世界")
+        stream.flush()
+    monkeypatch.undo()
+    assert {stream.buffer.getvalue().decode() for stream in written.values()} == {shown}  # type: ignore[attr-defined]
 
 
 def test_home_that_is_a_file_is_an_error_in_one_line(

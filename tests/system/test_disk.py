@@ -3,12 +3,14 @@
 import os
 import stat
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.chat import _log_rounds
 from edgespec.errors import UsageError
+from edgespec.system import disk
 from edgespec.system.disk import replace_file
 
 unix_only = pytest.mark.skipif(
@@ -76,3 +78,27 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
         replace_file(pipe, b"x")
     with pytest.raises(UsageError, match="nobody reads"):
         _log_rounds(pipe)
+
+
+@pytest.mark.parametrize(("platform", "num_failing", "is_written"), [
+    ("win32", 3, True), ("win32", 9, False), ("linux", 1, False),
+])  # fmt: skip
+def test_a_file_that_another_program_has_open_on_windows_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, num_failing: int, is_written: bool
+) -> None:
+    path, failures, replaced = tmp_path / "file", [*range(num_failing)], os.replace
+
+    def replace(new: Path, place: Path) -> None:
+        if failures:
+            failures.pop()
+            raise PermissionError(13, "it is open")
+        replaced(new, place)
+
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(disk, "sleep", lambda seconds: None)
+    with nullcontext() if is_written else pytest.raises(PermissionError):
+        replace_file(path, b"new")
+    assert path.read_bytes() == (b"new" if is_written else b"old")
+    assert [*tmp_path.iterdir()] == [path]
