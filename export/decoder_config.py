@@ -9,7 +9,7 @@ from edgespec.export.blocks import Floats
 from edgespec.export.delta import DeltaRule
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
-from edgespec.manifest.caches import Convolutions, Recurrence
+from edgespec.manifest.caches import Convolutions, OtherHeads, Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,12 @@ class Layer:
     sliding_window: int | None = None  # how many tokens back attention sees
     convolved: int = 0  # tokens that a short convolution in the place of attention reads, its own included
     delta: DeltaRule | None = None  # a Gated DeltaNet in the place of attention
+    # Where these differ from those of most layers: its heads of keys and values, their size, its MLP's.
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    keys_of: int | None = None  # the earlier layer whose keys and values it reads; it makes none
+    has_values: bool = True  # False: what its keys are made of, before norm and rotation, are its values
 
 
 class QueryGrowth(NamedTuple):
@@ -49,7 +55,8 @@ class DecoderConfig:
     """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and gated MLPs.
 
     The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1. A layer has
-    one MLP of intermediate_size, or with routing so many experts of that size.
+    one MLP of intermediate_size, or with routing so many experts of that size. With a layer_input_size each layer
+    adds an embedding of its own of each token, of so many numbers. With norms_values each head norms its values.
     """
 
     architecture: str
@@ -73,6 +80,21 @@ class DecoderConfig:
     routing: Routing | None = None
     norms_rotated: bool = False  # norms of queries and keys come after their rotation
     query_growth: QueryGrowth | None = None
+    layer_input_size: int = 0
+    norms_values: bool = False
+
+    def kv_heads(self, i: int) -> int:
+        """How many heads the keys and values of a layer have."""
+        return self.layers[i].num_kv_heads or self.num_kv_heads
+
+    def head_size(self, i: int) -> int:
+        """How many numbers a head of a layer has."""
+        return self.layers[i].head_dim or self.head_dim
+
+    def projections(self, i: int) -> str:
+        """Which of queries, keys and values a layer makes by a matrix."""
+        layer = self.layers[i]
+        return "q" if layer.keys_of is not None else "qkv" if layer.has_values else "qk"
 
     @property
     def num_layers(self) -> int:
@@ -84,6 +106,21 @@ class DecoderConfig:
         layers = tuple(i for i, layer in enumerate(self.layers) if layer.convolved)
         num_before = self.layers[layers[0]].convolved - 1 if layers else 0
         return Convolutions(layers=layers, width=self.hidden_size, num_before=num_before) if layers else None
+
+    @property
+    def sharing_layers(self) -> tuple[int, ...]:
+        """The layers that read the keys and values of others."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.keys_of is not None)
+
+    @property
+    def other_heads(self) -> OtherHeads | None:
+        """The layers with other heads of keys and values than most; None where there are none."""
+        heads = {i: (self.kv_heads(i), self.head_size(i)) for i in range(self.num_layers)}
+        other = {i: own for i, own in heads.items() if own != (self.num_kv_heads, self.head_dim)}
+        if not other:
+            return None
+        num_kv_heads, head_dim = next(iter(other.values()))
+        return OtherHeads(layers=tuple(other), num_kv_heads=num_kv_heads, head_dim=head_dim)
 
     @property
     def is_mixed(self) -> bool:

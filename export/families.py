@@ -2,10 +2,10 @@
 
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
-(LFM2 and 2.5) and qwen3_5, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and gpt_oss, and
-with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that sigmoids choose lfm2_moe,
-glm4_moe and dots1. A gemma3 or mistral3 that sees is read without
-its vision part, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
+(LFM2 and 2.5), qwen3_5 and gemma4, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and
+gpt_oss, and with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that sigmoids
+choose lfm2_moe, glm4_moe and dots1. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts,
+and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
 """
 
 from collections.abc import Mapping
@@ -40,6 +40,7 @@ class Family:
     has_rounded_yarn: bool = True  # borders of YaRN are whole pairs of values, unless truncate says otherwise
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
     has_convolutions: bool = False  # some layers have a short convolution in the place of attention
+    has_layer_sizes: bool = False  # layers differ in their heads and widths, and may share keys and values
     has_delta: bool = False  # some have a Gated DeltaNet, and attention has a gate of its output
 
 
@@ -108,6 +109,24 @@ FAMILIES = {
         full_attention_every=6,
         is_local_plain=True,
         defaults={**_GEMMA.defaults, **_GEMMA3},
+    ),
+    "gemma4": replace(
+        _GEMMA,
+        norms=(*_AROUND, *_HEAD_NORMS, "added_norm"),
+        gain_addend=0.0,
+        full_attention_every=6,
+        is_local_plain=True,
+        has_layer_sizes=True,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "attention_multiplier": 1.0,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
     ),
     "phi3": Family(fused=_FUSED, full_attention_every=0),
     "ernie4_5": Family(paired_in=(*_GGUF, "huggingface")),
@@ -221,7 +240,7 @@ _LACKING = {
     f"Mamba layers, {_STATE}": (
         *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
     ),
-    "keys and values that layers share, and embeddings for each layer": ("gemma4", "gemma3n"),
+    "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations": ("gemma3n",),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
     "experts that sigmoids choose, in every other layer": ("llama4",),
     "experts that sigmoids choose": ("minimax",),

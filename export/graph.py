@@ -101,10 +101,15 @@ class _Decoder:
             tensors["embedding"], input_ids, self.variant.head, tensors.get(self.variant.head)
         )
         residual = write.scale(embedded, config.embedding_scale)
+        layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
+        presents: dict[int, list[ir.Value]] = {}  # keys and values by layer, with those of the new tokens
         norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
         normed = write.norm(residual, norms[0])
         for number, i in enumerate(layers):
             past, present = write.caches(number, i)
+            if (source := config.layers[i].keys_of) is not None:
+                past, present = presents[source], []
+            presents[i] = present
             if (rule := config.layers[i].delta) is not None:
                 attended = write.delta(i, rule, normed, past, present)
             elif config.layers[i].convolved:
@@ -115,8 +120,14 @@ class _Decoder:
             attended = write.scale(attended, config.residual_scale)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
             fed = write.scale(write.norm(write.mlp(i, normed), f"{i}.fed_norm"), config.residual_scale)
-            normed, residual = write.add_norm(fed, residual, norms[number + 1])
-            inputs += past
+            if layer_inputs or f"{i}.output_scale" in tensors:
+                residual = write.op("Add", fed, residual)
+                residual = write.add_layer_input(i, residual, layer_inputs[i]) if layer_inputs else residual
+                residual = write.scale_output(i, residual)
+                normed = write.norm(residual, norms[number + 1])
+            else:
+                normed, residual = write.add_norm(fed, residual, norms[number + 1])
+            inputs += past if source is None else []
             outputs += present
             if i in self.variant.hidden_layers:
                 outputs.append(self._hidden_output(i, residual))

@@ -1,5 +1,6 @@
 """Parts of a transformer as graph nodes: norms, attention over a cache, MLPs and experts. Knows no whole graph."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -54,7 +55,8 @@ class LayerWriter:
 
         number: Of the layer among those that the graph has, where these are not all of the model's.
         """
-        own_layer = self.config.layers[number if layer is None else layer]
+        at = number if layer is None else layer
+        own_layer = self.config.layers[at]
         if (states := self.config.recurrence) and own_layer.delta:
             shapes = (1, *states.state_shape), ("batch", f"rows.{number}", states.row_width)
             names = zip(*(state_names(number), row_names(number)), strict=True)
@@ -66,7 +68,7 @@ class LayerWriter:
             (before, own), width = row_names(number), self.config.hidden_size
             read = typed_value(before, self.type, ("batch", tokens - 1, width))
             return [read], [typed_value(own, self.type, ("batch", "num_tokens", width))]
-        shape = ("batch", self.config.num_kv_heads, "capacity", self.config.head_dim)
+        shape = ("batch", self.config.kv_heads(at), "capacity", self.config.head_size(at))
         past, present = (
             [typed_value(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
             for side in ("past_key_values", "present")
@@ -86,10 +88,11 @@ class LayerWriter:
 
     def norm(self, x: ir.Value, role: str) -> ir.Value:
         """RMSNorm of x; x itself where the model has no such norm."""
-        if role not in self.tensors:
-            return x
-        kind, gain = "SimplifiedLayerNormalization", self._vector(role)
-        return self.op(kind, x, gain, axis=-1, epsilon=self.config.rms_eps, stash_type=1)
+        return self._rms_norm(x, self._vector(role)) if role in self.tensors else x
+
+    def _rms_norm(self, x: ir.Value, gain: ir.Value) -> ir.Value:
+        kind, epsilon = "SimplifiedLayerNormalization", self.config.rms_eps
+        return self.op(kind, x, gain, axis=-1, epsilon=epsilon, stash_type=1)
 
     def lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
@@ -144,18 +147,21 @@ class LayerWriter:
         present: Sequence[ir.Value],
         lengths: tuple[ir.Value, ir.Value],
     ) -> ir.Value:
-        roles = [f"{i}.{part}" for part in "qkv"]
+        roles = [f"{i}.{part}" for part in self.config.projections(i)]
         weights = [self.tensors[role] for role in roles]
         biases = [self.tensors.get(f"{role}_bias") for role in roles]
         projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
         if f"{i}.q_norm" in self.tensors and not self.config.norms_rotated:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
+        if layer.keys_of is not None:  # none of its own: the past is that of the other layer, with the new tokens
+            size = self._head_sizes(i)[1]
+            projected += [self.constant(f"no_keys_of_{size}", np.zeros((1, 0, size), self.floats))] * 2
         tables = () if layer.rotary is None else self.rotary_tables(layer.rotary)
         if layer.rotary is not None and (self.rotates_apart or self.config.norms_rotated):
             *rotated, value = self._split_heads(i, projected)
             at = self.positions(x, lengths)
-            projected = [*(self.rotate(y, layer.rotary, part, at) for part, y in enumerate(rotated)), value]
+            projected = [*(self.rotate(y, layer.rotary, part, at, i) for part, y in enumerate(rotated)), value]
             tables = ()
             if self.config.norms_rotated:
                 projected = self._norm_heads(i, projected)
@@ -181,7 +187,7 @@ class LayerWriter:
             # A window counts cache entries, which in a tree are not positions.
             local_window_size=-1 if self.tree else layer.sliding_window or -1,
             num_heads=self.config.num_heads,
-            kv_num_heads=self.config.num_kv_heads,
+            kv_num_heads=self.config.kv_heads(i),
             scale=self.config.attention_scale,
             softcap=self.config.attention_cap or 0.0,
         )[0]
@@ -219,36 +225,75 @@ class LayerWriter:
         return total
 
     def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
-        """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""
+        """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains.
+
+        Values that are normed have no gain.
+        """
         projected = self._split_heads(i, projected)
-        for at, part in enumerate("qk"):
-            role = f"{i}.{part}_norm"
-            heads = self.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
-            row = self.constant(f"{part}_row", np.array([0, 0, self._head_sizes()[at]]))
-            norm = self.norm(self.op("Reshape", projected[at], heads), role)
+        if not self.config.layers[i].has_values and len(projected) == 2:
+            projected = [*projected, projected[1]]
+        for at, part in enumerate("qkv"[: len(projected)]):
+            if part == "v" and not self.config.norms_values:
+                continue
+            role, size = f"{i}.{part}_norm", self._head_sizes(i)[at]
+            columns = self.config.head_size(i) if part == "v" else self.tensors[role].columns
+            heads = self.constant(f"heads_of_{columns}", np.array([0, 0, -1, columns]))
+            row = self.constant(f"row_of_{size}", np.array([0, 0, size]))
+            ones = np.ones(columns, self.floats)
+            gain = self.weights.append(f"ones_{columns}", [ones], [columns]) if part == "v" else self._vector(role)
+            norm = self._rms_norm(self.op("Reshape", projected[at], heads), gain)
             projected[at] = self.op("Reshape", norm, row)
         return projected
 
     def _split_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """Queries, keys and values as a value each."""
-        if len(projected) == 3:
+        parts = self.config.projections(i)
+        if len(projected) == len(parts):
             return projected
-        outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
-        lengths = self.constant("qkv_sizes", np.array(self._head_sizes()))
+        outputs, sizes = [ir.Value(name=f"{i}.{part}.out") for part in parts], self._head_sizes(i)[: len(parts)]
+        lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes))
         return [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
 
-    def _head_sizes(self) -> list[int]:
-        """Columns of all queries, keys and values."""
-        heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
-        return [num_heads * self.config.head_dim for num_heads in heads]
+    def _head_sizes(self, i: int) -> list[int]:
+        """Columns of all queries, keys and values of a layer."""
+        heads = (self.config.num_heads, self.config.kv_heads(i), self.config.kv_heads(i))
+        return [num_heads * self.config.head_size(i) for num_heads in heads]
 
-    def rotate(self, x: ir.Value | None, rotary: Rotary, part: int, positions: ir.Value) -> ir.Value:
-        """Queries, part 0, or keys, part 1, rotated by position."""
+    def rotate(self, x: ir.Value | None, rotary: Rotary, part: int, positions: ir.Value, i: int = 0) -> ir.Value:
+        """Queries, part 0, or keys, part 1, of a layer rotated by position."""
         inputs = (x, positions, *self.rotary_tables(rotary))
-        if rotary.rotated == self.config.head_dim:
+        if rotary.rotated == self.config.head_size(i):
             return self.op("RotaryEmbedding", *inputs)
-        heads = self._head_sizes()[part] // self.config.head_dim
+        heads = self._head_sizes(i)[part] // self.config.head_size(i)
         return self.op("RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=rotary.rotated)
+
+    def layer_inputs(self, input_ids: ir.Value, embedded: ir.Value) -> list[ir.Value]:
+        """What each layer reads of a token beside the residual stream, [batch, num_tokens, layer_input_size] each.
+
+        Half is an embedding of its own, half is made of the usual one.
+        """
+        config, op = self.config, self.op
+        size, roles = config.layer_input_size, ("layer_embedding", "layer_projection", "layer_projection_norm")
+        table, matrix, _ = (self.tensors[role] for role in roles)
+        own = self.scale(self.linear.rows(roles[0], table, input_ids), math.sqrt(size))
+        made = self.scale(self.linear(roles[1], embedded, [matrix])[0], config.hidden_size**-0.5)
+        apart, joined = (np.array([0, 0, *shape]) for shape in ((config.num_layers, size), (table.columns,)))
+        normed = self.norm(op("Reshape", made, self.constant("layers_apart", apart)), roles[2])
+        both = op("Add", op("Reshape", normed, self.constant("layers_joined", joined)), own)
+        outputs = [ir.Value(name=f"{i}.input") for i in range(config.num_layers)]
+        scaled = self.scale(both, math.sqrt(0.5))
+        return self.nodes.node("Split", [scaled], outputs, axis=-1, num_outputs=len(outputs))
+
+    def add_layer_input(self, i: int, residual: ir.Value, layer_input: ir.Value) -> ir.Value:
+        """The residual stream with a layer's input, which a gate made of the stream opens."""
+        gate = self.linear(f"{i}.input_gate", residual, [self.tensors[f"{i}.input_gate"]])[0]
+        opened = self.op("Mul", self._activate(gate), layer_input)
+        added = self.linear(f"{i}.input_projection", opened, [self.tensors[f"{i}.input_projection"]])[0]
+        return self.op("Add", residual, self.norm(added, f"{i}.added_norm"))
+
+    def scale_output(self, i: int, x: ir.Value) -> ir.Value:
+        """The residual stream after a layer, times the layer's number where it has one."""
+        return self.op("Mul", x, self._vector(role)) if (role := f"{i}.output_scale") in self.tensors else x
 
     def scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:
@@ -280,9 +325,11 @@ class LayerWriter:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
             parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
         gate, up = parts
+        return self.linear(f"{i}.down", self.op("Mul", self._activate(gate), up), [self.tensors[f"{i}.down"]])[0]
+
+    def _activate(self, gate: ir.Value) -> ir.Value:
         is_silu = self.config.activation == "silu"  # x · sigmoid(x)
-        active = self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
-        return self.linear(f"{i}.down", self.op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+        return self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
 
     def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
         router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])

@@ -68,6 +68,8 @@ def lay_out(
             dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
             convolutions=config.convolutions,
             recurrence=config.recurrence,
+            other_heads=config.other_heads,
+            sharing_layers=config.sharing_layers,
         ),
         vocab_size=config.vocab_size,
         vocab_sha256=vocab_sha256,

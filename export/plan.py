@@ -165,6 +165,8 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
             f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
             "cpu, or --drafter-device cpu for a drafter"
         )
+    if config.sharing_layers or config.other_heads or config.layer_input_size:
+        _require_own_keys(config, form, trimming.layers(config.num_layers))
     if config.is_mixed:
         if form != "cpu":
             raise DeviceUnavailable(
@@ -183,18 +185,36 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
         )
 
 
+def _require_own_keys(config: DecoderConfig, form: str, kept: tuple[int, ...] | None) -> None:
+    """Refuse another form than the CPU's, and layers that read those that are not kept.
+
+    Raises DeviceUnavailable or UsageError.
+    """
+    if form != "cpu":
+        raise DeviceUnavailable(
+            f"{config.architecture} has layers of different heads, which are exported for the CPU only; use "
+            "--device cpu, or --drafter-device cpu for a drafter"
+        )
+    for i in kept or ():
+        if (source := config.layers[i].keys_of) is not None and source not in (kept or ()):
+            raise UsageError(f"layer {i} reads the keys and values of layer {source}; keep that one too")
+
+
 def _require_heads(name: str, config: DecoderConfig, form: str) -> None:
     """Raises SourceError: No kernel of the form runs heads of the model's number or size."""
-    if config.num_heads % config.num_kv_heads:
+    pairs = {(config.kv_heads(i), config.head_size(i)) for i in range(config.num_layers)}
+    num_kv_heads = next((num for num, _ in pairs if config.num_heads % num), None)
+    if num_kv_heads is not None:
         raise SourceError(
-            f"{name} has {config.num_heads} attention heads and {config.num_kv_heads} heads of keys and values, "
+            f"{name} has {config.num_heads} attention heads and {num_kv_heads} heads of keys and values, "
             "wanted a number that divides the first; its settings are damaged"
         )
     rotates = any(layer.rotary is not None for layer in config.layers)
     unit = (_ROTATED_UNIT if rotates else _PLAIN_UNIT) if form != "npu" else 2
-    if config.head_dim % unit:
+    head_dim = next((size for _, size in pairs if size % unit), None)
+    if head_dim is not None:
         raise SourceError(
-            f"{name} has attention heads of {config.head_dim} values, ONNX Runtime's kernels take multiples of "
+            f"{name} has attention heads of {head_dim} values, ONNX Runtime's kernels take multiples of "
             f"{unit}; {_THROUGH_PYTORCH}"
         )
 

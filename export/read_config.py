@@ -9,6 +9,7 @@ from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
 from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
 from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
+from edgespec.export.layer_sizes import sizes_from_gguf, sizes_from_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings
@@ -42,7 +43,14 @@ _READ = {
     *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
     *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
 }
-_READ_OF_MINISTRAL = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
+_READ_OF = {
+    "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
+    "qwen35.": ("rope.dimension_sections",),  # of images alone
+    "gemma4.": (
+        *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
+        "rope.dimension_count_swa",
+    ),
+}
 _UNUSED: dict[str, float] = {
     "attention.clamp_kqv": 0,
     "attention.max_alibi_bias": 0,
@@ -62,7 +70,8 @@ _UNSUPPORTED = (
 # The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
 _FURTHER = {**dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"), "qwen3_5": "mtp."}
 _FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
-_SEEING = ("gemma3", "mistral3", "qwen3_5")  # families of models that have a vision tower beside a text decoder
+# Families of models that have parts that see or hear beside a text decoder.
+_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5")
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
 # Windows by architecture and context length of GGUF files from before they stated them.
@@ -89,8 +98,7 @@ def _require_read(stated: SourceSettings) -> None:
         if key == "attention.causal" and value is False:
             raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
         is_known = key in _READ or _UNUSED.get(key) == value
-        is_known |= stated.prefix == "mistral3." and key in _READ_OF_MINISTRAL
-        is_known |= stated.prefix == "qwen35." and key == "rope.dimension_sections"  # of images alone
+        is_known |= key in _READ_OF.get(stated.prefix, ())
         if key == name or not key.startswith(("rope.", "attention.")) or is_known:
             continue
         raise SourceError(
@@ -119,6 +127,7 @@ def config_from_gguf(
     # A mistral file calls itself llama.
     family = family_of(path, "mistral" if architecture == "llama" else architecture)
     inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
+    sizes = None
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = _num_layers(stated), stated.count("context_length")
@@ -127,13 +136,21 @@ def config_from_gguf(
     )
     window = _window_from_gguf(stated, family, architecture, context_length)
     is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    if family.has_layer_sizes:
+        _refuse_experts(path, stated.get("expert_count"))
+        sizes = sizes_from_gguf(stated, is_local, tensors)
+        usual = sizes.layers[is_local.index(True) if True in is_local else 0]
+        keys = ("attention.head_count_kv", "attention.key_length", "feed_forward_length")
+        own = {stated.prefix + key: value for key, value in zip(keys, usual, strict=False)}
+        stated, head_dim = replace(stated, values={**stated.values, **own}), usual.head_dim
     num_kv_heads, convolved = _kv_heads(stated, family, heads, num_layers)
     local_rotary = rotary
     if family.is_local_plain:
         base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
         local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
-    return DecoderConfig(
+    scale = family.defaults.get("attention_multiplier", (hidden // heads if by_width else head_dim) ** -0.5)
+    config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
         intermediate_size=inner or stated.count("feed_forward_length"),
@@ -153,7 +170,7 @@ def config_from_gguf(
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
-        attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
+        attention_scale=stated.number("attention.scale", scale),
         attention_cap=stated.optional("attn_logit_softcapping", family.defaults.get("attn_logit_softcapping")),
         embedding_scale=stated.number("embedding_scale", _embedding_scale(family, hidden)),
         residual_scale=stated.number("residual_scale", 1.0),
@@ -165,6 +182,7 @@ def config_from_gguf(
             stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
         ),
     )
+    return sizes.applied(path, config) if sizes else config
 
 
 def config_from_huggingface(
@@ -183,14 +201,22 @@ def config_from_huggingface(
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
-    rotary, local_rotary = rotaries_from_huggingface(
-        stated, head_dim, context_length, wanted_length, is_local_plain=family.is_local_plain
-    )
-    kinds = stated.get("layer_types", stated.get("sliding_window_pattern"))
+    kinds, sizes = stated.get("layer_types", stated.get("sliding_window_pattern")), None
     is_local = _local_layers(stated, family, kinds, num_layers)
+    if family.has_layer_sizes:
+        _refuse_experts(path, stated.get("enable_moe_block"))
+        sizes = sizes_from_huggingface(stated, is_local)
+    rotary, local_rotary = rotaries_from_huggingface(
+        stated,
+        sizes.layers[is_local.index(False)].head_dim if sizes and False in is_local else head_dim,
+        context_length,
+        wanted_length,
+        is_local_plain=family.is_local_plain,
+        local_head_dim=head_dim,
+    )
     convolved = [i for i, kind in enumerate(kinds) if kind == "conv"] if family.has_convolutions else []
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
-    return DecoderConfig(
+    config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
         intermediate_size=stated.count(next(filter(stated.get, _INNER_SIZES), _INNER_SIZES[-1])),
@@ -227,6 +253,16 @@ def config_from_huggingface(
             context_length,
         ),
     )
+    return sizes.applied(path, config) if sizes else config
+
+
+def _refuse_experts(path: object, found: Any) -> None:
+    """Raises SourceError: A gemma4 has experts."""
+    if found:
+        raise SourceError(
+            f"{path} has experts whose gates are GELUs, as Gemma 4 26B-A4B has, which ONNX Runtime's kernels for "
+            "experts do not compute; take a Gemma 4 without experts"
+        )
 
 
 def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:
@@ -235,7 +271,8 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
     if found != activation:
         raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
     for key in _UNSUPPORTED:
-        if stated.get(key):
+        # "vision": the tokens of an image alone see later ones.
+        if stated.get(key) and (key, stated.get(key)) != ("use_bidirectional_attention", "vision"):
             raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
     if stated.get("decoder_sparse_step", 1) != 1:
         raise SourceError(f"{path} has experts in some layers only, which is not supported")
@@ -250,10 +287,20 @@ def decoder_part(
     and the layers for multi-token prediction of a mimo, which are read as a drafting head.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
-    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
     inner = settings.get("text_config") if architecture in _SEEING else None
+    if architecture == "gemma4_unified":  # without towers, which changes nothing for text
+        architecture = "gemma4"
+        inner = {**(settings if inner is None else inner), "model_type": architecture}
+    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
     if inner:
-        seeing = ("vision_tower.", "multi_modal_projector.", "visual.")
+        seeing = (
+            "vision_tower.",
+            "audio_tower.",
+            "embed_vision.",
+            "embed_audio.",
+            "multi_modal_projector.",
+            "visual.",
+        )
         stored = {
             name.replace("language_model.", "", 1): tensor
             for name, tensor in stored.items()

@@ -82,10 +82,13 @@ class _Reference:
         config = self.config
         scale, residual = np.float32(config.embedding_scale), np.float32(config.residual_scale)
         rows = [scale * self._embed(stream, tokens[: stream.num_tokens]) for stream in self.streams]
+        inputs, kept = self._layer_inputs(rows, tokens), dict[int, tuple[list[Floats], list[Floats]]]()
         for i in range(config.num_layers):
-            mix = self._convolution if config.layers[i].convolved else self._attention
-            mix = self._delta if config.layers[i].delta else mix
-            attended = mix(i, self._norm(f"{i}.input_norm", rows))
+            normed = self._norm(f"{i}.input_norm", rows)
+            if config.layers[i].convolved or config.layers[i].delta:
+                attended = (self._convolution if config.layers[i].convolved else self._delta)(i, normed)
+            else:
+                attended = self._attention(i, normed, kept)
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
@@ -93,9 +96,33 @@ class _Reference:
             fed = self._mix(i, routing, normed) if routing and has_experts else self._mlp(str(i), normed)
             fed = self._norm(f"{i}.fed_norm", fed)
             rows = [x + residual * y for x, y in zip(rows, fed, strict=True)]
+            rows = self._end_layer(i, rows, inputs)
         normed = [x * np.float32(config.logit_scale) for x in self._norm("final_norm", rows)]
         head = "head" if "head" in self.tensors else "embedding"
         return [_cap(x, config.logit_cap) for x in self._linear(normed, head)]
+
+    def _layer_inputs(self, embedded: list[Floats], tokens: TokenIds) -> list[Floats]:
+        """What layers read of each token beside the residual stream, [num_tokens, num_layers, size] each."""
+        if not (size := self.config.layer_input_size):
+            return []
+        found: list[Floats] = []
+        tables = [self.models[stream.model]["layer_embedding"] for stream in self.streams]
+        made = self._linear(embedded, "layer_projection")
+        made = self._norm("layer_projection_norm", [x * np.float32(self.config.hidden_size**-0.5) for x in made])
+        for x, table, stream in zip(made, tables, self.streams, strict=True):
+            own = np.concatenate([table.row(int(token)) for token in tokens[: stream.num_tokens]])
+            both: Floats = ((x + own * math.sqrt(size)) * math.sqrt(0.5)).astype(np.float32)
+            found.append(both.reshape(len(x), -1, size))
+        return found
+
+    def _end_layer(self, i: int, rows: list[Floats], inputs: list[Floats]) -> list[Floats]:
+        if inputs:
+            act, gates = _ACTIVATIONS[self.config.activation], self._linear(rows, f"{i}.input_gate")
+            opened = [act(gate) * own[:, i] for gate, own in zip(gates, inputs, strict=True)]
+            added = self._norm(f"{i}.added_norm", self._linear(opened, f"{i}.input_projection"))
+            rows = [x + y for x, y in zip(rows, added, strict=True)]
+        scale = self.tensors.get(f"{i}.output_scale")
+        return rows if scale is None else [x * scale.vector() for x in rows]
 
     def _embed(self, stream: Stream, tokens: TokenIds) -> Floats:
         embedding = self.models[stream.model]["embedding"]
@@ -162,14 +189,24 @@ class _Reference:
         gain, eps = self.tensors[role].vector(), np.float32(self.config.rms_eps)
         return [_rms_norm(x.reshape(len(x), -1, len(gain)), gain, eps).reshape(x.shape) for x in rows]
 
-    def _attention(self, i: int, rows: list[Floats]) -> list[Floats]:
-        q, k, v = (self._linear(rows, f"{i}.{part}") for part in "qkv")
+    def _attention(
+        self, i: int, rows: list[Floats], kept: dict[int, tuple[list[Floats], list[Floats]]]
+    ) -> list[Floats]:
+        """kept: Keys and values by layer, for those that read them later."""
+        layer, (q, *own) = (
+            self.config.layers[i],
+            [self._linear(rows, f"{i}.{part}") for part in self.config.projections(i)],
+        )
+        k, v = (own[0], own[-1]) if own else ([], [])
+        if self.config.norms_values:
+            v = [self._norm_heads(i, x) for x in v]
         if self.config.norms_rotated:
             q, k = self._rotate(i, q), self._rotate(i, k)
             q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
         else:
             q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
             q, k = self._rotate(i, q), self._rotate(i, k)
+        k, v = kept[i] = (k, v) if layer.keys_of is None else kept[layer.keys_of]
         if (growth := self.config.query_growth) is not None:
             q = [x * growth.scales(len(x))[:, None] for x in q]
         sinks = self.tensors[f"{i}.sinks"].vector() if f"{i}.sinks" in self.tensors else None
@@ -203,11 +240,15 @@ class _Reference:
             gated.append(normed * _silu(z))
         return self._linear(gated, f"{i}.delta_out")
 
+    def _norm_heads(self, i: int, x: Floats) -> Floats:
+        heads = x.reshape(len(x), -1, self.config.head_size(i))
+        return _rms_norm(heads, np.ones(1, np.float32), np.float32(self.config.rms_eps)).reshape(x.shape)
+
     def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
-        rotary = self.config.layers[i].rotary
+        rotary, size = self.config.layers[i].rotary, self.config.head_size(i)
         if rotary is None:
             return rows
-        return [_rotate(x.reshape(len(x), -1, self.config.head_dim), rotary).reshape(x.shape) for x in rows]
+        return [_rotate(x.reshape(len(x), -1, size), rotary).reshape(x.shape) for x in rows]
 
 
 _DELTA = ("conv", "decay", "shift", "gain")
@@ -229,8 +270,8 @@ def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
 def _attend(config: DecoderConfig, i: int, sinks: Floats | None, q: Floats, k: Floats, v: Floats) -> Floats:
     """sinks: A score for each head, [num_heads], that takes its share and has no value."""
     num_tokens = len(q)
-    q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
-    groups = config.num_heads // config.num_kv_heads
+    q, k, v = (y.reshape(num_tokens, -1, config.head_size(i)) for y in (q, k, v))
+    groups = config.num_heads // config.kv_heads(i)
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k, optimize=True) * np.float32(config.attention_scale)
     scores = _cap(scores, config.attention_cap) + _mask(config.layers[i].sliding_window, num_tokens)

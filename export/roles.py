@@ -21,6 +21,9 @@ _MODEL_NAMES = {
     "embedding": ("token_embd.weight", "model.embed_tokens.weight"),
     "final_norm": ("output_norm.weight", "model.norm.weight"),
     "head": ("output.weight", "lm_head.weight"),
+    "layer_embedding": ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
+    "layer_projection": ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
+    "layer_projection_norm": ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
 }
 _GATE = ", gate"  # ends the name of the rows of gates that a matrix of queries holds
 _LAYER_NAMES = {
@@ -52,6 +55,10 @@ _LAYER_NAMES = {
     "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
     **{part: (f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")},
     "fed_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    "input_gate": ("inp_gate.weight", "per_layer_input_gate.weight"),
+    "input_projection": ("proj.weight", "per_layer_projection.weight"),
+    "added_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
+    "output_scale": ("layer_output_scale.weight", "layer_scalar"),
 }
 _TENSOR_NAMES = _MODEL_NAMES | {
     f"{{i}}.{role}": (f"blk.{{i}}.{gguf}", f"model.layers.{{i}}.{huggingface}")
@@ -64,11 +71,12 @@ _FUSED = {
     "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
     "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
 }
+_LAYER_INPUT = frozenset({"input_gate", "input_projection", "added_norm"})
 _CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
 _ENDINGS = ("", "_bias", "_norm")
 _DELTA = frozenset(f"delta_{part}" for part in ("qkv", "z", "a", "b", "decay", "shift", "conv", "gain", "out"))
 _ATTENTION = frozenset({"o", "q_gate", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
-_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate")
+_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate", "output_scale")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 # Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
@@ -139,9 +147,10 @@ def tensors_by_role(
         for i, own in zip(layers, own_names, strict=True):
             if own in stored:
                 used.add(own)
-                found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role))
+                found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role, i))
             elif is_needed:
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
+    used |= {name.format(i=i) for name in _unread_names(column) for i in config.sharing_layers}
     if unused := [name for name in stored if name not in used and not _changes_nothing(name, stored[name])]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
     found = {role: unpaired(config, role, tensor, is_gguf=is_gguf) for role, tensor in found.items()}
@@ -153,15 +162,25 @@ def tensors_by_role(
 
 def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
     """The layers that have a role; that of the whole model has the number 0."""
+    part, layers = role.removeprefix("{i}."), [*range(config.num_layers)]
+    if not config.layer_input_size and (part in _LAYER_INPUT or part.startswith("layer_")):
+        return []
     if "{i}" not in role:
         return [0]
-    part, layers = role.removeprefix("{i}."), range(config.num_layers)
+    if part[:1] in "kv" and part[1:] in _ENDINGS:
+        layers = [i for i in layers if part[0] in config.projections(i)]
     if part in _CONVOLUTION:
         return [i for i in layers if config.layers[i].convolved]
     if part in _DELTA:
         return [i for i in layers if config.layers[i].delta]
     is_other = part in _ATTENTION
     return [i for i in layers if not (is_other and (config.layers[i].convolved or config.layers[i].delta))]
+
+
+def _unread_names(column: int) -> list[str]:
+    """Tensors that a checkpoint may have though a layer reads the keys and values of another one."""
+    roles = ("k", "v", "k_bias", "v_bias", "k_norm")
+    return [_TENSOR_NAMES[f"{{i}}.{role}"][column] for role in roles]
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
@@ -225,30 +244,35 @@ def _split_gates(
     return apart
 
 
-def layer_shapes(config: DecoderConfig, num_inputs: int) -> dict[str, tuple[int, int]]:
-    """Rows and columns by role within a layer whose queries, keys and values read num_inputs numbers."""
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+def layer_shapes(config: DecoderConfig, num_inputs: int, i: int = 0) -> dict[str, tuple[int, int]]:
+    """Rows and columns by role within layer i whose queries, keys and values read num_inputs numbers."""
+    head_dim, layer_input = config.head_size(i), config.layer_input_size
+    q, kv = config.num_heads * head_dim, config.kv_heads(i) * head_dim
+    hidden, inner = config.hidden_size, config.layers[i].intermediate_size or config.intermediate_size
     whole = FAMILIES[config.architecture].norms_whole_projections
     return {
         "q": (q, num_inputs), "k": (kv, num_inputs), "v": (kv, num_inputs), "o": (hidden, q),
         "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv), "o_bias": (1, hidden),
         "sinks": (1, config.num_heads),
-        "q_norm": (1, q if whole else config.head_dim), "k_norm": (1, kv if whole else config.head_dim),
+        "q_norm": (1, q if whole else head_dim), "k_norm": (1, kv if whole else head_dim),
         "input_norm": (1, hidden), "attended_norm": (1, hidden), "mlp_norm": (1, hidden), "fed_norm": (1, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        "input_gate": (layer_input, hidden), "input_projection": (hidden, layer_input), "added_norm": (1, hidden),
+        "output_scale": (1, 1),
         "conv_in": (3 * hidden, num_inputs), "conv_out": (hidden, hidden),
         "conv": (hidden, max(layer.convolved for layer in config.layers)), "q_gate": (q, num_inputs),
         **next((layer.delta.shapes(hidden) for layer in config.layers if layer.delta), {}),
     }  # fmt: skip
 
 
-def _shape(config: DecoderConfig, role: str) -> tuple[int, int]:
-    if role in ("embedding", "head"):
-        return config.vocab_size, config.hidden_size
-    if role == "final_norm":
-        return 1, config.hidden_size
-    return layer_shapes(config, config.hidden_size)[role.removeprefix("{i}.")]
+def _shape(config: DecoderConfig, role: str, i: int = 0) -> tuple[int, int]:
+    vocab_size, hidden, inputs = config.vocab_size, config.hidden_size, config.num_layers * config.layer_input_size
+    shapes = {
+        "embedding": (vocab_size, hidden), "head": (vocab_size, hidden), "final_norm": (1, hidden),
+        "layer_embedding": (vocab_size, inputs), "layer_projection": (inputs, hidden),
+        "layer_projection_norm": (1, config.layer_input_size),
+    }  # fmt: skip
+    return shapes[role] if role in shapes else layer_shapes(config, hidden, i)[role.removeprefix("{i}.")]
 
 
 def _require_shape(path: object, tensor: StoredTensor, wanted: tuple[int, int]) -> StoredTensor:

@@ -98,10 +98,14 @@ def rotaries_from_huggingface(
     wanted_length: int | None,
     *,
     is_local_plain: bool,
+    local_head_dim: int | None = None,
 ) -> tuple[Rotary, Rotary]:
     """The rotaries of layers that see all tokens and of those that see a window.
 
-    is_local_plain: These do not scale, by a base of their own if the settings state one, as in gemma3 and olmo3.
+    Args:
+        is_local_plain: The latter do not scale, by a base of their own if the settings state one, as in gemma3 and
+            olmo3.
+        local_head_dim: The size of their heads, where it is another one.
     """
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
@@ -118,15 +122,18 @@ def rotaries_from_huggingface(
         return rotary, rotary
     theta = stated.get("rope_local_base_freq", full.get("rope_theta"))
     local = SourceSettings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
-    return rotary, _read_rotary(local, head_dim, context_length, wanted_length)
+    return rotary, _read_rotary(local, local_head_dim or head_dim, context_length, wanted_length)
 
 
 def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wanted_length: int | None) -> Rotary:
     """rope has rope_theta, rope_type and what the type needs, under the names of a config.json."""
     rotated = int(head_dim * rope.number("partial_rotary_factor", 1.0))
     theta = rope.number("rope_theta")
-    inv_freq = plain_rotary(theta, _require_rotated(rope.path, rotated, head_dim)).inv_freq
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "proportional":  # the other values of a head turn by no angle
+        inv_freq = plain_rotary(theta, head_dim).inv_freq / np.float32(rope.number("factor", 1.0))
+        return Rotary(np.where(np.arange(len(inv_freq)) < rotated // 2, inv_freq, np.float32(0)))
+    inv_freq = plain_rotary(theta, _require_rotated(rope.path, rotated, head_dim)).inv_freq
     if kind == "dynamic" and rope.get("alpha"):  # a larger base, whatever the length
         base = theta * math.pow(rope.number("alpha"), rotated / (rotated - 2))
         return plain_rotary(base, rotated)
@@ -147,7 +154,8 @@ def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wante
         factors = {name: rope.get(f"{name}_factor") for name in ("short", "long")}
         return _longrope(rope.path, inv_freq, factors, scale, trained, wanted_length)
     raise SourceError(
-        f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, llama3, yarn and longrope"
+        f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, proportional, llama3, yarn and "
+        "longrope"
     )
 
 

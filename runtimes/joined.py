@@ -81,9 +81,11 @@ class JoinedSession:
         self._caches = manifest.signature.caches(kv.attention_layers)
         names = [value.name for value in session.get_outputs()]
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
-        zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
+        shapes = [kv.heads(layer) for layer in kv.attention_layers for _ in ("key", "value")]
         # Of one slot, for parts of the graph that no text has.
-        self._unread = [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
+        self._unread = [
+            ort.OrtValue.ortvalue_from_numpy(np.zeros((1, num, 1, size), kv.dtype), "cpu") for num, size in shapes
+        ]
         self._convolutions = kv.convolutions
         self._unread_rows: dict[str, Any] = {}
         if rows := kv.convolutions:

@@ -54,13 +54,14 @@ def join_graph(graph: Path, signature: Signature, kv_cache: KVCache, num_parts: 
         if value.name in caches or value.name == signature.logits or value.name.startswith(HIDDEN_STATES)
         for each in _parts_of(value, caches, num_parts)
     ]
-    rewritten = _rewritten(inner.node, signature, dict(rows), num_parts)
+    constants = {each.name for each in inner.initializer}
+    rewritten = _rewritten(inner.node, signature, dict(rows), num_parts, constants)
     nodes = live_nodes(rewritten, {value.name for value in outputs})
     replaced = (signature.attention_mask, signature.num_logits_to_keep)
     kept = (value for value in inner.input if value.name not in replaced)
     inputs = [each for value in kept for each in _parts_of(value, caches, num_parts)]
     inputs += _new_inputs(num_parts, has_rows=bool(rows))
-    known = {value.name for value in inputs} | {each.name for each in inner.initializer} | {""}
+    known = {value.name for value in inputs} | constants | {""}
     known |= {output for node in nodes for output in node.output}
     used = {name for node in nodes for name in node.input}
     needed = {ORDER, LOGIT_ROWS, *([CONVOLVED_ORDER] if rows else [])}
@@ -70,7 +71,9 @@ def join_graph(graph: Path, signature: Signature, kv_cache: KVCache, num_parts: 
     return bytes(model.SerializeToString())
 
 
-def _rewritten(nodes: Iterable[Any], signature: Signature, rows: Mapping[str, str], num_parts: int) -> list[Any]:
+def _rewritten(
+    nodes: Iterable[Any], signature: Signature, rows: Mapping[str, str], num_parts: int, constants: set[str]
+) -> list[Any]:
     from onnx import helper
 
     given = list(nodes)
@@ -78,7 +81,7 @@ def _rewritten(nodes: Iterable[Any], signature: Signature, rows: Mapping[str, st
     written: list[Any] = []
     for node in given:
         if node.op_type == _ATTENTION:
-            written += _split_attention(node, num_parts)
+            written += _split_attention(node, num_parts, constants)
         elif node.op_type == "Concat" and node.input[0] in rows:
             written += _split_rows(node, rows[node.input[0]], num_parts)
         elif node.output[0].endswith(CONVOLVED):
@@ -90,8 +93,11 @@ def _rewritten(nodes: Iterable[Any], signature: Signature, rows: Mapping[str, st
     return written
 
 
-def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
-    """An attention for each part, and what they give together in the order of the rows."""
+def _split_attention(node: Any, num_parts: int, constants: set[str]) -> Iterator[Any]:
+    """An attention for each part, and what they give together in the order of the rows.
+
+    Keys and values that are constants, of no rows, stand where a layer reads those of another.
+    """
     from onnx import helper
 
     if any(node.input[_TREE_INPUTS]):
@@ -99,7 +105,7 @@ def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
     attended = node.output[0]
     own_inputs = [list(node.input) for _ in range(num_parts)]
     for at, name in enumerate(node.input[:_PAST]):
-        if name:
+        if name and name not in constants:
             gathered = f"{attended}.rows{at}"
             pieces = [part_name(gathered, part) for part in range(num_parts)]
             yield helper.make_node("Gather", [name, ATTENDING], [gathered], axis=1)

@@ -178,7 +178,6 @@ class SharedCache:
 
     def _grow(self, capacity: int, num_past: int) -> None:
         """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
-        shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
         self.before_change()
         self._capacity = 0  # until all is done, whatever comes between
         self._listed, self._span = (), _UNBOUND
@@ -187,12 +186,14 @@ class SharedCache:
             length = self._rows.num_before + capacity
             if past not in self._buffers or self._buffers[past].shape()[2] < length:
                 self._buffers[past] = self._allocate(past, (1, 1, length, self._rows.width), num_past)
-        for layer in zip(self._names[::2], self._names[1::2], strict=True):
+        pairs = zip(self._names[::2], self._names[1::2], strict=True)
+        for number, layer in zip(self._kv.attention_layers, pairs, strict=True):
             held = [self._buffers.get(past) for past, _ in layer]
             lengths = [int(buffer.shape()[2]) if buffer is not None else 0 for buffer in held]
             if lengths[0] == lengths[1] >= capacity:
                 continue
-            grown = [self._allocate(past, shape, num_past) for past, _ in layer]
+            num_heads, head_dim = self._kv.heads(number)
+            grown = [self._allocate(past, (1, num_heads, capacity, head_dim), num_past) for past, _ in layer]
             self.has_freed |= layer[0][0] in self._buffers
             for (past, present), value in zip(layer, grown, strict=True):
                 self._buffers[past] = value

@@ -61,7 +61,7 @@ class Passes:
         self._names = manifest.signature
         self.rule = NO_RULE
         if options.get("deterministic") and device.memory == "cpu":
-            self.rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
+            self.rule = row_rule(manifest.kv_cache.head_dims, read_l2_bytes())
             options = {**options, "has_flash_attention": self.rule.has_flash_attention}
         self._session = open_session(graph, manifest, device, **options)
         taken = {value.name for value in self._session.get_inputs()}

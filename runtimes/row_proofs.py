@@ -20,7 +20,7 @@ import os
 import platform
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -53,16 +53,16 @@ class RowRule(NamedTuple):
 NO_RULE = RowRule(has_flash_attention=True, borders=())
 
 
-def row_rule(head_dim: int, l2_bytes: int | None) -> RowRule:
-    """The rule for heads of a size.
+def row_rule(head_dims: Collection[int], l2_bytes: int | None) -> RowRule:
+    """The rule for a model with heads of these sizes.
 
     Flash attention stays where it needs no borders. It shares out rows in blocks of min(tile, 2 · head_dim), so
     that an even number of rows leaves a single one behind where that block is odd. Where the size of the L2 cache
     is unknown, so is the tile.
     """
-    borders = tuple(positions for positions, channels in _SUMS if 2 * head_dim > channels)
-    tile = (l2_bytes or 0) // (32 * head_dim)
-    is_even = tile > 0 and min(tile, 2 * head_dim) % 2 == 0
+    borders = tuple(positions for positions, channels in _SUMS if 2 * max(head_dims) > channels)
+    tiles = [((l2_bytes or 0) // (32 * size), 2 * size) for size in head_dims]
+    is_even = all(tile > 0 and min(tile, rows) % 2 == 0 for tile, rows in tiles)
     return RowRule(has_flash_attention=is_even and not borders, borders=borders)
 
 
@@ -210,7 +210,7 @@ def _longest(manifest: Manifest) -> int:
 
 def _starts(manifest: Manifest, num_tokens: int) -> list[int]:
     """Where stretches begin: even positions shortly before those at which kernels change, the likeliest first."""
-    tile = (read_l2_bytes() or 0) // (32 * manifest.kv_cache.head_dim)
+    tile = (read_l2_bytes() or 0) // (32 * max(manifest.kv_cache.head_dims))
     window = manifest.sliding_window or 0
     borders = [_POWERS[0], _POWERS[3], tile, window, tile + 64, _POWERS[4], 2 * tile + 64, _POWERS[1], _POWERS[2]]
     borders += [_POWERS[5], 3 * tile, window + 64, _POWERS[6]]

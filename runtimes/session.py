@@ -281,9 +281,11 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     outputs: _Values = {names.logits: (("float", "float16"), (1, "rows", manifest.vocab_size))}
     if names.best:
         outputs[names.best] = (("float",), (1, "rows", 2))
-    for past, present in names.caches(kv.attention_layers):
-        inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
-        outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    for layer in kv.attention_layers:
+        num_heads, head_dim = kv.heads(layer)
+        for past, present in names.caches([layer]):
+            inputs[past] = ((cache_type,), (1, num_heads, "past", head_dim))
+            outputs[present] = ((cache_type,), (1, num_heads, "total", head_dim))
     if rows := kv.convolutions:
         for past, present in rows.names:
             inputs[past] = ((cache_type,), (1, rows.num_before, rows.width))

@@ -382,12 +382,15 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if kv.dtype == "uint16" and kv.form != "static":
         yield f"a {kv.form} cache is of uint16, which only a static one can be"
     layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    named = [*kv.convolved_layers, *(kv.recurrence.layers if kv.recurrence else ()), *layers]
+    parts = [part.layers for part in (kv.recurrence, kv.other_heads) if part]
+    named = [layer for each in (kv.convolved_layers, kv.sharing_layers, *parts, layers) for layer in each]
     if max(named, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
         yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
     is_mixed = kv.convolutions or kv.recurrence
     if is_mixed and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
         yield "layers without attention take others that have it, a shared_buffer cache and no graph for trees"
+    if (kv.other_heads or kv.sharing_layers) and (kv.form != "shared_buffer" or not kv.attention_layers):
+        yield "layers that share keys and values, or differ in heads, take a shared_buffer cache of some of them"
     yield from _shared_names(manifest.signature, kv.num_layers)
     if head is not None:
         yield from head.problems(vocab_size)

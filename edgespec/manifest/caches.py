@@ -66,6 +66,15 @@ class Recurrence:
         return [pair for layer in self.layers for pair in (state_names(layer), row_names(layer))]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherHeads:
+    """Layers whose keys and values have other heads than those of most layers: how many, and of what size."""
+
+    layers: tuple[Index, ...]
+    num_kv_heads: Size
+    head_dim: Size
+
+
 def state_names(layer: int) -> tuple[str, str]:
     """Names of the recurrent state that a pass reads, and of that which it gives."""
     return f"past_state.{layer}", f"present_state.{layer}"
@@ -90,6 +99,8 @@ class KVCache:
     num_layers: All layers of the model; 0 for a drafting head without attention, which has no cache.
     convolutions: The layers among them that have a row for each token in place of keys and values.
     recurrence: Those that have a state.
+    other_heads: Those that have other heads than num_kv_heads of head_dim.
+    sharing_layers: Those that read the keys and values of an earlier layer, and have none.
     """
 
     form: str = "shared_buffer"
@@ -99,6 +110,8 @@ class KVCache:
     dtype: str = "float32"
     convolutions: Convolutions | None = None
     recurrence: Recurrence | None = None
+    other_heads: OtherHeads | None = None
+    sharing_layers: tuple[Index, ...] = ()
 
     @property
     def convolved_layers(self) -> tuple[int, ...]:
@@ -107,13 +120,25 @@ class KVCache:
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values."""
-        others = {*self.convolved_layers, *(self.recurrence.layers if self.recurrence else ())}
+        others = {*self.convolved_layers, *self.sharing_layers}
+        others |= {*(self.recurrence.layers if self.recurrence else ())}
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """How many heads the keys and values of a layer have, and how many numbers a head has."""
+        other = self.other_heads
+        own = other if other is not None and layer in other.layers else self
+        return own.num_kv_heads, own.head_dim
+
+    @property
+    def head_dims(self) -> set[int]:
+        """The sizes of heads that there are."""
+        return {self.heads(layer)[1] for layer in self.attention_layers} or {self.head_dim}
 
     @property
     def numbers_per_token(self) -> int:
         row = self.convolutions.width if self.convolutions else 0
-        keys_values = 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim
+        keys_values = 2 * sum(prod(self.heads(layer)) for layer in self.attention_layers)
         return keys_values + len(self.convolved_layers) * row
 
     @property
@@ -127,10 +152,13 @@ class KVCache:
 
     def of_layers(self, kept: Sequence[int]) -> "KVCache":
         """The cache of a model that has some of the layers alone, numbered anew."""
-        rows = tuple(number for number, layer in enumerate(kept) if layer in self.convolved_layers)
-        convolutions = replace(self.convolutions, layers=rows) if self.convolutions else None
-        recurrence = self.recurrence
-        if recurrence:
-            own = tuple(number for number, layer in enumerate(kept) if layer in recurrence.layers)
-            recurrence = replace(recurrence, layers=own)
-        return replace(self, num_layers=len(kept), convolutions=convolutions, recurrence=recurrence)
+
+        def numbered(layers: Sequence[int]) -> tuple[int, ...]:
+            return tuple(number for number, layer in enumerate(kept) if layer in layers)
+
+        parts = {
+            name: replace(part, layers=numbered(part.layers))
+            for name in ("convolutions", "recurrence", "other_heads")
+            if (part := getattr(self, name)) is not None
+        }
+        return replace(self, num_layers=len(kept), sharing_layers=numbered(self.sharing_layers), **parts)

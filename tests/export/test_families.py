@@ -198,6 +198,8 @@ def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("gemma3", "language_model.model.", "vision_tower."),
         ("gemma3", "model.language_model.", "model.vision_tower."),
         ("qwen3_5", "model.language_model.", "model.visual."),
+        ("gemma4", "model.language_model.", "model.audio_tower."),
+        ("gemma4", "model.language_model.", "model.embed_vision."),
     ],
 )
 def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: str, text: str, vision: str) -> None:
@@ -210,6 +212,51 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
     said: list[str] = []
     export_model(tmp_path / "hf", tmp_path / "again", report=said.append)
     assert any("1 tensors that see images" in line for line in said)
+
+
+def test_a_gemma4_without_towers_is_read_as_one_with_them(tmp_path: Path) -> None:
+    weights = {name.replace("model.", "model.language_model.", 1): w for name, w in weights_of("gemma4").items()}
+    inner = FAMILIES["gemma4"]["config"] | {"model_type": "gemma4_unified_text"}
+    inner |= {"use_bidirectional_attention": "vision"}
+    config = {"model_type": "gemma4_unified", "text_config": inner}
+    tiny.write_huggingface(tmp_path / "hf", weights, config=config)
+    assert largest_difference(tmp_path / "hf", tmp_path / "out", "gemma4") < 1e-4
+
+
+def test_config_of_gemma4_as_published_has_one_number_for_layers_that_see_all(tmp_path: Path) -> None:
+    """Keys that layers would share lie in published checkpoints, and no layer reads them."""
+    config = {
+        key: value
+        for key, value in FAMILIES["gemma4-shared"]["config"].items()
+        if key not in ("per_layer_config", "rope_parameters", "final_logit_softcapping")
+    }
+    unread = {
+        f"model.layers.5.self_attn.{part}.weight": np.ones(size, np.float32)
+        for part, size in {"k_proj": (32, 64), "v_proj": (32, 64), "k_norm": (32,)}.items()
+    }
+    tiny.write_huggingface(
+        tmp_path / "hf", weights_of("gemma4-shared") | unread, config=config | {"global_head_dim": 32}
+    )
+    assert largest_difference(tmp_path / "hf", tmp_path / "out", "gemma4-shared") < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"enable_moe_block": True}, "experts whose gates are GELUs"),
+        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers is 7, wanted 0 to 6"),
+        ({"num_kv_shared_layers": 6}, "its last 6 layers read keys and values of earlier ones"),
+        ({"num_kv_shared_layers": 3}, "no tensor model.layers.3.self_attn"),
+        ({"hidden_size_per_layer_input": 16}, "embed_tokens_per_layer.weight is 269×224, its settings require"),
+        ({"use_double_wide_mlp": False}, "is 192×64, its settings require 96×64"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention to all"),
+    ],
+)
+def test_odd_sizes_of_layers_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    config = FAMILIES["gemma4-shared"]["config"] | change
+    tiny.write_huggingface(tmp_path / "hf", weights_of("gemma4-shared"), config=config)
+    with pytest.raises(SourceError, match=words):
+        read_source(tmp_path / "hf")
 
 
 def test_layers_for_multi_token_prediction_of_a_gguf_are_left_out(tmp_path: Path) -> None:
@@ -280,6 +327,7 @@ def test_fused_matrices_come_apart_where_they_are_stored_in_blocks(tmp_path: Pat
 DELTA = {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
 WINDOW = {"attention.sliding_window": 5}
 _GLM = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
+WIDE = {**WINDOW, "attention.key_length_swa": 64, "attention.head_count_kv": 1}
 
 
 def gguf_config(architecture: str, **keys: Any) -> DecoderConfig:
@@ -368,6 +416,16 @@ def test_gguf_says_which_layers_see_a_window(
         ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
         ("glm4moe", {**_GLM, "expert_group_count": 3}, "uses 1 of 3 groups of its 8 experts"),
         ("glm4moe", {**_GLM, "expert_used_count": 5, "expert_group_count": 2}, "uses 5 of 8 experts"),
+        ("gemma3n", {}, r"AltUp.*; known are"),
+        ("gemma4", {**WIDE, "expert_count": 128}, "experts whose gates are GELUs"),
+        ("gemma4", {**WIDE, "attention.head_count_kv": [1, 2, 1]}, "head_count_kv has 3 numbers for 2 layers"),
+        (
+            "gemma4",
+            {**WIDE, "attention.value_length": 64},
+            "value_length is 64, wanted the size of its heads, 128",
+        ),
+        ("gemma4", {**WIDE, "rope.dimension_count_swa": 32}, "dimension_count_swa is 32, wanted"),
+        ("gemma3", {**WINDOW, "attention.key_length_swa": 64}, "key_length_swa = 64, which is not supported"),
         ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),

@@ -37,7 +37,7 @@ class Graphs:
         self, number: int, tokens: np.ndarray, past: dict[str, np.ndarray] | None = None, **more: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One pass over tokens behind what an earlier one gave."""
-        session, config = self.sessions[number], self.source.config
+        session = self.sessions[number]
         num_past = next(iter(past.values())).shape[1] if past else 0
         feeds: dict[str, Any] = {
             "input_ids": tokens[None].astype(np.int64),
@@ -45,9 +45,9 @@ class Graphs:
             "num_logits_to_keep": np.array([len(tokens)], np.int64),
             **more,
         }
-        empty = np.zeros((config.num_kv_heads, 0, config.head_dim), np.float32)
-        for name in (value.name for value in session.get_inputs()):
-            if name.startswith("past_key_values"):
+        for value in session.get_inputs():
+            if (name := value.name).startswith("past_key_values"):
+                empty = np.zeros((value.shape[1], 0, value.shape[3]), np.float32)
                 held = past[name.replace("past_key_values", "present")] if past else empty
                 feeds[name] = held[None]
         outputs = [value.name for value in session.get_outputs()]

@@ -23,6 +23,12 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _exported(tmp_path_factory.mktemp("recurrent"), "qwen3_5")
 
 
+@pytest.fixture(scope="session")
+def sharing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights, whose last four of seven layers read keys and values of others."""
+    return _exported(tmp_path_factory.mktemp("sharing"), "gemma4-shared")
+
+
 def _exported(folder: Path, family: str) -> Path:
     config = {**FAMILIES[family]["config"], "max_position_embeddings": 1024}
     tiny.write_huggingface(folder / "hf", weights_of(family), config=config)

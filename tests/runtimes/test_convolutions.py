@@ -21,7 +21,7 @@ from edgespec.setup.open_model import self_drafter
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 600).astype(np.int32)
 
 
-@pytest.mark.parametrize("kind", ["convolved_model", "recurrent_model"])
+@pytest.mark.parametrize("kind", ["convolved_model", "recurrent_model", "sharing_model"])
 def test_rows_after_going_back_to_any_token_are_those_of_a_new_decoder(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -88,9 +88,9 @@ def test_rows_are_those_of_each_alone_within_rounding_without_deterministic_mode
             assert np.allclose(row, alone.logits(tokens, num_last), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3", "mistral", "lfm2"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "mistral", "lfm2", "gemma4-shared"])
 def test_families_with_other_attention_run_several_texts(tmp_path: Path, family: str) -> None:
-    """Norms of heads, windows, caps, heads of more than 128 channels, and layers without attention."""
+    """Norms of heads, windows, caps, heads of more than 128 channels, layers without attention, shared keys."""
     tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32")
     alone = decoder(tmp_path / "out")

@@ -66,7 +66,7 @@ def test_the_probe_finds_rows_that_differ_without_the_rule(
 ) -> None:
     # Without flash attention, whose tiles may be as short as sums want them: with an L2 cache of 512 KiB they are.
     no_rule = RowRule(has_flash_attention=False, borders=())
-    monkeypatch.setattr("edgespec.runtimes.passes.row_rule", lambda head_dim, l2_bytes: no_rule)
+    monkeypatch.setattr("edgespec.runtimes.passes.row_rule", lambda head_dims, l2_bytes: no_rule)
     proof = prove_rows(decoder(wide_heads), read_manifest(wide_heads))
     assert not proof.holds
     assert proof.num_different > 0

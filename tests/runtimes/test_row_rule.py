@@ -47,7 +47,7 @@ def test_a_position_alone_at_the_end_is_alone_in_every_cut(
 )
 def test_borders_follow_from_the_size_of_a_head(head_dim: int, borders: tuple[int, ...]) -> None:
     for l2_bytes in (None, 1 << 18, 1 << 20, 1 << 21):
-        rule = row_rule(head_dim, l2_bytes)
+        rule = row_rule([head_dim], l2_bytes)
         assert rule.borders == borders
         assert not (rule.borders and rule.has_flash_attention)
 
@@ -66,7 +66,7 @@ def test_borders_follow_from_the_size_of_a_head(head_dim: int, borders: tuple[in
 def test_flash_attention_stays_where_it_shares_rows_out_evenly(
     head_dim: int, l2_bytes: int | None, has_flash_attention: bool
 ) -> None:
-    assert row_rule(head_dim, l2_bytes) == RowRule(has_flash_attention, ())
+    assert row_rule([head_dim], l2_bytes) == RowRule(has_flash_attention, ())
 
 
 def test_the_size_of_the_cache_is_positive_or_unknown() -> None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 import tiny
 from calls import random_calls
-from families import CONTEXT_LENGTHS, CONVOLVED, FAMILIES, LOGITS, MIXTURES, TOKENS, write_source
+from families import CONTEXT_LENGTHS, CONVOLVED, FAMILIES, LOGITS, MIXTURES, TOKENS, UNEVEN, write_source
 
 from edgespec import load
 from edgespec.cli.main import main
@@ -39,7 +39,7 @@ def decoder(folder: Path, *, deterministic: bool = True) -> StaticDecoder:
     [
         pytest.param(name, marks=() if name in ("llama3", "gemma3", "phi3") else pytest.mark.slow)
         for name in FAMILIES
-        if name not in (*MIXTURES, *CONVOLVED)
+        if name not in (*MIXTURES, *CONVOLVED, *UNEVEN)
     ],
 )
 def test_static_form_gives_the_logits_of_transformers(tmp_path: Path, family: str) -> None:

@@ -196,7 +196,7 @@ def test_tree_at_the_end_of_the_context(trunk: OnnxTreeDecoder, oracle: OnnxDeco
         tree_logits(trunk, tokens, nodes, (-1, 0, 1, 2))
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4-shared"])
 def test_windows_of_local_layers_hold_in_trees(tmp_path: Path, family: str) -> None:
     tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32")

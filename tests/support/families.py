@@ -127,6 +127,38 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_gating_func": 2,
         "leading_dense_block_count": 1,
     },
+    "gemma4": {
+        "attention.head_count_kv": [2, 2, 1, 2, 2, 1],
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": [True, True, False] * 2,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 16,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma4-shared": {
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": [True, True, False, True, True, False, False],
+        "attention.shared_kv_layers": 4,
+        "embedding_length_per_layer_input": 32,
+        "feed_forward_length": [96] * 3 + [192] * 4,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 16,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
         **_HEADS,
@@ -184,6 +216,7 @@ _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
 _SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
 MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID)
 CONVOLVED = ("lfm2", "qwen3_5", "lfm2_moe")  # run on the CPU alone, and no trees
+UNEVEN = ("gemma4", "gemma4-shared")  # run on the CPU alone; their layers have different heads
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 
@@ -203,6 +236,8 @@ def write_source(folder: Path, family: str, form: str) -> Path:
         for kind in ("short", "long"):
             factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
             weights[f"rope_factors_{kind}.weight"] = factors
+    if family.startswith("gemma4"):  # a quarter of each wide head turns
+        weights["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
     architecture = gguf_architecture(config["model_type"].removesuffix("_text"))
     keys = {"block_count": config["num_hidden_layers"], **GGUF_KEYS[family]}
     override = {f"{architecture}.{key}": value for key, value in keys.items()}

@@ -100,6 +100,11 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
         config["block_auto_adjust_ff_dim"] = False
     if family == "qwen3_5":
         config |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    if family.startswith(
+        "gemma4"
+    ):  # the second layer sees all tokens, by heads twice as large, and has both matrices
+        full = {"head_dim": 2 * shape.head_dim, "num_key_value_heads": shape.kv_heads}
+        config |= {"per_layer_config": {"1": full}, "attention_k_eq_v": False}
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:
@@ -131,7 +136,7 @@ def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
         name: _size(
             name,
             len(old),
-            shape,
+            shape._replace(head_dim=2 * shape.head_dim) if family == "gemma4" and "layers.1." in name else shape,
             by_head=family not in ("olmo2", "olmo3", "olmoe"),
             is_transposed=family.startswith("gpt_oss"),
             has_gates=family == "qwen3_5",
@@ -205,4 +210,6 @@ def _size(
         if own.endswith(ending):
             return [size[0], *size[:0:-1]] if is_transposed else list(size[-num_axes:])
     part = name.split(".")[-2]
+    if own.endswith("layer_scalar"):
+        return [1]
     return [shape.heads] if own.endswith("sinks") else list(of.get(part, (shape.hidden,))[:num_axes])

@@ -167,7 +167,7 @@ def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any]) -> 
     return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
 
 
-_CONVERTED = ("lfm2", "lfm2moe", "qwen35")
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "gemma4")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -180,7 +180,7 @@ def _gguf_name(name: str, architecture: str) -> str:
         return name
     if architecture in _CONVERTED:  # by the names of llama.cpp's converter
         number = next(at for at, each in gguf.MODEL_ARCH_NAMES.items() if each == architecture)
-        name = name.replace("dt_bias", "dt_proj.bias")
+        name = name.replace("dt_bias", "dt_proj.bias").replace("layer_scalar", "layer_scalar.weight")
         converted = gguf.get_tensor_name_map(number, 64).get_name(name, try_suffixes=(".weight", ".bias"))
         assert converted is not None, name
         return converted
@@ -247,7 +247,7 @@ def write_gguf(
         stored = _permuted(name, value) if permute else value
         if architecture == "qwen35":
             stored = _converted_delta(name, value, metadata)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = 1 + stored
         data = gguf.quants.quantize(stored, kind)
         back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(stored.shape)

@@ -1,0 +1,117 @@
+"""Layers that differ in their heads and widths, and that share keys and values, as in Gemma 4."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from edgespec.errors import SourceError
+from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.settings import SourceSettings
+from edgespec.export.tensors import StoredTensor
+
+
+class LayerSize(NamedTuple):
+    """The sizes of a layer; has_values: it has a matrix for values too."""
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    has_values: bool = True
+
+
+class LayerSizes(NamedTuple):
+    """The sizes of all layers, how many of the last ones share keys and values, and the size of own inputs."""
+
+    layers: Sequence[LayerSize]
+    num_sharing: int
+    input_size: int
+
+    def applied(self, path: object, config: DecoderConfig) -> DecoderConfig:
+        """A model with these sizes, by one whose layers are alike.
+
+        Raises SourceError: A layer shares keys and values of an earlier one of its kind, and there is none.
+        """
+        first = config.num_layers - self.num_sharing
+        kinds = [layer.sliding_window is not None for layer in config.layers]
+        sources, layers = {kind: i for i, kind in enumerate(kinds[:first])}, []
+        if set(kinds) - sources.keys():
+            raise SourceError(
+                f"{path}: its last {self.num_sharing} layers read keys and values of earlier ones of their kind, "
+                "and one kind has none; its settings are damaged"
+            )
+        for i, (layer, own) in enumerate(zip(config.layers, self.layers, strict=True)):
+            other = replace(
+                layer,
+                num_kv_heads=own.num_kv_heads if own.num_kv_heads != config.num_kv_heads else None,
+                head_dim=own.head_dim if own.head_dim != config.head_dim else None,
+                intermediate_size=own.intermediate_size,
+                keys_of=sources[kinds[i]] if i >= first else None,
+                has_values=own.has_values,
+            )
+            layers.append(other)
+        return replace(config, layers=tuple(layers), layer_input_size=self.input_size, norms_values=True)
+
+
+def sizes_from_huggingface(stated: SourceSettings, is_local: Sequence[bool]) -> LayerSizes:
+    """The sizes by a config.json, of transformers since 5.20 or before. Raises SourceError: A number is odd."""
+    num_sharing, own = _whole(stated, "num_kv_shared_layers", len(is_local)), stated.get("per_layer_config", {})
+    heads, inner = stated.count("num_key_value_heads"), stated.count("intermediate_size")
+    is_one = bool(stated.get("attention_k_eq_v"))  # one matrix for keys and values
+    full_heads = stated.count("num_global_key_value_heads", heads) if is_one else heads
+
+    def sizes() -> Iterator[LayerSize]:
+        for i, local in enumerate(is_local):
+            width = inner * (1 + bool(stated.get("use_double_wide_mlp") and i >= len(is_local) - num_sharing))
+            if local:
+                yield LayerSize(heads, stated.count("head_dim"), width)
+                continue
+            at = SourceSettings(stated.path, own.get(str(i), {}))
+            head_dim = at.count("head_dim", stated.count("global_head_dim", 512))
+            yield LayerSize(at.count("num_key_value_heads", full_heads), head_dim, width, not is_one)
+
+    return LayerSizes([*sizes()], num_sharing, _whole(stated, "hidden_size_per_layer_input"))
+
+
+def sizes_from_gguf(
+    stated: SourceSettings, is_local: Sequence[bool], tensors: Mapping[str, StoredTensor]
+) -> LayerSizes:
+    """The sizes by the keys of a GGUF file, which says by its tensors which layers have no values.
+
+    Raises SourceError: A number is missing or odd.
+    """
+    key = "attention.key_length"
+    head_dims = {True: stated.count(f"{key}_swa", stated.count(key)), False: stated.count(key)}
+    for kind, suffix in ((True, "_swa"), (False, "")):
+        for other in ("attention.value_length", "rope.dimension_count"):
+            if stated.count(other + suffix, head_dims[kind]) != head_dims[kind]:
+                raise SourceError(
+                    f"{stated.path}: {stated.prefix}{other}{suffix} is {stated.get(other + suffix)}, wanted the "
+                    f"size of its heads, {head_dims[kind]}; unsupported"
+                )
+    heads, widths = (
+        _of_layers(stated, key, len(is_local)) for key in ("attention.head_count_kv", "feed_forward_length")
+    )
+    sizes = [
+        LayerSize(heads[i], head_dims[local], widths[i], f"blk.{i}.attn_v.weight" in tensors)
+        for i, local in enumerate(is_local)
+    ]
+    num_sharing = _whole(stated, "attention.shared_kv_layers", len(is_local))
+    return LayerSizes(sizes, num_sharing, _whole(stated, "embedding_length_per_layer_input"))
+
+
+def _of_layers(stated: SourceSettings, key: str, num_layers: int) -> Sequence[int]:
+    """A number of each layer; a file may state one for all."""
+    found = stated.get(key)
+    if not isinstance(found, list):
+        return [stated.count(key)] * num_layers
+    if len(found) != num_layers:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} has {len(found)} numbers for {num_layers} layers")
+    return [SourceSettings(stated.path, {key: value}).count(key) for value in found]
+
+
+def _whole(stated: SourceSettings, key: str, end: int = 1 << 16) -> int:
+    """A number that may be 0, and is below an end."""
+    found = stated.get(key, 0)
+    if type(found) is not int or not 0 <= found < end:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is {found!r}, wanted 0 to {end - 1}")
+    return found
