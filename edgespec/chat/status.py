@@ -149,7 +149,8 @@ def format_report(
     if stats.decode_tokens_per_second:
         lines.append(
             f"{format_speed(stats.decode_tokens_per_second)} tokens/s: the model ran {stats.passes} times for "
-            f"{stats.num_emitted} tokens ({stats.tokens_per_pass:.2f} tokens a pass)"
+            f"{stats.num_emitted} token{'s' * (stats.num_emitted != 1)} "
+            f"({stats.tokens_per_pass:.2f} tokens a pass)"
         )
     if stats.time_to_first_token_s is not None:
         speed = stats.prefill_tokens_per_second
@@ -195,7 +196,7 @@ def _format_acceptance(stats: Stats) -> list[str]:
         lines.append(f"{one_line(name, 40)}: {change.now:.0%} of its guesses were right lately{before}")
         if change.is_notable and change.before is not None and change.now < change.before:
             lines.append(
-                "  fewer than before: is it the right drafter for such texts (/drafter)? the right draft length "
-                "(auto)? the right load (no other program on the processor)?"
+                "  fewer than before: another drafter may suit such texts better (/drafter), or other programs "
+                "keep the processor busy"
             )
     return lines

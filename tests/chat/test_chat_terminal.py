@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -630,7 +631,18 @@ def test_a_terminal_without_colour_gets_text_alone(tmp_path: Path, settings: dic
     if "TERM" in settings:
         assert "\x1b" not in terminal.written
     assert "\x1b[1mbold" not in terminal.written
-    assert "\x1b[3" not in terminal.written.replace("\x1b[39m", "")
+    assert re.findall(r"\x1b\[[\d;]*\b3[0-8][;m]", terminal.written) == []  # colours, and no moves of the cursor
+
+
+def test_code_is_shown_while_its_line_is_written(tmp_path: Path) -> None:
+    pieces = ["```\n", "\tif x:\n", "        y = [", *(f"{i}, " for i in range(40)), "]\n", "```\n"]
+    terminal = rule_chat(tmp_path, {"go": pieces}, 0.1)
+    terminal.enter("go")
+    terminal.wait_for("        y = [0, 1, 2, ")
+    assert "39" not in terminal.screen()
+    terminal.wait_for("39, ]")
+    terminal.wait_for("context")
+    assert "if x:" in terminal.settle()
 
 
 def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path, tmp_path: Path) -> None:
