@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
+    from edgespec.engine.mcp_servers import McpServers, open_servers, require_allowed
     from edgespec.engine.pair_check import check_pair
     from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
     from edgespec.engine.plan import plan_document, rank_for_model
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         require_format,
         require_writer,
     )
+    from edgespec.engine.tool_process import CallResult, ToolProcess, cut_result
     from edgespec.engine.transcript import Round, Transcript
     from edgespec.errors import (
         ContextOverflow,
@@ -130,6 +132,7 @@ __all__ = [
     "Interval",
     "LoadProgress",
     "ManifestError",
+    "McpServers",
     "MemoryExhausted",
     "Message",
     "ModelError",
@@ -170,6 +173,7 @@ _HOMES = _by_name(
         "engine.engine": "Engine",
         "engine.load": "load",
         "engine.request": "AnswerOptions Drafting",
+        "engine.mcp_servers": "McpServers",
         "engine.transcript": "Round",
         "models": "models",
         "runtimes.discovery": "DeviceReport devices",
@@ -197,12 +201,14 @@ _WING_NAMES = _by_name(
         "draft.overlap": "best_length expected_tokens",
         "draft.timeline": "chrome_trace latest picture svg_picture",
         "engine.answers": "join_chunks",
+        "engine.mcp_servers": "open_servers require_allowed",
         "engine.pair_check": "check_pair",
         "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",
         "engine.plan": "plan_document rank_for_model",
         "engine.preset_defaults": "Preset",
         "engine.reasoning": "ReasoningStream has_spent split_reasoning",
         "engine.request": "require_embedding_model require_format require_writer",
+        "engine.tool_process": "CallResult ToolProcess cut_result",
         "engine.transcript": "Transcript",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",

@@ -21,12 +21,11 @@ from typing import Any, BinaryIO, TextIO
 
 import msgspec
 
-from edgespec import ToolCall, UsageError, parse_tools
+from edgespec import ToolCall, UsageError, cut_result, parse_tools
 
 _MODULE = "edgespec_tool_file"  # not the file's own name, which may be that of a module that it imports
 
 Functions = dict[str, Callable[..., Any]]
-MAX_RESULT = 8_000  # characters of what a call gives; some 2,000 tokens
 _MAX_PRINTED = 2_000  # of what it prints, the last ones
 
 
@@ -109,9 +108,9 @@ def _call(functions: Functions, call: ToolCall, path: Path) -> dict[str, Any]:
             import asyncio  # takes 50 ms
 
             result = asyncio.run(result)
-        return {"text": _cut(_as_text(call.name, result)), "is_error": False}
+        return {"text": cut_result(_as_text(call.name, result)), "is_error": False}
     except BaseException as error:  # also SystemExit: the model is told, and the next call finds the process
-        return {"text": _cut(f"error: {describe_error(error, path)}"), "is_error": True}
+        return {"text": cut_result(f"error: {describe_error(error, path)}"), "is_error": True}
 
 
 def _as_text(name: str, result: object) -> str:
@@ -121,11 +120,6 @@ def _as_text(name: str, result: object) -> str:
         return msgspec.json.encode(result).decode()
     except Exception as error:
         raise TypeError(f"{name} gave a {type(result).__name__}, which is no JSON ({error})") from None
-
-
-def _cut(text: str) -> str:
-    text = text.encode(errors="replace").decode()  # halves of surrogate pairs are no text
-    return text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}… (cut: it has {len(text)} characters)"
 
 
 class _Printed:

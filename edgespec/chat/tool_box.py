@@ -1,14 +1,15 @@
 """The tools of a chat: the functions that the model may call, and the question whether one may be run."""
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from edgespec import Engine, ModelError, Tool, UsageError
-from edgespec.chat.function_process import FunctionProcess
+from edgespec import Engine, ModelError, Tool, ToolProcess, open_servers, require_allowed
+from edgespec.chat.function_process import open_functions
+from edgespec.system.console import warn
 from edgespec.system.printable import one_line
 
 if sys.platform != "win32":
@@ -16,7 +17,6 @@ if sys.platform != "win32":
 
 QUESTION = "Run it? [y/N/a] "
 _WORDS_QUESTION = "Run it? You were typing, so write the word: [yes/no/always] "
-ALL = "all"
 
 
 class Permission(Enum):
@@ -65,14 +65,22 @@ def ask_at_terminal(name: str, show: Callable[[str], None]) -> Permission:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The functions of a file, and the names of those that are run without a question."""
+    """Tools by the processes that run them, and the names of those that are run without a question."""
 
-    process: FunctionProcess
+    processes: tuple[ToolProcess, ...]
     allowed: set[str]
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        return self.process.tools
+        return tuple(tool for process in self.processes for tool in process.tools)
+
+    def process_of(self, name: str) -> ToolProcess:
+        """The process that runs a tool."""
+        return next(each for each in self.processes if name in {tool.name for tool in each.tools})
+
+    def close(self) -> None:
+        for each in self.processes:
+            each.close()
 
     def lines(self) -> list[str]:
         """A line for each tool: its arguments, what it is for, and whether the user is asked before each call."""
@@ -84,19 +92,22 @@ class ToolBox:
         ]
 
 
-def open_tools(path: Path, allowed: Iterable[str]) -> ToolBox:
-    """Load a file of functions; allowed has names of them, or ALL.
+def open_tools(path: Path | None, servers: Sequence[str], allowed: Collection[str]) -> ToolBox:
+    """Load a file of functions, and start MCP servers; allowed has names of tools, or "all".
 
-    Raises UsageError: The file cannot be used, or lacks a function that is allowed.
+    Raises UsageError: One of them cannot be used, or a tool is allowed that there is not.
     """
-    process = FunctionProcess(path)
-    names = [tool.name for tool in process.tools]
-    if unknown := [name for name in allowed if name not in (*names, ALL)]:
-        process.close()
-        raise UsageError(
-            f"--allow names '{one_line(unknown[0], 60)}', which {path} lacks; it has {', '.join(names)} (or {ALL})"
-        )
-    return ToolBox(process, {*names} if ALL in allowed else {*allowed})
+    with ExitStack() as opened:
+        processes = [opened.enter_context(closing(open_functions(path)))] if path else []
+        taken = {tool.name for each in processes for tool in each.tools}
+        if servers:
+            processes.append(opened.enter_context(closing(open_servers(servers, taken))))
+        tools = [tool for each in processes for tool in each.tools]
+        box = ToolBox(tuple(processes), require_allowed(allowed, tools))
+        opened.pop_all()
+    for note in (note for each in processes for note in each.notes):
+        warn(note)
+    return box
 
 
 def require_tools(engine: Engine) -> None:
@@ -104,5 +115,5 @@ def require_tools(engine: Engine) -> None:
     if not engine.takes_tools:
         raise ModelError(
             f"{engine.manifest.name} cannot call tools: its chat template takes none; use a model that was "
-            "trained for it, such as qwen2.5-1.5b, or leave out --tools"
+            "trained for it, such as qwen2.5-1.5b, or leave out --tools and --mcp"
         )

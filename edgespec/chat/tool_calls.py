@@ -84,10 +84,11 @@ def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
 
 def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
     waiting = Waiting(sys.stdout, lambda: f"{call.name} is running; Ctrl-C ends it")
-    with catch_ctrl_c(box.process.end_call) as was_pressed:
+    process = box.process_of(call.name)
+    with catch_ctrl_c(process.end_call) as was_pressed:
         waiting.begin()
         try:
-            result = box.process.run(call)
+            result = process.run(call)
         finally:
             waiting.end()
     if was_pressed():

@@ -79,6 +79,14 @@ def add_chat(parser: CommandParser) -> None:
         "let the model call the functions of FILE.py; you are asked before each call is run",
     )
     parser.add_argument(
+        "--mcp",
+        action="append",
+        default=[],
+        metavar="SERVER",
+        help="let the model call the tools of an MCP server: its command in quotes, its address, or a .json file "
+        "with mcpServers; you are asked before each call is run; repeatable",
+    )
+    parser.add_argument(
         "--allow",
         action="append",
         default=[],
@@ -143,9 +151,9 @@ def _chat(options: argparse.Namespace) -> int:
         if autosave:
             engines.callback(autosave.close)
         # Before the model, which takes longer.
-        box = open_tools(options.tools, options.allow) if options.tools else None
+        box = open_tools(options.tools, options.mcp, options.allow) if options.tools or options.mcp else None
         if box:
-            engines.callback(box.process.close)
+            engines.callback(box.close)
 
         def load_unseen(options: argparse.Namespace) -> "Engine":
             engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
@@ -186,8 +194,10 @@ def _require_usable(options: argparse.Namespace) -> None:
     require_positive(options, "max-tokens")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
-    if options.allow and options.tools is None:
-        raise UsageError(f"--allow {options.allow[0]} has no tools to allow; give them with --tools FILE.py")
+    if options.allow and not (options.tools or options.mcp):
+        raise UsageError(
+            f"--allow {options.allow[0]} has no tools to allow; give --tools FILE.py or --mcp COMMAND"
+        )
     for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
         if path and not options.overwrite and has_content(path):
             raise UsageError(

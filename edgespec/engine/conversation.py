@@ -24,7 +24,7 @@ from edgespec.engine.request import (
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-from edgespec.tools.tool import REFUSED, ToolCall, functions_among, parse_tools, run_call
+from edgespec.tools.tool import REFUSED, ToolCall, parse_tools, runners_among
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -217,7 +217,7 @@ class Conversation:
         text: str,
         *,
         max_steps: int = 8,
-        may_call: Callable[[ToolCall], bool] = lambda call: True,
+        may_call: Callable[[ToolCall], bool] | None = None,
         **options: Unpack[ReplyOptions],
     ) -> Completion:
         """Send a message, run the functions among tools that the model calls, and return the answer.
@@ -234,16 +234,18 @@ class Conversation:
 
         Args:
             max_steps: The most answers that are made; the last one may still ask for calls.
-            may_call: Whether a call may be run, such as by asking the user.
+            may_call: Whether a call may be run, such as by asking the user. By default functions may, and tools of
+                MCP servers that allow names.
 
-        Raises UsageError: A tool is no function; else as in stream.
+        Raises UsageError: A tool cannot be run here, or not without may_call; else as in stream.
         """
-        functions = functions_among(self.tools)
+        runners = runners_among(self.tools, is_asked=may_call is not None)
         answer = self.say(text, **options)
         for _ in range(max_steps - 1):
             if not self.calls:
                 break
-            results = [run_call(functions, call) if may_call(call) else REFUSED for call in self.calls]
+            may = may_call or (lambda call: True)
+            results = [runners[call.name](call) if may(call) else REFUSED for call in self.calls]
             answer = self.give_results(results, **options).completion()
         return answer
 

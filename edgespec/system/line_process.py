@@ -94,11 +94,17 @@ def kill(process: LineProcess) -> None:
     """End the process and those that it has started; from a signal handler too."""
     if process.returncode is not None:  # its number may be another's by now
         return
+    others = []  # also those that have a session of their own
+    with suppress(psutil.Error):
+        others = psutil.Process(process.pid).children(recursive=True)
     with suppress(OSError):
         if sys.platform == "win32":
             process.terminate()
         else:
             os.killpg(process.pid, signal.SIGKILL)
+    for each in others:
+        with suppress(psutil.Error):
+            each.kill()
 
 
 def dispose(process: LineProcess) -> None:

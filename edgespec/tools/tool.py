@@ -5,6 +5,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from edgespec.tools.function_arguments import describe_function, schema_of, type
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+ALL = "all"  # stands for the names of all tools
 CHOICES = ("auto", "none", "required")
 REFUSED = "the user does not want this call"  # what the model is told in place of a result
 
@@ -24,6 +26,8 @@ class Tool:
     parameters: JSON schema of its arguments, an object.
     strict: Calls have to follow the schema.
     place: Where it was given, such as "tools[2].function".
+    run: Runs a call and returns its result or what was wrong; None where its caller has to.
+    is_allowed: It may be run without asking anybody.
     """
 
     name: str
@@ -31,6 +35,8 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
     place: str = field(default="tools", compare=False)
+    run: "Callable[[ToolCall], str] | None" = field(default=None, compare=False)
+    is_allowed: bool = field(default=True, compare=False)
 
     def as_dict(self, *, describes_all: bool = False) -> dict[str, Any]:
         """The dict that chat templates take, in the form of OpenAI's API.
@@ -242,24 +248,39 @@ class ToolUse:
         return self.choice != "auto" or any(tool.strict for tool in self.tools)
 
 
-def functions_among(tools: Sequence[Any]) -> Mapping[str, Callable[..., Any]]:
-    """Tools that are functions, by their names.
+Runner = Callable[[ToolCall], str]
 
-    Raises UsageError: One is a dict, which nobody can run.
+
+def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runner]:
+    """What runs the calls of tools, by their names; what goes wrong is their result.
+
+    is_asked: Somebody says before each call whether it may be run.
+
+    Raises UsageError: One is a dict, which nobody can run, or needs a yes that nobody gives.
     """
+    runners: dict[str, Runner] = {}
     for i, tool in enumerate(tools):
-        if not callable(tool):
+        if isinstance(tool, Tool) and tool.run:
+            if not (is_asked or tool.is_allowed):
+                raise UsageError(
+                    f"{tool.name} is a tool of an MCP server, which is run after a yes alone: give may_call, or "
+                    "name it in allow of McpServers"
+                )
+            runners[tool.name] = tool.run
+        elif callable(tool):
+            runners[tool.__name__] = partial(_run_function, tool)
+        else:
             raise UsageError(
                 f"tools[{i}] is no function of Python, so it cannot be run here; give functions, or send the "
                 "results of its calls yourself, with give_results"
             )
-    return {tool.__name__: tool for tool in tools}
+    return runners
 
 
-def run_call(functions: Mapping[str, Callable[..., Any]], call: ToolCall) -> str:
+def _run_function(function: Callable[..., Any], call: ToolCall) -> str:
     """The result of a called function, as text; what was wrong, as the model may then try another call."""
     try:
-        given = functions[call.name](**call.parse(functions[call.name]))
+        given = function(**call.parse(function))
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"

@@ -64,9 +64,9 @@ Make = Callable[..., ChatSession]
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolBox]:
     path = tmp_path_factory.mktemp("tools") / "tools.py"
     path.write_text(TOOLS)
-    box = open_tools(path, ())
+    box = open_tools(path, (), ())
     yield box
-    box.process.close()
+    box.close()
 
 
 @pytest.fixture
@@ -307,11 +307,11 @@ def test_results_are_shown_in_short() -> None:
 def test_tools_that_are_allowed_have_to_be_there(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text("def f(): pass\ndef g(): pass\n")
-    with pytest.raises(UsageError, match=r"--allow names 'h', which .* lacks; it has f, g \(or all\)"):
-        open_tools(path, ["f", "h"])
-    box = open_tools(path, ["all"])
+    with pytest.raises(UsageError, match=r"'h' is allowed, and there is no such tool; there are f, g \(or all\)"):
+        open_tools(path, (), ["f", "h"])
+    box = open_tools(path, (), ["all"])
     assert box.allowed == {"f", "g"}
-    box.process.close()
+    box.close()
 
 
 def test_a_chat_without_tools_says_how_to_give_some(make: Make) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from edgespec import ToolCall, UsageError
-from edgespec.chat.function_process import FunctionProcess
-from edgespec.chat.function_worker import MAX_RESULT
+from edgespec import ToolCall, ToolProcess, UsageError
+from edgespec.chat.function_process import open_functions
+from edgespec.engine.tool_process import MAX_RESULT
 
 TOOLS = '''
 import os, subprocess, sys, time
@@ -108,10 +108,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def process(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FunctionProcess]:
+def process(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHILD_FILE", str(tmp_path_factory.mktemp("child") / "pid"))
-        process = FunctionProcess(path)
+        process = open_functions(path)
         yield process
         process.close()
 
@@ -120,7 +120,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(id="1", name=name, arguments=json.dumps(arguments))
 
 
-def test_its_public_functions_are_tools(process: FunctionProcess) -> None:
+def test_its_public_functions_are_tools(process: ToolProcess) -> None:
     names = [tool.name for tool in process.tools]
     assert names[:2] == ["next_day", "remember"]
     assert "_hidden" not in names
@@ -131,13 +131,13 @@ def test_its_public_functions_are_tools(process: FunctionProcess) -> None:
     assert trip.parameters["properties"]["trip"]["description"] == "Where to, and when."
 
 
-def test_arguments_and_results_have_types(process: FunctionProcess) -> None:
+def test_arguments_and_results_have_types(process: ToolProcess) -> None:
     result = process.run(call("next_day", trip={"city": "Rome", "day": "2026-02-28"}))
     assert json.loads(result.text) == {"city": "Rome", "day": "2026-03-01"}
     assert process.run(call("later")).text == "done"
 
 
-def test_what_is_printed_is_told_apart_and_state_lasts(process: FunctionProcess) -> None:
+def test_what_is_printed_is_told_apart_and_state_lasts(process: ToolProcess) -> None:
     first = process.run(call("remember", word="red"))
     assert {*first.printed.split("\n")} == {"below Python", "in a child", "I remember red", ""}
     assert json.loads(process.run(call("remember", word="blue", times="2")).text) == ["red", "blue", "blue"]
@@ -161,7 +161,7 @@ def test_what_is_printed_is_told_apart_and_state_lasts(process: FunctionProcess)
     ],
 )
 def test_what_goes_wrong_is_the_result(
-    process: FunctionProcess, name: str, arguments: dict[str, Any], said: str
+    process: ToolProcess, name: str, arguments: dict[str, Any], said: str
 ) -> None:
     result = process.run(call(name, **arguments))
     assert result.is_error
@@ -169,12 +169,12 @@ def test_what_goes_wrong_is_the_result(
     assert process.run(call("later")).text == "done"
 
 
-def test_arguments_that_are_no_object_are_refused(process: FunctionProcess) -> None:
+def test_arguments_that_are_no_object_are_refused(process: ToolProcess) -> None:
     for text in ("[1]", "{", "", '"x"'):
         assert process.run(ToolCall(id="1", name="later", arguments=text)).is_error
 
 
-def test_odd_and_long_texts_come_safely(process: FunctionProcess) -> None:
+def test_odd_and_long_texts_come_safely(process: ToolProcess) -> None:
     assert process.run(call("halves")).text == "?n"
     long = process.run(call("long")).text
     assert long.startswith("x" * MAX_RESULT)
@@ -185,7 +185,7 @@ def test_a_call_that_hangs_is_ended_with_its_children(path: Path, tmp_path: Path
     pid_file = tmp_path / "pid"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHILD_FILE", str(pid_file))
-        process = FunctionProcess(path)
+        process = open_functions(path)
 
     def end_once_it_hangs() -> None:
         while not (pid_file.exists() and pid_file.read_text()):
@@ -204,7 +204,7 @@ def test_a_call_that_hangs_is_ended_with_its_children(path: Path, tmp_path: Path
 
 
 def test_it_ends_with_its_owner(path: Path) -> None:
-    process = FunctionProcess(path)
+    process = open_functions(path)
     assert process._process is not None
     python = psutil.Process(process._process.pid)
     assert process._process.stdin is not None
@@ -230,21 +230,21 @@ def test_it_ends_with_its_owner(path: Path) -> None:
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "tools.py").write_text(text)
     with pytest.raises(UsageError, match=said):
-        FunctionProcess(tmp_path / "tools.py")
+        open_functions(tmp_path / "tools.py")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no file"):
-        FunctionProcess(tmp_path)
+        open_functions(tmp_path)
     (tmp_path / "tools.txt").write_text("def f(): pass")
     with pytest.raises(UsageError, match=r"is no file of Python; wanted a name that ends with \.py"):
-        FunctionProcess(tmp_path / "tools.txt")
+        open_functions(tmp_path / "tools.txt")
 
 
 def test_a_file_that_breaks_meanwhile_is_told(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text("import os\ndef die(): os._exit(1)\n")
-    process = FunctionProcess(path)
+    process = open_functions(path)
     assert process.run(call("die")).is_error
     path.write_text("def die(: pass\n")
     assert "cannot be run" in process.run(call("die")).text

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows la
 from terminal import CTRL_C, CTRL_D, Terminal, latest_chat
 
 from edgespec.engine.transcript import Transcript
+from edgespec.system.command_line import join_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
 
@@ -33,10 +36,12 @@ RESULT = "sunny in Rome\x1b[2J"
 ASKED = "Run it? [y/N/a]"
 
 
-def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, prompt: str = "") -> Terminal:
+def rule_chat(
+    tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, prompt: str = "", mcp: str = ""
+) -> Terminal:
     (tmp_path / "tools.py").write_text(TOOLS)
     script = {"answers": answers, "pause_s": pause_s, "tools": str(tmp_path / "tools.py"), "saves": True}
-    script |= {"prompt": prompt} if prompt else {}
+    script |= ({"prompt": prompt} if prompt else {}) | ({"mcp": [mcp]} if mcp else {})
     (tmp_path / "script.json").write_text(json.dumps(script))
     program = (sys.executable, str(Path(__file__).parents[1] / "support" / "rule_chat.py"))
     terminal = Terminal(tmp_path / "script.json", home=tmp_path, program=program)
@@ -72,6 +77,34 @@ def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
     assert path is not None
     roles = [message.role for message in Transcript.read(path).messages]
     assert roles == ["user", "assistant", "tool", "assistant"] * 3
+
+
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp")
+def test_a_tool_of_an_mcp_server_is_asked_for_too_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "support" / "mcp_program.py"
+    pid = str(tmp_path / "pid")
+    answers = {
+        "Add.": [{"call": "add", "arguments": {"a": 2, "b": 40}}],
+        "Hang.": [{"call": "hang", "arguments": {"path": pid}}],
+        "42": ["It is 42."],
+        "error: the user ended this call while it ran": ["I stop."],
+    }
+    terminal = rule_chat(tmp_path, answers, mcp=join_words([sys.executable, program]))
+    terminal.ask("/tools", "add(a, b): Add two whole numbers. (asks before each call)")
+    terminal.enter("Add.")
+    terminal.wait_for(ASKED)
+    terminal.enter("y")
+    terminal.wait_for("It is 42.")
+    terminal.ready()
+    terminal.enter("Hang.")
+    terminal.wait_for(ASKED)
+    terminal.enter("y")
+    while not Path(pid).exists():
+        time.sleep(0.05)
+    terminal.type(CTRL_C)
+    terminal.wait_for("I stop.")
+    terminal.ready()
+    terminal.leave()
 
 
 def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:

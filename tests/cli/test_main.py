@@ -560,8 +560,8 @@ def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.Cap
     [
         (["--tools", "{folder}/nowhere.py"], 2, "nowhere.py is no file; wanted a file of Python"),
         (["--tools", "{folder}/broken.py"], 2, "broken.py cannot be run: ZeroDivisionError"),
-        (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "--allow names 'nap', which"),
-        (["--allow", "rest"], 2, "--allow rest has no tools to allow; give them with --tools FILE.py"),
+        (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "'nap' is allowed, and there is no such tool"),
+        (["--allow", "rest"], 2, "--allow rest has no tools to allow; give --tools FILE.py or --mcp COMMAND"),
         (["--tools", "{folder}/tools.py"], 3, "tiny cannot call tools: its chat template takes none; use a model"),
     ],
 )

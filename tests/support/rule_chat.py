@@ -3,8 +3,8 @@
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
 given, and by |at most N where its reasoning has a budget. A piece that is an object with call and arguments is a
-call of a tool; the file tools has their functions. Where there is a prompt, it is answered once, and no
-conversation is held.
+call of a tool; the file tools has their functions, and mcp the commands of servers. Where there is a prompt, it is
+answered once, and no conversation is held.
 """
 
 import json
@@ -116,7 +116,8 @@ def _call_chunk(index: int, call: dict[str, Any]) -> Chunk:
 def main() -> int:
     script = json.loads(Path(sys.argv[1]).read_text())
     engine: Any = RuleEngine(script["answers"], script.get("pause_s", 0.0))
-    box = open_tools(Path(script["tools"]), ()) if script.get("tools") else None
+    file, servers = script.get("tools"), script.get("mcp", ())
+    box = open_tools(Path(file) if file else None, servers, ()) if file or servers else None
     session = ChatSession(
         conversation=Conversation(engine, ends_loops=True, tools=box.tools if box else None),
         model="rule",

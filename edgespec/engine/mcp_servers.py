@@ -1,0 +1,181 @@
+"""Tools of MCP servers: programs that offer tools to any model, in the Model Context Protocol.
+
+The servers and the package mcp, which speaks with them, run in other processes. What they offer may be called only
+after a yes. Knows nothing of the protocol.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from threading import Lock
+from urllib.parse import urlsplit
+
+from edgespec.engine.tool_process import ToolProcess
+from edgespec.errors import UsageError
+from edgespec.system.printable import one_line
+from edgespec.system.progress import TERMINAL
+from edgespec.system.text_files import explain_unreadable
+from edgespec.system.typed_json import read_as, read_json
+from edgespec.tools.tool import ALL, Tool, ToolCall
+
+TIMEOUT_S = 60.0
+_LARGEST_CONFIG = 1 << 20
+_MOST_BYTES = 1 << 29  # that the process may hold that speaks with the servers
+_SPARE_S = 10.0  # for this process to notice what the other one found
+
+
+@dataclass(frozen=True)
+class McpServer:
+    """A server as a file states it: a command to start, or an address."""
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    disabled: bool = False
+    type: str | None = None
+
+
+class McpServers:
+    """Running MCP servers, whose tools a conversation can call. Close it, or use it in a with statement.
+
+        with McpServers("uvx mcp-server-time") as servers:
+            talk = engine.chat(tools=servers.tools)
+            print(talk.run("What time is it?", may_call=lambda call: input(call.name) == "yes").text)
+
+    tools: For Engine.stream, generate and chat. Conversation.run calls them only where may_call says yes, or where
+        allow has their names.
+    """
+
+    def __init__(
+        self,
+        *servers: str | Path,
+        allow: Collection[str] = (),
+        timeout_s: float = TIMEOUT_S,
+        report: Callable[[str], None] = TERMINAL.report,
+    ) -> None:
+        """Start the servers, and ask for their tools.
+
+        Args:
+            servers: Each a command, such as "npx -y some-server /folder", the address of a server over HTTP, or a
+                file ending with .json that has "mcpServers" as other programs write it.
+            allow: Names of tools that are called without a question, or "all".
+            timeout_s: The longest that a server may take to start, and for a call.
+            report: Takes a line for each tool that cannot be used.
+
+        Raises:
+            EdgeSpecError: The package mcp is not installed, or a server does not start.
+            UsageError: An argument makes no sense.
+        """
+        self._process = open_servers(servers, timeout_s=timeout_s)
+        allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
+        self._lock = Lock()
+        self.tools = tuple(
+            replace(tool, run=self._run, is_allowed=tool.name in allowed) for tool in self._process.tools
+        )
+        for note in self._process.notes:
+            report(note)
+
+    def __enter__(self) -> "McpServers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the servers."""
+        self._process.close()
+
+    def _run(self, call: ToolCall) -> str:
+        with self._lock:  # one call at a time
+            return self._process.run(call).text
+
+
+def open_servers(
+    given: Sequence[str | Path], taken: Collection[str] = (), *, timeout_s: float = TIMEOUT_S
+) -> ToolProcess:
+    """Start servers, each as McpServers takes one; no tool gets a name that is taken.
+
+    Raises as McpServers does.
+    """
+    if type(timeout_s) not in (int, float) or not (isfinite(timeout_s) and timeout_s > 0):
+        raise UsageError(f"timeout_s is {timeout_s!r}; wanted seconds above 0")
+    servers: dict[str, McpServer] = {}
+    for each in given:
+        for name, server in _read(each).items():
+            number = next(
+                n for n in range(1, len(servers) + 2) if (name if n == 1 else f"{name}{n}") not in servers
+            )
+            servers[name if number == 1 else f"{name}{number}"] = server
+    if not servers:
+        raise UsageError("there is no MCP server; give a command, an address, or a file with mcpServers")
+    begin = {
+        "servers": {name: asdict(server) for name, server in servers.items()},
+        "taken": sorted(taken),
+        "most_s": timeout_s,
+        "most_bytes": 2 * _MOST_BYTES,  # between calls, in which this process sees to it
+    }
+    return ToolProcess(
+        ["-m", "edgespec.engine.mcp_worker"],
+        f"the MCP server {', '.join(servers)}",
+        begin,
+        most_s=timeout_s * len(servers) + _SPARE_S,
+        most_bytes=_MOST_BYTES,
+    )
+
+
+def require_allowed(allow: Collection[str], tools: Sequence[Tool]) -> set[str]:
+    """The names of tools that need no question. Raises UsageError: One is allowed that there is not."""
+    names = [tool.name for tool in tools]
+    if unknown := [name for name in allow if name not in (*names, ALL)]:
+        raise UsageError(
+            f"'{one_line(unknown[0], 60)}' is allowed, and there is no such tool; there are {', '.join(names)} "
+            f"(or {ALL})"
+        )
+    return {*names} if ALL in allow else {*allow}
+
+
+def _read(given: str | Path) -> dict[str, McpServer]:
+    """The servers of a file, or the one that an address or a command is, by their names."""
+    text = str(given)
+    if text.startswith(("http://", "https://")):
+        return {urlsplit(text).hostname or "server": McpServer(url=text)}
+    path = Path(text).expanduser()
+    if isinstance(given, Path) or text.endswith(".json"):
+        return _read_file(path)
+    try:
+        words = shlex.split(text, posix=os.name != "nt")
+    except ValueError as error:
+        raise UsageError(f"the MCP server '{one_line(text, 80)}' is no command ({error})") from None
+    if not words:
+        raise UsageError("the command of an MCP server is empty; give one, such as: uvx mcp-server-time")
+    return {Path(words[0]).stem: McpServer(words[0], tuple(words[1:]))}
+
+
+def _read_file(path: Path) -> dict[str, McpServer]:
+    with explain_unreadable(path, 'a file of MCP servers, {"mcpServers": {"NAME": {"command": …, "args": […]}}}'):
+        document = read_json(path, _LARGEST_CONFIG)
+        stated = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
+        if not isinstance(stated, dict):
+            raise ValueError("it has no object mcpServers")
+        servers = {name: _parse(name, each) for name, each in stated.items()}
+    return {name: server for name, server in servers.items() if not server.disabled}
+
+
+def _parse(name: str, stated: object) -> McpServer:
+    """Raises ValueError: It is no server."""
+    try:
+        server = read_as(McpServer, stated)
+    except ValueError as error:
+        raise ValueError(f"its server {json.dumps(name)} is wrong: {error}") from None
+    if server.type == "sse":
+        raise ValueError(f"its server {json.dumps(name)} is of the old type sse; use http")
+    if bool(server.command) == bool(server.url):
+        raise ValueError(f"its server {json.dumps(name)} needs either a command or a url")
+    return server

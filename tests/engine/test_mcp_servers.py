@@ -1,0 +1,180 @@
+"""Tools of MCP servers, with real servers in processes of their own: what they give, and how they fail."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+from rule_chat import RuleEngine
+
+from edgespec import Conversation, McpServers, ToolCall, UsageError
+from edgespec.engine import mcp_servers
+from edgespec.engine.mcp_servers import McpServer, open_servers
+from edgespec.system.command_line import join_words
+from edgespec.tools.tool import REFUSED
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TINY = join_words([sys.executable, SUPPORT / "mcp_program.py"])
+needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp")
+
+
+def raw(behaviour: str) -> str:
+    return join_words([sys.executable, SUPPORT / "raw_mcp_program.py", behaviour])
+
+
+def call(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(id="1", name=name, arguments=json.dumps(arguments))
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[McpServers]:
+    with McpServers(TINY, allow=["add"]) as servers:
+        yield servers
+
+
+def run(servers: McpServers, asked: ToolCall) -> str:
+    (tool,) = [tool for tool in servers.tools if tool.name == asked.name]
+    assert tool.run
+    return tool.run(asked)
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_tools_are_listed_and_give_texts(servers: McpServers) -> None:
+    tools = {tool.name: tool for tool in servers.tools}
+    assert tools["add"].description == "Add two whole numbers."
+    assert tools["add"].parameters["required"] == ["a", "b"]
+    assert run(servers, call("add", a=1, b=2)) == "3"
+    assert run(servers, call("picture")) == "a dot\n(image, which is no text, is left out)"
+    assert run(servers, call("long_text")).endswith("… (cut: it has 50000 characters)")
+    assert run(servers, call("add", a="x", b=2)).startswith("error: ")
+    assert run(servers, call("read_file", path="/x")).startswith("error: ")
+    assert run(servers, ToolCall(id="1", name="add", arguments="[1]")).startswith(
+        "error: the arguments are no JSON"
+    )
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_a_server_that_ends_is_started_anew(servers: McpServers) -> None:
+    assert run(servers, call("die")) == "error: its MCP server has ended"
+    assert run(servers, call("add", a=2, b=2)) == "4"
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_a_call_that_hangs_is_ended_with_its_server(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    process = open_servers([TINY])
+
+    def end_once_it_hangs() -> None:
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.01)
+        process.end_call()
+
+    Thread(target=end_once_it_hangs).start()
+    assert "was ended" in process.run(call("hang", path=str(pid_file))).text
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(server := int(pid_file.read_text())):
+        assert time.monotonic() < deadline
+        if psutil.Process(server).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.01)
+    process.close()
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_a_slow_call_is_an_error_and_the_server_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "servers.json"
+    program = {"command": sys.executable, "args": [str(SUPPORT / "mcp_program.py")], "env": {"COLOUR": "red"}}
+    path.write_text(json.dumps({"mcpServers": {"tiny": program, "other": {**program, "disabled": True}}}))
+    process = open_servers([path], taken={"add"}, timeout_s=8)
+    assert process.run(call("hang", path=str(tmp_path / "pid"))).text == "error: it took longer than 8 s"
+    assert process.run(call("tiny_add", a=1, b=1)).text == "2"  # the name is taken
+    assert process.run(call("variable", name="COLOUR")).text == "red"
+    process.close()
+
+
+@needs_mcp
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (raw("broken"), "no such folder: /nowhere"),
+        (raw("noise"), "it took longer than 3 s"),
+        (raw("silent"), "it took longer than 3 s"),
+        (raw("flood"), "it gave more than 134 MB hold|it took longer than"),
+        ("no-such-command", "no-such-command"),
+        ("http://127.0.0.1:9", "does not start"),
+    ],
+)
+def test_a_server_that_does_not_start_is_told(command: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "_MOST_BYTES", 1 << 27)
+    before = len(psutil.Process().children(recursive=True))
+    with pytest.raises(UsageError, match=said):
+        open_servers([command], timeout_s=3)
+    assert len(psutil.Process().children(recursive=True)) == before
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_run_calls_what_is_allowed_or_what_somebody_says_yes_to(servers: McpServers) -> None:
+    def talk(tool_name: str, **arguments: Any) -> Conversation:
+        engine: Any = RuleEngine({"go": [{"call": tool_name, "arguments": arguments}]})
+        return Conversation(engine, tools=[tool for tool in servers.tools if tool.name == tool_name])
+
+    def told(conversation: Conversation) -> list[str]:
+        return [step.content for step in conversation.rounds[-1].steps if step.role == "tool"]
+
+    conversation = talk("add", a=2, b=5)
+    conversation.run("go")
+    assert told(conversation) == ["7"]
+    conversation = talk("variable", name="nowhere")
+    with pytest.raises(UsageError, match=r"variable is a tool of an MCP server.*may_call"):
+        conversation.run("go")
+    conversation.run("go", may_call=lambda call: False)
+    assert told(conversation) == [REFUSED]
+    conversation.run("go", may_call=lambda call: call.name == "variable")
+    assert told(conversation) == ["not set"]
+
+
+@needs_mcp
+def test_only_tools_that_are_there_are_allowed() -> None:
+    with pytest.raises(UsageError, match=r"'nap' is allowed, and there is no such tool; there are add, "):
+        McpServers(TINY, allow=["nap"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "no object mcpServers"),
+        ('{"mcpServers": {"a": {}}}', 'its server "a" needs either a command or a url'),
+        ('{"mcpServers": {"a": {"command": 1}}}', 'its server "a" is wrong: command is 1'),
+        ('{"mcpServers": {"a": {"type": "sse", "url": "http://x"}}}', 'its server "a" is of the old type sse'),
+        ('{"mcpServers": {}}', "there is no MCP server"),
+        ("{", "is not a file of MCP servers"),
+    ],
+)
+def test_a_file_that_names_no_servers_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "servers.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=said):
+        open_servers([str(path)])
+
+
+def test_words_that_are_no_server_are_refused() -> None:
+    for wrong in ("", "it's"):
+        with pytest.raises(UsageError):
+            open_servers([wrong])
+    with pytest.raises(UsageError, match="timeout_s is 0"):
+        open_servers(["x"], timeout_s=0)
+    assert mcp_servers._read("https://tools.example/mcp?a=1") == {
+        "tools.example": McpServer(url="https://tools.example/mcp?a=1")
+    }
