@@ -3,9 +3,9 @@
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
 (LFM2 and 2.5), qwen3_5 and gemma4, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and
-gpt_oss, and with shared experts too qwen2_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that sigmoids
-choose lfm2_moe, glm4_moe and dots1. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts,
-and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
+gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that
+sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. A gemma3, gemma4 or mistral3 that sees or hears is read
+without these parts, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
 """
 
 from collections.abc import Mapping
@@ -92,6 +92,13 @@ _HUNYUAN = Family(
         "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.key_layernorm.weight"),
     },
 )
+_QWEN3_5 = Family(
+    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    gain_addend=1.0,
+    names={"{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")},
+    has_delta=True,
+    defaults={"full_attention_interval": 4},
+)
 FAMILIES = {
     "llama": Family(paired_in=_GGUF),
     "mistral": Family(paired_in=_GGUF, full_attention_every=0),
@@ -177,15 +184,8 @@ FAMILIES = {
         routes_by_sigmoid=True,
         defaults={**_LFM2.defaults, "block_auto_adjust_ff_dim": False, "num_dense_layers": 2},
     ),
-    "qwen3_5": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
-        gain_addend=1.0,
-        names={
-            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
-        },
-        has_delta=True,
-        defaults={"full_attention_interval": 4},
-    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5, is_mixture=True),
     "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
     "qwen3_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
@@ -219,6 +219,13 @@ FAMILIES = {
         normalizes_routing=False,
         routes_by_sigmoid=True,
     ),
+    "minimax_m2": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms_whole_projections=True,
+        needs=("router_choice",),
+        is_mixture=True,
+        routes_by_sigmoid=True,
+    ),
     "gpt_oss": Family(
         needs=(*_BIASES, "o_bias", "sinks", "router_bias", "expert_bias"),
         names={
@@ -234,8 +241,17 @@ FAMILIES = {
 _STATE = "from whose state drafts have to be taken back"
 # What families that are not read need, by the starts of their names.
 _LACKING = {
-    f"Gated DeltaNet layers, {_STATE} (ONNX Runtime has operators for them from 1.32 on)": (
-        *("qwen3_next", "qwen3next", "qwen3_5_moe", "qwen35moe", "kimi_linear", "olmo_hybrid"),
+    f"recurrent layers of another kind, {_STATE}": (
+        *(
+            "qwen3_next",
+            "qwen3next",
+            "kimi_linear",
+            "kimi-linear",
+            "olmo_hybrid",
+            "qwen4",
+            "minimax-m1",
+            "minimax_m1",
+        ),
     ),
     f"Mamba layers, {_STATE}": (
         *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
@@ -243,7 +259,6 @@ _LACKING = {
     "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations": ("gemma3n",),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
     "experts that sigmoids choose, in every other layer": ("llama4",),
-    "experts that sigmoids choose": ("minimax",),
     "positions in several dimensions, for images": ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"),
     "tokens that see those behind them: it writes no text": ("bert", "roberta", "modernbert", "t5", "whisper"),
 }

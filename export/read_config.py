@@ -30,6 +30,8 @@ _GGUF_NAMES = {
     "ernie4_5-moe": "ernie4_5_moe",
     "lfm2moe": "lfm2_moe",
     "glm4moe": "glm4_moe",
+    "qwen35moe": "qwen3_5_moe",
+    "minimax-m2": "minimax_m2",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -45,7 +47,7 @@ _READ = {
 }
 _READ_OF = {
     "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
-    "qwen35.": ("rope.dimension_sections",),  # of images alone
+    **dict.fromkeys(("qwen35.", "qwen35moe."), ("rope.dimension_sections",)),  # of images alone
     "gemma4.": (
         *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
         "rope.dimension_count_swa",
@@ -68,10 +70,13 @@ _UNSUPPORTED = (
     "conv_bias",
 )
 # The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
-_FURTHER = {**dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"), "qwen3_5": "mtp."}
+_FURTHER = {
+    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "mtp."),
+}
 _FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
 # Families of models that have parts that see or hear beside a text decoder.
-_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5")
+_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
 # Windows by architecture and context length of GGUF files from before they stated them.

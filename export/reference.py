@@ -154,7 +154,7 @@ class _Reference:
         fed = self._mlp(name, rows)
         if f"{name}.router" not in self.tensors:
             return fed
-        return [y / (1 + np.exp(-own)) for y, own in zip(fed, self._linear(rows, f"{name}.router"), strict=True)]
+        return [y * _sigmoid(own) for y, own in zip(fed, self._linear(rows, f"{name}.router"), strict=True)]
 
     def _linear(self, rows: list[Floats], role: str) -> list[Floats]:
         bias = self.tensors.get(f"{role}_bias")
@@ -213,7 +213,7 @@ class _Reference:
         attended = [_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)]
         if f"{i}.q_gate" in self.tensors:
             gates = self._linear(rows, f"{i}.q_gate")
-            attended = [x / (1 + np.exp(-gate)) for x, gate in zip(attended, gates, strict=True)]
+            attended = [x * _sigmoid(gate) for x, gate in zip(attended, gates, strict=True)]
         return self._linear(attended, f"{i}.o")
 
     def _convolution(self, i: int, rows: list[Floats]) -> list[Floats]:
@@ -235,7 +235,7 @@ class _Reference:
         for qkv, z, a, b in zip(*projected, strict=True):
             mixed = _silu(_convolve(qkv, own["conv"].reshape(-1, rule.convolved)))
             decay = rule.decay(own["decay"]) * np.logaddexp(0, a + own["shift"])
-            read = recur(rule, mixed, decay, 1 / (1 + np.exp(-b)))
+            read = recur(rule, mixed, decay, _sigmoid(b))
             normed = _rms_norm(read, own["gain"], np.float32(self.config.rms_eps)).reshape(z.shape)
             gated.append(normed * _silu(z))
         return self._linear(gated, f"{i}.delta_out")
@@ -286,7 +286,7 @@ def _attend(config: DecoderConfig, i: int, sinks: Floats | None, q: Floats, k: F
 def _chosen_shares(routing: Routing, scores: Floats, choice: Floats | None) -> Floats:
     """The weights of the experts that a token chooses, and 0 for the others."""
     if routing.is_sigmoid:
-        share = np.exp(-np.logaddexp(0, -scores))
+        share = _sigmoid(scores)
     else:
         share = np.exp(scores - scores.max(axis=-1, keepdims=True))
         share /= share.sum(axis=-1, keepdims=True)
@@ -304,9 +304,13 @@ def _chosen_shares(routing: Routing, scores: Floats, choice: Floats | None) -> F
     return kept * np.float32(routing.scale)
 
 
-def _silu(x: Floats) -> Floats:
-    result: Floats = x / (1 + np.exp(-x))
+def _sigmoid(x: Floats) -> Floats:
+    result: Floats = np.exp(-np.logaddexp(0, -x))
     return result
+
+
+def _silu(x: Floats) -> Floats:
+    return x * _sigmoid(x)
 
 
 def _gelu_tanh(x: Floats) -> Floats:

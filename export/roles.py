@@ -80,18 +80,27 @@ _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate", 
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 # Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
-# matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns.
+# matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns, and
+# with T each expert is transposed.
 _PARTS = ("gate", "up", "down")
 _Held = Mapping[str, tuple[str, ...]]
 _NUMBERED: _Held = {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
 _MLP_EXPERTS: _Held = {"mlp.gate": ("router",), **_NUMBERED}
+_STACKED: _Held = {
+    "mlp.gate": ("router",),
+    "mlp.experts.gate_up_proj": ("gate", "up"),
+    "mlp.experts.down_proj": ("down",),
+}
 _EXPERT_NAMES: dict[str, _Held] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP_EXPERTS),
     "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
+    "qwen3_5_moe": _MLP_EXPERTS,
     **{
         family: {f"{block}.gate": ("router",)}
         | {f"{block}.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)}
-        for family, block in (("mixtral", "block_sparse_moe"), ("lfm2_moe", "feed_forward"))
+        for family, block in (
+            *(("mixtral", "block_sparse_moe"), ("minimax_m2", "block_sparse_moe"), ("lfm2_moe", "feed_forward")),
+        )
     },
     "granitemoe": {
         "block_sparse_moe.router.layer": ("router",),
@@ -100,16 +109,22 @@ _EXPERT_NAMES: dict[str, _Held] = {
     },
     "gpt_oss": {
         "mlp.router": ("router",),
-        "mlp.experts.gate_up_proj": ("*", "gate", "up"),
-        "mlp.experts.down_proj": ("down",),
+        "mlp.experts.gate_up_proj": ("T", "*", "gate", "up"),
+        "mlp.experts.down_proj": ("T", "down"),
     },
 }
 _GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
+_GGUF_STACKED: _Held = {
+    "ffn_gate_inp": ("router",),
+    "ffn_gate_up_exps": ("gate", "up"),
+    "ffn_down_exps": ("down",),
+}
 # What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.
 _BESIDE_EXPERTS = {
     "router_choice": (
         *("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "exp_probs_b"),
         *("mlp.moe_statics.e_score_correction_bias", "feed_forward.expert_bias"),
+        "block_sparse_moe.e_score_correction_bias",
     ),
     "shared.router": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
     **{
@@ -366,8 +381,12 @@ def _expert_tensors(
         name = next((name for name in known if name in stored), known[column])
         if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in _PARTS):
             found[f"{i}.{role}"] = take(name, *shapes[role])
+    if held is _MLP_EXPERTS and f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj" in stored:
+        held = _STACKED
+    if is_gguf and f"{prefix}.{layers[0]}.ffn_gate_up_exps.weight" in stored:
+        held = _GGUF_STACKED
     for i, (name, (*mark, last)) in product(layers, held.items()):
-        own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part != "*"]
+        own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part not in "*T"]
         if parts == ["router"]:
             found[f"{i}.router"] = take(f"{own}.weight", num_experts, config.hidden_size)
             if (bias := take_bias(own, "router_bias", 1, num_experts)) is not None:
@@ -378,8 +397,10 @@ def _expert_tensors(
             for number in range(num_experts):
                 found[f"{i}.{last}.{number}"] = take(f"{own}.weight".format(number=number), rows, columns)
             continue
-        if own in stored:  # as transformers holds them, each expert transposed
+        if own in stored and "T" in mark:
             stacks = {"": take(own, num_experts * columns, len(parts) * rows).transposed(num_experts)}
+        elif own in stored:
+            stacks = {"": take(own, num_experts * len(parts) * rows, columns)}
         else:
             stacks = {"": take(f"{own}.weight", num_experts * len(parts) * rows, columns)}
         if (bias := take_bias(own, "expert_bias", num_experts, len(parts) * rows)) is not None:

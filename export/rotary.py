@@ -113,7 +113,9 @@ def rotaries_from_huggingface(
     above = {
         "rope_theta": stated.get("rope_theta", 1e4),
         "original_max_position_embeddings": stated.get("original_max_position_embeddings"),
-        "partial_rotary_factor": stated.get("partial_rotary_factor"),
+        "partial_rotary_factor": stated.get(
+            "partial_rotary_factor", stated.get("rotary_dim", head_dim) / head_dim
+        ),
     }
     within = {key: value for key, value in rope.get("full_attention", rope).items() if value is not None}
     full = SourceSettings(stated.path, above | within)

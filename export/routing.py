@@ -77,13 +77,14 @@ def routing_of(
 
     if (every := stated.get(key(keys.period), 1)) != 1:
         raise SourceError(f"{stated.path} has experts in one of {every} layers, which is not supported")
+    num_dense = int(stated.get(key(keys.num_dense), 0))
     shared = (each.rows for name, each in tensors.items() if _SHARED_UP.search(name))
     routing = Routing(
         stated.count(key(keys.num_experts)),
         stated.count(key(keys.num_used)),
         bool(stated.get(key(keys.is_normalized), family.normalizes_routing)),
-        num_dense=int(stated.get(key(keys.num_dense), 0)),
-        dense_size=stated.count(key(keys.dense_size)),
+        num_dense=num_dense,
+        dense_size=stated.count(key(keys.dense_size)) if num_dense else 0,
         shared_size=next(shared, 0),
         is_sigmoid=_is_sigmoid(stated, family),
         scale=stated.number(key(keys.scale), 1.0) if stated.get(key(keys.scale)) else 1.0,

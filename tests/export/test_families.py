@@ -274,6 +274,28 @@ def test_layers_for_multi_token_prediction_of_a_gguf_are_left_out(tmp_path: Path
         read_source(tmp_path / "b.gguf")
 
 
+def test_experts_are_read_one_by_one_and_as_a_stack(tmp_path: Path) -> None:
+    config, weights = FAMILIES["qwen3_5_moe"]["config"], weights_of("qwen3_5_moe")
+    stacked = stored_experts("qwen3_5_moe", "huggingface", weights)
+    apart = stored_experts("qwen3_moe", "huggingface", weights)
+    assert any("experts.5.up_proj" in name for name in apart)
+    for name, stored in (("stacked", stacked), ("apart", apart)):
+        tiny.write_huggingface(tmp_path / name, stored, config=config)
+    in_gguf = stored_experts("qwen3_5_moe", "gguf", weights)
+    joined = dict(in_gguf)
+    for i in range(3):
+        both = [joined.pop(f"blk.{i}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+        joined[f"blk.{i}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    keys = {"block_count": 3, **GGUF_KEYS["qwen3_5_moe"]}
+    override = {f"qwen35moe.{key}": value for key, value in keys.items()}
+    for name, stored in (("a.gguf", in_gguf), ("b.gguf", joined)):
+        tiny.write_gguf(tmp_path / name, stored, architecture="qwen35moe", override=override)
+    sources = [read_source(tmp_path / name).tensors for name in ("stacked", "apart", "a.gguf", "b.gguf")]
+    for role in ("1.gate.0", "1.up.5", "2.down.3"):
+        wanted, *others = (np.concatenate(list(tensors[role].floats())) for tensors in sources)
+        assert all(np.array_equal(wanted, other) for other in others)
+
+
 def test_layer_behind_the_last_one_of_a_glm_is_left_out(tmp_path: Path) -> None:
     config, weights = FAMILIES["glm4_moe"]["config"], weights_of("glm4_moe")
     further = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
@@ -412,7 +434,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "family 'gemma'; known are"),
-        ("minimax-m1", {}, "experts that sigmoids choose"),
+        ("minimax-m1", {}, "recurrent layers"),
         ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
         ("glm4moe", {**_GLM, "expert_group_count": 3}, "uses 1 of 3 groups of its 8 experts"),
         ("glm4moe", {**_GLM, "expert_used_count": 5, "expert_group_count": 2}, "uses 5 of 8 experts"),
@@ -429,7 +451,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
-        ("qwen35moe", {}, "Gated DeltaNet"),
+        ("qwen3next", {}, "recurrent layers"),
         ("qwen35", {"ssm.time_step_rank": 3, "ssm.inner_size": 48, **DELTA}, "a multiple of the key heads"),
         ("qwen35", {}, "ssm.time_step_rank is None"),
     ],

@@ -117,6 +117,29 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "leading_dense_block_count": 1,
         "nextn_predict_layers": 0,
     },
+    "qwen3_5_moe": {
+        **_HEADS,
+        "full_attention_interval": 2,
+        "rope.dimension_count": 16,
+        "rope.dimension_sections": [4, 2, 2, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 96,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "expert_shared_feed_forward_length": 32,
+    },
+    "minimax_m2": {
+        **_HEADS,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 5e6,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+    },
     "dots1": {
         "expert_count": 6,
         "expert_used_count": 3,
@@ -214,8 +237,11 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
 }
 _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
 _SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID)
-CONVOLVED = ("lfm2", "qwen3_5", "lfm2_moe")  # run on the CPU alone, and no trees
+MIXTURES = (
+    *("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID),
+    *("qwen3_5_moe", "minimax_m2"),
+)
+CONVOLVED = ("lfm2", "qwen3_5", "lfm2_moe", "qwen3_5_moe")  # run on the CPU alone, and no trees
 UNEVEN = ("gemma4", "gemma4-shared")  # run on the CPU alone; their layers have different heads
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]

@@ -8,7 +8,8 @@ import numpy as np
 _MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")))
 _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
 _NAMES = {
-    "mixtral": _SPARSE,
+    **dict.fromkeys(("mixtral", "minimax_m2"), _SPARSE),
+    "qwen3_5_moe": _MLP,
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP),
     "lfm2_moe": ("feed_forward.gate", *(f"feed_forward.experts.{{}}.{part}" for part in ("w1", "w3", "w2"))),
     "hunyuan_v1_moe": ("mlp.gate.wg", *_MLP[1:]),
@@ -23,9 +24,15 @@ _GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "ernie4_5_moe": "ernie4_5-moe",
     "lfm2_moe": "lfm2moe",
     "glm4_moe": "glm4moe",
+    "qwen3_5_moe": "qwen35moe",
+    "minimax_m2": "minimax-m2",
 }
 
 
+_CHOICE = {
+    "ernie4_5_moe": "mlp.moe_statics.e_score_correction_bias",
+    "minimax_m2": "block_sparse_moe.e_score_correction_bias",
+}
 _BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
 
 
@@ -65,16 +72,14 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
         layer = layer.replace("model.layers.", "blk.") if form == "gguf" else layer
         module, _, part = kind.partition(".")
         if kind.endswith(("e_score_correction_bias", "expert_bias")):
-            theirs = (
-                "mlp.moe_statics.e_score_correction_bias" if family == "ernie4_5_moe" else f"{own_block}.{kind}"
-            )
+            theirs = _CHOICE.get(family, f"{own_block}.{kind}")
             yield f"{layer}.{'exp_probs_b.bias' if form == 'gguf' else theirs}", value
         elif module.startswith("shared_") and form == "gguf":
             own = "ffn_gate_inp_shexp" if part == "weight" else f"ffn_{part.partition('_')[0]}_shexp"
             yield f"{layer}.{own}.weight", value
         elif kind in ("gate.weight", "gate.wg.weight", "router.weight"):
             router = "router.layer" if family == "granitemoe" else _NAMES[family][0].partition(".")[2]
-            block = "block_sparse_moe" if family == "mixtral" else own_block
+            block = "block_sparse_moe" if family in ("mixtral", "minimax_m2") else own_block
             yield f"{layer}.ffn_gate_inp.weight" if form == "gguf" else f"{layer}.{block}.{router}.weight", value
         elif kind == "experts.gate_up_proj":
             inner = value.shape[1] // 2
@@ -83,6 +88,8 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
                 yield f"{layer}.ffn_up_exps.weight", value[:, inner:]
             elif family == "granitemoe":
                 yield f"{layer}.block_sparse_moe.input_linear.weight", value
+            elif family == "qwen3_5_moe":
+                yield name, value
             else:
                 for i, both in enumerate(value):
                     yield f"{layer}.{_NAMES[family][1].format(i)}.weight", both[:inner]
@@ -92,6 +99,8 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
                 yield f"{layer}.ffn_down_exps.weight", value
             elif family == "granitemoe":
                 yield f"{layer}.block_sparse_moe.output_linear.weight", value
+            elif family == "qwen3_5_moe":
+                yield name, value
             else:
                 for i, down in enumerate(value):
                     yield f"{layer}.{_NAMES[family][3].format(i)}.weight", down

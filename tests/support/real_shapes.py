@@ -98,7 +98,7 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
         config["layer_types"] = config["layer_types"][:2]
     if family == "lfm2":
         config["block_auto_adjust_ff_dim"] = False
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         config |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     if family.startswith(
         "gemma4"
@@ -137,9 +137,9 @@ def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
             name,
             len(old),
             shape._replace(head_dim=2 * shape.head_dim) if family == "gemma4" and "layers.1." in name else shape,
-            by_head=family not in ("olmo2", "olmo3", "olmoe"),
+            by_head=family not in ("olmo2", "olmo3", "olmoe", "minimax_m2"),
             is_transposed=family.startswith("gpt_oss"),
-            has_gates=family == "qwen3_5",
+            has_gates=family.startswith("qwen3_5"),
         )
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)

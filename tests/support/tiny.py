@@ -147,10 +147,11 @@ _GGUF_NAMES = {
 }
 
 
-def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any]) -> np.ndarray:
+def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any], architecture: str) -> np.ndarray:
     """A tensor of qwen3_5 as the converter writes it: gains whole, value heads with the same key far apart."""
     keys, heads, size, inner = (
-        metadata[f"qwen35.ssm.{key}"] for key in ("group_count", "time_step_rank", "state_size", "inner_size")
+        metadata[f"{architecture}.ssm.{key}"]
+        for key in ("group_count", "time_step_rank", "state_size", "inner_size")
     )
     order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
     order = {True: order, False: (order[:, None] * (inner // heads) + np.arange(inner // heads)).reshape(-1)}
@@ -167,7 +168,7 @@ def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any]) -> 
     return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
 
 
-_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "gemma4")
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -245,8 +246,8 @@ def write_gguf(
             kind = gguf.GGMLQuantizationType.Q8_0  # as llama.cpp does
         permute = architecture in ("llama", "granite", "granitemoe", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
-        if architecture == "qwen35":
-            stored = _converted_delta(name, value, metadata)
+        if architecture.startswith("qwen35"):
+            stored = _converted_delta(name, value, metadata, architecture)
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = 1 + stored
         data = gguf.quants.quantize(stored, kind)
