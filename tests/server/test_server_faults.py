@@ -251,7 +251,7 @@ def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path
 
     def engine(name: str) -> Engine:
         made = table_engine(tiny_model)
-        made.manifest = replace(made.manifest, eos_token_ids=())
+        made._model = replace(made._model, manifest=replace(made.manifest, eos_token_ids=()))
         made._encoder.context_length = 1 << 20
         return made
 
