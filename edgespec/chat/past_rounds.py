@@ -45,9 +45,12 @@ def last_lines(text: str, num: int) -> str:
     lines = text.split("\n")
     if len(lines) <= num:
         return text
-    missing, kept = lines[:-num], lines[-num:]
-    is_code = sum(line.lstrip().startswith("```") for line in missing) % 2
-    return "\n".join(["…", "", *(["```"] if is_code else []), *kept])
+    from markdown_it import MarkdownIt  # a pipe can do without it
+
+    cut = len(lines) - num
+    blocks = ((each, each.map or (0, 0)) for each in MarkdownIt().parse(text) if each.type == "fence")
+    opened = [each.markup + each.info for each, (begin, end) in blocks if begin < cut < end]
+    return "\n".join(["…", "", *opened, *lines[cut:]])
 
 
 def _show_message(number: int, text: str) -> None:

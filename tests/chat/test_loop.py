@@ -22,6 +22,7 @@ from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import begin_compacting, finish_compacting
 from edgespec.chat.files import AutosaveFile
 from edgespec.chat.loop import _obey, _prompt_progress, _save_regularly
+from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
@@ -360,6 +361,14 @@ def test_the_clipboard_is_the_desktops_own_and_over_ssh_the_terminals() -> None:
     assert find_commands({}, "darwin") == ["pbcopy"]
     assert find_commands({"SSH_CONNECTION": "x", "DISPLAY": ":0"}, "linux") == find_commands({}, "linux") == []
     assert osc52("hé\x1b") == "\x1b]52;c;aMOpGw==\x07"
+
+
+@pytest.mark.parametrize("fence", ["```", "````", "~~~"])
+def test_the_end_of_a_long_answer_begins_in_the_code_that_it_is_from(fence: str) -> None:
+    text = f"a\n{fence}python\nx = 1\n```not the end\n\ty = 2\n{fence}\nend"
+    assert last_lines(text, 3) == f"…\n\n{fence}python\n\ty = 2\n{fence}\nend"
+    assert last_lines(text, 1) == "…\n\nend"
+    assert last_lines(text, 7) == text
 
 
 def test_stats_report_what_drafts_and_why_not(session: ChatSession) -> None:
