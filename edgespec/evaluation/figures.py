@@ -7,7 +7,6 @@ from edgespec.evaluation.document import OWN_NAME, BenchDocument, PeerInfo, Posi
 from edgespec.evaluation.intervals import MOST_OBSERVATIONS, SMALLEST_GAIN
 from edgespec.system.units import format_bytes
 
-_WIDE = 0.3  # from the one end of an interval to the other
 _LABEL_CHARACTERS = 36
 _UNKNOWN = 100  # an interval whose ends are so many times apart tells nothing, as that of two answers under load
 # Where plain decoding ran, by what the document calls it.
@@ -93,18 +92,6 @@ def slower_prompts_text(document: BenchDocument) -> str | None:
     below = sum(interval[1] < 1.0 for interval in known)
     by_chance = len(known) / 40  # of prompts at 1.00, those whose interval lies below
     return f"{below} of {len(known)} prompts below 1.00 by their own intervals; by chance up to {by_chance:.1f}"
-
-
-def advice_text(document: BenchDocument) -> str | None:
-    """Advice that narrows intervals which are so wide that they decide little; None where none is."""
-    known = {name: row.get("ratio_interval") for name, row in document["categories"].items()}
-    wide = [name for name, interval in known.items() if interval and interval[1] - interval[0] > _WIDE]
-    if not wide:
-        return None
-    named = wide[0] if len(wide) == 1 else f"{len(wide)} of {len(known)} categories"
-    width = f"the interval of {named} is" if len(wide) == 1 else f"the intervals of {named} are"
-    rounds = f" (now {document['rounds']})" if "rounds" in document else ""
-    return f"{width} wider than {_WIDE:.1f}; raise --rounds{rounds}, and give more prompts of a category"
 
 
 def peer_label(peer: PeerInfo) -> str:

@@ -18,7 +18,6 @@ _CATEGORY_CHARACTERS = 22  # before the count, which a chart must have room for
 _VERDICTS = (
     figures.decided_text,
     figures.slower_prompts_text,
-    figures.advice_text,
     figures.texts_text,
     figures.setup_text,
 )

@@ -52,8 +52,7 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
     yield mean + (f" in {worst['category']}" if worst else "")
     if drafter := document.get("drafter"):
         yield f"speculative decoding with the drafter {drafter}"
-    advice = figures.advice_text(document)
-    for text in (figures.decided_text(document), figures.slower_prompts_text(document), advice):
+    for text in (figures.decided_text(document), figures.slower_prompts_text(document)):
         if text:
             yield text
     if found := document.get("ratios"):

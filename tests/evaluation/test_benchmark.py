@@ -358,16 +358,6 @@ def test_categories_that_are_slower_are_named() -> None:
     ) in table(build_document(SETUP, [each for each in turns if each["category"] != "slow"]))
 
 
-def test_wide_intervals_come_with_advice() -> None:
-    narrow = [turn(1.2 + 0.01 * i, "narrow", i) for i in range(5)]
-    wide = [turn(1.0 + 0.5 * i, "wide", 9 + i) for i in range(3)]
-    assert "raise --rounds" not in table(build_document(SETUP, narrow))
-    advised = table(build_document({**SETUP, "rounds": 3}, narrow + wide))
-    assert "the interval of wide is wider than 0.3; raise --rounds (now 3), and give more prompts" in advised
-    wider = [turn(1.0 + 0.5 * i, "wider", 19 + i) for i in range(3)]
-    assert "the intervals of 2 of 3 categories are wider" in table(build_document(SETUP, narrow + wide + wider))
-
-
 def test_prompts_that_are_slower_in_every_round_are_counted() -> None:
     turns = [turn(0.9 + 0.001 * number, prompt=0, number=number) for number in range(3)]
     turns += [turn(0.9 + 0.2 * number, prompt=1, number=number) for number in range(3)]
