@@ -38,12 +38,19 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         prompts,
         "--corpus",
         "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
-        "along)",
+        "along, and as many as there is time for that the model writes)",
     )
     prompts.add_argument(
         "--from-answers",
         action="store_true",
         help="train on the answers that are stored for MODEL, and write none",
+    )
+    parser.add_argument(
+        "--written",
+        metavar="SHARE",
+        type=float,
+        help="the share of texts whose prompts the model writes itself, 0 to 1 (default: 0.5, and 0 with --corpus "
+        "or --from-answers)",
     )
     parser.add_argument(
         "--minutes", metavar="M", type=float, default=60.0, help="how long it may take in all (default: 60)"
@@ -72,7 +79,12 @@ def _train(options: argparse.Namespace) -> None:
     disk_bytes = parse_bytes(options.disk, "--disk")
     if options.draft_vocab < 1:
         raise UsageError(f"--draft-vocab is {options.draft_vocab}; wanted a whole number from 1")
+    is_given = options.corpus or options.from_answers
+    own_share = (0.0 if is_given else 0.5) if options.written is None else options.written
+    if not 0.0 <= own_share <= 1.0:
+        raise UsageError(f"--written is {own_share:g}; wanted 0 to 1")
     settings = TrainingOptions(
+        own_share=own_share,
         minutes=options.minutes,
         disk_bytes=disk_bytes,
         draft_vocab_size=options.draft_vocab,

@@ -68,13 +68,17 @@ _TOKENS = "tokens.i32"  # that can be drafted
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most."""
+    """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
+
+    own_share: Of the texts, those whose prompts the target writes itself.
+    """
 
     minutes: float = 60.0
     disk_bytes: int = 4 << 30
     longest_answer: int = 256
     draft_vocab_size: int = 16_384
     device: str = "auto"  # of torch
+    own_share: float = 0.0
 
 
 def require_torch() -> None:
@@ -221,9 +225,11 @@ class _Folder:
                 texts.add(number, prompt, tuple(answer.tolist()))
         most_tokens = self.options.disk_bytes // self.states.row_bytes
         num_wanted = 2 * len(prompts)
-        if len(texts.numbers) < num_wanted and texts.num_tokens < most_tokens:
+        own_share = self.options.own_share
+        if (own_share or len(texts.numbers) < num_wanted) and texts.num_tokens < most_tokens:
             limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
-            self.report(f"the target answers {len(prompts)} prompts, for at most {limit_s / 60:.0f} min")
+            own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
+            self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
             with open_engine() as engine:
                 num_too_long = write_answers(
                     engine,
@@ -232,6 +238,8 @@ class _Folder:
                     longest=self.options.longest_answer,
                     limit_s=limit_s,
                     most_tokens=most_tokens,
+                    own_share=own_share,
+                    num_stored=len(stored),
                 )
             if num_too_long:
                 self.report(

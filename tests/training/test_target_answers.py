@@ -3,20 +3,26 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 
 from edgespec import load
-from edgespec.training import target
+from edgespec.training import target, written_prompts
 from edgespec.training.stored_texts import TextsFile
+from edgespec.training.written_prompts import PromptWriter
 
 PROMPTS = ["one", "two two", "three three three", "four"]
 
 
-def answers(model: Path, file: Path, at_once: int, *, most_tokens: int = 10_000) -> dict[int, list[int]]:
+def answers(
+    model: Path, file: Path, at_once: int, *, most_tokens: int = 10_000, own_share: float = 0.0
+) -> dict[int, list[int]]:
     texts = TextsFile(file, tiny.VOCAB)
     with load(model, drafter="none", deterministic=True, max_parallel=at_once) as engine:
-        target.write_answers(engine, PROMPTS, texts, longest=6, limit_s=600.0, most_tokens=most_tokens)
+        target.write_answers(
+            engine, PROMPTS, texts, longest=6, limit_s=600.0, most_tokens=most_tokens, own_share=own_share
+        )
     again = TextsFile(file, tiny.VOCAB)
     assert again.numbers == texts.numbers
     return dict(zip(_numbers(file), (text.tokens.tolist() for text in again.texts), strict=True))
@@ -65,3 +71,65 @@ def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
     with load(tiny_model, drafter="none", max_parallel=2) as engine, pytest.raises(KeyboardInterrupt):
         target.write_answers(engine, PROMPTS, texts, longest=10_000, limit_s=600.0, most_tokens=10_000)
     assert 1 <= len(TextsFile(file, tiny.VOCAB).texts) <= 2
+
+
+@pytest.mark.slow
+def test_a_target_writes_turns_of_users_tasks_and_second_turns(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none", deterministic=True) as engine:
+        writer = PromptWriter(engine)
+        begin = writer._before_turn([])
+        for text in ("Write", "9 lives", "hello"):
+            ids = engine.encode(text)
+            assert np.array_equal(ids[: len(begin)], begin)
+            assert engine.tokenizer.decode(ids[len(begin) :].tolist()).startswith(text)
+        written = {number: writer.write(number) for number in range(24)}
+        kinds = {number % 8: len(turns) for number, turns in written.items() if turns}
+        assert {kinds[kind] for kind in kinds if kind < 7} == {1}
+        assert kinds.get(7, 3) == 3
+        tasks = [turns[0]["content"] for number, turns in written.items() if turns and number % 8 in (4, 5, 6)]
+        assert len(tasks) >= 6
+        ends = [task.split("{}") for task in written_prompts._TASKS]
+        assert all(any(task.startswith(one) and task.endswith(two) for one, two in ends) for task in tasks)
+        assert written[3] == writer.write(3)
+        contents = [str(turns) for turns in written.values() if turns]
+        assert len({*contents}) == len(contents)
+
+
+@pytest.mark.slow
+def test_prompts_of_its_own_are_mixed_by_their_share_and_gone_on_with(tiny_model: Path, tmp_path: Path) -> None:
+    first = answers(tiny_model, tmp_path / "texts", 2, most_tokens=700, own_share=0.5)
+    own = [number for number in first if number >= 2 * len(PROMPTS)]
+    assert 0 < len(own) < len(first)
+    more = answers(tiny_model, tmp_path / "texts", 2, most_tokens=1200, own_share=0.5)
+    assert {number: more[number] for number in first} == first
+    assert len(more) > len(first)
+    alone = answers(tiny_model, tmp_path / "own", 1, most_tokens=700, own_share=1.0)
+    assert min(alone) >= 2 * len(PROMPTS)
+    assert {number: more[number] for number in alone if number in more}
+    assert all(more[number] == text for number, text in alone.items() if number in more)
+
+
+@pytest.mark.parametrize(
+    ("share", "num_stored", "expected"),
+    [
+        (0.0, 0, [0, 1, 2, 3]),
+        (0.5, 0, [0, 100, 1, 101, 2, 102, 3, 103, 104, 105]),
+        (0.25, 0, [0, 1, 2, 100, 3, 101, 102]),
+        (1.0, 0, [100, 101, 102, 103]),
+        (0.0, 8, [0, 1, 2, 3]),
+    ],
+)
+def test_given_prompts_and_own_ones_take_turns(share: float, num_stored: int, expected: list[int]) -> None:
+    found = target._mixed(range(4), iter(range(100, 200)), share, 0, num_stored)
+    assert [number for number, _ in zip(found, expected, strict=False)] == expected
+
+
+def test_beside_stored_texts_prompts_of_its_own_end_with_their_share() -> None:
+    assert [*target._mixed((), iter(range(100, 200)), 0.25, 0, 6)] == [100, 101]
+    assert [*target._mixed((), iter(range(100, 200)), 0.25, 2, 6)] == []
+
+
+def test_a_target_without_turns_writes_no_prompts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(tiny_model, drafter="none") as engine:
+        monkeypatch.setattr(engine, "encode", lambda turns: np.frombuffer(turns[-1]["content"].encode(), np.uint8))
+        assert not PromptWriter(engine).can_write
