@@ -27,6 +27,8 @@ from command_line import command_line, split_arguments
 from load import read_requests
 from server_process import TIMEOUT_S, events, served
 
+from edgespec.system.units import format_bytes
+
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _NUM_PROMPTS, _NUM_PAUSES, _IDLE_S = 6, 10, 60.0
 _PATHS = ("chat/completions", "completions")
@@ -150,7 +152,7 @@ def endure(
         uses.append(use_of(pid))
         use = uses[-1]
         tell(
-            f"| {end} | {use.memory_bytes / 2**20:.0f} MiB | {use.num_threads} | {use.num_files} "
+            f"| {end} | {format_bytes(use.memory_bytes)} | {use.num_threads} | {use.num_files} "
             f"| {len(endurance.faults)} |"
         )
     return [*endurance.faults, *growth(uses)]
@@ -162,7 +164,7 @@ def growth(uses: Sequence[Use]) -> list[str]:
     last = Use(*(min(values) for values in zip(*uses[-3:], strict=True)))
     found = []
     if last.memory_bytes > before.memory_bytes * (1 + _GROWTH_SHARE) + _GROWTH_BYTES:
-        found.append(f"memory grew from {before.memory_bytes >> 20} to {last.memory_bytes >> 20} MiB")
+        found.append(f"memory grew from {format_bytes(before.memory_bytes)} to {format_bytes(last.memory_bytes)}")
     if last.num_threads > before.num_threads + _GROWTH_THREADS:
         found.append(f"threads grew from {before.num_threads} to {last.num_threads}")
     if last.num_files > before.num_files + _GROWTH_FILES:

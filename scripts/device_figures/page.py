@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.system.units import format_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -37,7 +39,7 @@ def format_machine(document: dict[str, Any]) -> list[str]:
 def format_memory(total: int | None, free: int | None) -> str:
     if total is None or free is None:
         return "no memory of its own"
-    return f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} free"
+    return f"{format_bytes(total)}, {format_bytes(free)} free"
 
 
 def by_width(taken_s: dict[int, float], of_one: bool = False) -> str:

@@ -24,6 +24,7 @@ from edgespec.runtimes.node_placement import find_strays, format_placement, read
 from edgespec.runtimes.session import fast_model, load_graph
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
 from edgespec.setup.open_model import ModelFolder, open_model, weights_bytes
+from edgespec.system.units import format_bytes
 
 # Other kernels of CUDA's provider for matrices in blocks. ONNX Runtime has them off (docs/log/devices.md).
 OTHER_KERNELS = ("ep.cuda.fpa_intb_gemm", "1")
@@ -231,8 +232,8 @@ def compare_to_cpu(checked: Checked, precision: str) -> Iterator[Figure]:
     target, device, room = checked.form(precision), checked.device, free_memory()
     needed = _CPU_GROWTH.get(precision, 1.0) * weights_bytes(target) * 1.35 + _RESERVE_BYTES
     if needed > room.free_bytes:
-        free = f"{room.free_bytes / 2**30:.1f} free within {room.bound}"
-        raise LeftOut(f"about {needed / 2**30:.1f} GiB are needed on the host and {free}")
+        free = f"{format_bytes(room.free_bytes)} free within {room.bound}"
+        raise LeftOut(f"about {format_bytes(needed)} are needed on the host and {free}")
     found = compare_with_cpu(open_target(target, device), open_target(target, find_device("cpu")))
     for width, rows in found["rows"].items():
         largest = rows["largest_difference"]

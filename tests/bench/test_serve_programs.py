@@ -101,7 +101,7 @@ def test_what_grows_is_told() -> None:
     flat = [Use(100 << 20, 20, 30)] * 10
     assert growth(flat) == []
     assert growth([Use(300 << 20, 90, 90), *flat[:9]]) == []
-    assert growth([*flat[:7], *[Use(400 << 20, 20, 30)] * 3]) == ["memory grew from 100 to 400 MiB"]
+    assert growth([*flat[:7], *[Use(400 << 20, 20, 30)] * 3]) == ["memory grew from 105 MB to 419 MB"]
     assert len(growth([*flat[:7], *[Use(400 << 20, 40, 50)] * 3])) == 3
     assert growth([*flat[:7], Use(400 << 20, 40, 50), *flat[:2]]) == []
 

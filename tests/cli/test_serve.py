@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         process.send_signal(number)
         said = process.stderr.read()
         assert process.wait(60) == code
-        assert "POST /v1/chat/completions 200 " in said
+        assert re.search(r"^\d{4}-\d\d-\d\d [\d:]{8} edgespec: POST /v1/chat/completions 200 ", said, re.MULTILINE)
         assert "tokens need not be read again; they are kept in" in said
         assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said

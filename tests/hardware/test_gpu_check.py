@@ -238,7 +238,11 @@ def test_the_page_begins_with_the_device_its_driver_and_all_versions() -> None:
         "host": {"python": "3.11", "onnxruntime-gpu": "1.31.1"},
     }
     page = "\n".join(format_machine(document))
-    for part in ("cuda (CUDAExecutionProvider), NVIDIA Test", "580.65.06, CUDA up to 13.0", "24.0 GiB, 20.0 free"):
+    for part in (
+        "cuda (CUDAExecutionProvider), NVIDIA Test",
+        "580.65.06, CUDA up to 13.0",
+        "25.8 GB, 21.5 GB free",
+    ):
         assert part in page
     assert "onnxruntime-gpu 1.31.1" in page
     assert format_memory(None, None) == "no memory of its own"
