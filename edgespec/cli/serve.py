@@ -58,7 +58,10 @@ def _serve(options: argparse.Namespace) -> int:
     origins = parse_origins(options.allow_origin)
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
     with open_socket(options.host, options.port) as listening:
-        first = None if names.own_name is None else (names.own_name, load_any_engine(options))
+        first = None
+        if names.own_name is not None:
+            own, _ = names.loaded_as(names.own_name)
+            first = own, load_any_engine(options, model=names.source(own))
         host = ModelHost(
             partial(_open_engine, options, names),
             options.max_models,
@@ -123,7 +126,7 @@ def _require_sense(options: argparse.Namespace) -> None:
 
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "Engine":
     """Load a model that a client named. It is prepared already, so nothing is downloaded for it."""
-    is_own = name == names.own_name
+    is_own = names.own_name is not None and name == names.loaded_as(names.own_name)[0]
     drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
     return load_any_engine(
         options, model=names.source(name), drafter=drafter, offline=options.offline or not is_own

@@ -1,5 +1,6 @@
 """What a preset says of an answer, where its request leaves it open."""
 
+from copy import copy
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,14 @@ from edgespec.text.prompt_encoder import Prompt, is_ids, parse_messages
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
+
+
+def by_preset(engine: "Engine", preset: Preset | None) -> "Engine":
+    """An engine whose answers are made by a preset; it shares all that another one has open, and ends with it."""
+    shared = copy(engine)
+    shared.preset = preset
+    return shared
 
 
 def settings_by(options: AnswerOptions, suggested: SamplingParams | None, preset: Preset | None) -> AnswerSettings:

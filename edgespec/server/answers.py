@@ -51,6 +51,14 @@ class Services:
         record_of(request.scope).model = name = await in_thread(self.names.require, asked)
         return name
 
+    @asynccontextmanager
+    async def lease(self, name: str, priority: int = 0) -> AsyncIterator[Lease]:
+        """The use of the model of a name, which may be a preset's; raises what ModelHost.lease raises."""
+        loaded_as, preset = await in_thread(self.names.loaded_as, name)
+        async with self.host.lease(loaded_as, priority) as lease:
+            lease.preset = preset
+            yield lease
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
@@ -130,7 +138,7 @@ class Answers:
             "id": identity.id,
             "object": kind,
             "created": identity.created,
-            "model": self.model.name,
+            "model": self.lease.shown_name,
             "system_fingerprint": _fingerprint(self.model.engine),
         }
 
@@ -222,10 +230,10 @@ async def choice_events(
 async def _lease_answers(
     services: Services, request: Request, plan: AnswerPlan, name: str
 ) -> AsyncIterator[Answers]:
-    async with services.host.lease(name, plan.priority) as lease:
+    async with services.lease(name, plan.priority) as lease:
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
-        engine = lease.model.engine
+        engine = lease.engine
         requests = await services.admission.wait_for(in_thread(plan.requests, engine))
         opened = [await _open_answer(services.admission, engine, each) for each in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)

@@ -75,7 +75,7 @@ async def respond_with_vectors(
         if (manifest := await in_thread(services.names.manifest, name)) is not None:
             require_embedding_model(manifest)  # before it is loaded
         with services.admission.place(1):
-            async with services.host.lease(name) as lease:
+            async with services.lease(name) as lease:
                 lease.keep(keep_alive_s)
                 encode = partial(_encode, lease.model.engine, cuts=cuts)
                 found = await _vectors(services, lease, asked, [partial(encode, text) for text in texts])
@@ -90,7 +90,7 @@ async def respond_with_vectors(
 async def _vectors(
     services: Services, lease: Lease, asked: EmbeddingsRequest, encoders: list[Callable[[], TokenIds]]
 ) -> TextVectors:
-    engine, name, leased_s = lease.model.engine, lease.name, monotonic()
+    engine, name, leased_s = lease.model.engine, lease.shown_name, monotonic()
     size = engine.embedder.size
     inputs = await services.admission.wait_for(in_daemon(lambda: [encode() for encode in encoders]))
     if asked.dimensions is not None and not 1 <= asked.dimensions <= size:

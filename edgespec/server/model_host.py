@@ -15,7 +15,7 @@ from threading import Thread
 from time import monotonic
 from typing import TypeVar
 
-from edgespec import Engine, MemoryExhausted
+from edgespec import Engine, MemoryExhausted, Preset, by_preset
 from edgespec.server.answer_parts import TokenWords
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line
@@ -121,11 +121,13 @@ class Lease:
     """The use of a model by one request.
 
     has_to_end: Set when a request of a higher priority waits for the place of the model.
+    preset: By which answers are made, where the model is loaded for others too.
     """
 
     name: str
     priority: int
     has_to_end: asyncio.Event = field(default_factory=asyncio.Event)
+    preset: Preset | None = None
     _model: HostedModel | None = field(init=False, default=None)
 
     @property
@@ -133,6 +135,16 @@ class Lease:
         """The model, once there is a place for it."""
         assert self._model is not None
         return self._model
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model, which answers by the preset, if there is one."""
+        return by_preset(self.model.engine, self.preset) if self.preset else self.model.engine
+
+    @property
+    def shown_name(self) -> str:
+        """The name that the client knows."""
+        return self.preset.name if self.preset else self.name
 
     def keep(self, idle_s: float | None) -> None:
         """Have the model closed when nobody has used it for so long; None for never, DEFAULT_S for as it is."""

@@ -129,6 +129,18 @@ class ModelNames:
         """The manifest of a model before it is loaded; None where it has yet to be prepared."""
         return next((model.manifest for model in self.models() if model.name == name), None)
 
+    def loaded_as(self, name: str) -> tuple[str, Preset | None]:
+        """The name under which a model is loaded, and the preset that its answers are then made by.
+
+        A preset that changes nothing of the loading shares the model that it is of.
+        """
+        preset = self.home.presets.find(name)
+        if preset is None or preset.load_arguments or (folder := self._folder(name)) is None:
+            return name, None
+        others = (model.name for model in self.models() if model.preset is None)
+        found = next((other for other in others if self._folder(self.source(other)) == folder), None)
+        return (name, None) if found is None else (found, preset)
+
     def source(self, name: str) -> str:
         """The name or the folder that load() is to be given for a name."""
         if name == self.own_name and self.own is not None:

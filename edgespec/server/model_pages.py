@@ -36,7 +36,7 @@ def _documents(services: Services) -> list[dict[str, Any]]:
     own = {"id": names.own_name, "object": "model", "created": 0, "owned_by": "edgespec"}
     if names.own_name is not None:
         found = {names.own_name: own, **found}
-    return [{**document, "is_loaded": name in loaded} for name, document in found.items()]
+    return [{**document, "is_loaded": names.loaded_as(name)[0] in loaded} for name, document in found.items()]
 
 
 async def tokenize(services: Services, request: Request) -> Response:
@@ -64,7 +64,7 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
     async def lend() -> Response:
         found = await services.name_for(request, name)
         with services.admission.place(1):
-            async with services.host.lease(found) as lease:
+            async with services.lease(found) as lease:
                 made = services.bodies.in_turn(lambda: JSONResponse(work(lease.model)))
                 return await services.admission.wait_for(made)
 

@@ -24,6 +24,7 @@ from edgespec.server.protocol import CompletionRequest
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import LINES, line
 from edgespec.server.thinking import content_deltas, content_of, reasoning_of
+from edgespec.system.threads import in_thread
 
 _REASONS = {"stop": "stop", "tool_calls": "stop"}  # of the end of an answer; any other is "length"
 
@@ -49,9 +50,10 @@ async def _load(services: Services, request: Request, writer: "OllamaWriter") ->
     """Load the model of a request that asks nothing, or close it where it is not to stay."""
     asked, closes = writer.asked, writer.keep_alive_s == 0
     name = await services.name_for(request, asked.model)
-    if not closes or name in services.host.loaded:
+    loaded_as, _ = await in_thread(services.names.loaded_as, name)
+    if not closes or loaded_as in services.host.loaded:
         with services.admission.place(1):
-            async with services.host.lease(name) as lease:
+            async with services.host.lease(loaded_as) as lease:
                 lease.keep(writer.keep_alive_s)
     end = {"done": True, "done_reason": "unload" if closes else "load"}
     return JSONResponse(writer.document_of(name, {}) | end)
@@ -91,13 +93,13 @@ class OllamaWriter:
         fields: dict[str, Any] = content_of(answer.text, answers.requests[0])
         if answer.tool_calls:
             fields["tool_calls"] = enumerate(answer.tool_calls)
-        document = self.document_of(answers.model.name, fields)
+        document = self.document_of(answers.lease.shown_name, fields)
         if answer.logprobs:
             document["logprobs"] = token_entries(answer.logprobs, answers.model.words)
         return document | self._end(answers, answer.finish_reason, loaded_s)
 
     async def lines(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        loaded_s, name = self._begin(answers), answers.model.name
+        loaded_s, name = self._begin(answers), answers.lease.shown_name
         reasoning, events = reasoning_of(answers.requests[0]), list[CallStart | CallArguments | CallEnd]()
         async with aclosing(answers.chunks()) as chunks:
             async for _, chunk in chunks:

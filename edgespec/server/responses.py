@@ -281,7 +281,7 @@ class _Response:
             "completed_at": int(time()) if self.is_whole else None,
             "status": self.status,
             "incomplete_details": {"reason": "max_output_tokens"} if has_ended and not self.is_whole else None,
-            "model": self._answers.model.name,
+            "model": self._answers.lease.shown_name,
             "previous_response_id": None,
             "instructions": asked.instructions,
             "output": self.items.items if has_ended else [],

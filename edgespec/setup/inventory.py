@@ -101,7 +101,8 @@ class Inventory:
         return _describe(folder, self.home.last_used(folder.name))
 
     def find(self, model: str) -> Path:
-        """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+        """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
+        model = self.home.presets.model_of(model)
         if model in {own.name for own in self.models()}:
             return self.home.models / model
         if not model or not Path(model).is_dir():

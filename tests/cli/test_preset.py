@@ -180,6 +180,14 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         assert (answer["model"], answer["usage"]["prompt_tokens"]) == ("poet", wanted.prompt_tokens)
         ollama = {**asked, "stream": False, "options": {"seed": 5}}
         assert served.post("/api/chat", ollama).json()["message"]["content"] == wanted.text
+        assert served.services.host.loaded == ["tiny"], "the preset shares its model"
+        other = served.post("/v1/chat/completions", {**asked, "model": "tiny", "max_tokens": 9}).json()
+        assert other["choices"][0]["message"]["content"] == plain.generate("the an", max_tokens=9).text
+        listed = {each["id"]: each["is_loaded"] for each in served.client.get("/v1/models").json()["data"]}
+        assert listed == {"poet": True, "tiny": True}
+        assert main(["preset", "create", "own", "--from", "poet", "--drafter", "none"]) == 0
+        assert served.post("/api/chat", {**ollama, "model": "own"}).json()["message"]["content"] == wanted.text
+        assert served.services.host.loaded == ["own"], "its drafter is chosen when it is loaded"
         (home / "models" / "tiny").unlink()
         gone = served.post("/v1/chat/completions", asked)
         assert gone.status_code == 404

@@ -347,30 +347,27 @@ def test_vectors_are_those_of_the_other_api_and_long_texts_are_cut(tmp_path: Pat
 @pytest.mark.clients
 def test_the_client_of_ollama(calling: Served, served: Served) -> None:
     ollama = pytest.importorskip("ollama", reason="needs the package ollama: make test-serve")
-    client = ollama.Client(host=calling.url.removesuffix("/v1"))
-    first = client.chat("tiny", messages=HI, tools=TOOLS)
-    assert first.message.tool_calls[0].function.arguments == {"city": "Rome"}
-    second = [*HI, first.message, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
-    assert client.chat("tiny:latest", messages=second, tools=TOOLS).message.content == "It is sunny."
-    host = served.url.removesuffix("/v1")
-    client = ollama.Client(host=host)
-    wanted = client.generate("tiny", "in the an", options={"num_predict": 9})
-    assert wanted.eval_count == 9
-    parts = [
-        each.response for each in client.generate("tiny", "in the an", stream=True, options={"num_predict": 9})
-    ]
-    assert "".join(parts) == wanted.response
-    assert [each.model for each in client.ps().models] == ["tiny:latest"]
-    assert {each.model for each in client.list().models} == {"other:latest", "tiny:latest"}
-    assert client.show("tiny").modelinfo["general.architecture"] == "llama"
-    with pytest.raises(ollama.ResponseError, match="no model 'nope'") as caught:
-        client.chat("nope", messages=HI)
-    assert caught.value.status_code == 404
+    with ollama.Client(host=calling.url.removesuffix("/v1")) as client:
+        first = client.chat("tiny", messages=HI, tools=TOOLS)
+        assert first.message.tool_calls[0].function.arguments == {"city": "Rome"}
+        second = [*HI, first.message, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+        assert client.chat("tiny:latest", messages=second, tools=TOOLS).message.content == "It is sunny."
+    host, nine = served.url.removesuffix("/v1"), {"num_predict": 9}
+    with ollama.Client(host=host) as client:
+        wanted = client.generate("tiny", "in the an", options=nine)
+        assert wanted.eval_count == 9
+        parts = [each.response for each in client.generate("tiny", "in the an", stream=True, options=nine)]
+        assert "".join(parts) == wanted.response
+        assert [each.model for each in client.ps().models] == ["tiny:latest"]
+        assert {each.model for each in client.list().models} == {"other:latest", "tiny:latest"}
+        assert client.show("tiny").modelinfo["general.architecture"] == "llama"
+        with pytest.raises(ollama.ResponseError, match="no model 'nope'") as caught:
+            client.chat("nope", messages=HI)
+        assert caught.value.status_code == 404
 
-    async def ask_twice() -> str:
-        stream = await ollama.AsyncClient(host=host).generate(
-            "tiny", "in the an", stream=True, options={"num_predict": 9}
-        )
-        return "".join([each.response async for each in stream])
+    async def ask() -> str:
+        async with ollama.AsyncClient(host=host) as client:
+            stream = await client.generate("tiny", "in the an", stream=True, options=nine)
+            return "".join([each.response async for each in stream])
 
-    assert asyncio.run(ask_twice()) == wanted.response
+    assert asyncio.run(ask()) == wanted.response
