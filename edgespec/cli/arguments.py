@@ -101,6 +101,17 @@ def _parse_file(text: str) -> Path:
     return Path(text)
 
 
+def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add the flag that names MCP servers; what: What they are for."""
+    parser.add_argument(
+        "--mcp",
+        action="append",
+        default=[],
+        metavar="SERVER",
+        help=f"{what}: its command in quotes, its address, or a .json file with mcpServers; repeatable",
+    )
+
+
 def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:
     """Add a flag that takes a whole number."""
     parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))

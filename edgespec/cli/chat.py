@@ -15,6 +15,7 @@ from edgespec import CATALOG, FormatError, ModelError, UsageError
 from edgespec.cli.arguments import (
     Switch,
     add_file,
+    add_mcp,
     add_model,
     add_options,
     attribute_name,
@@ -78,14 +79,7 @@ def add_chat(parser: CommandParser) -> None:
         "--tools",
         "let the model call the functions of FILE.py; you are asked before each call is run",
     )
-    parser.add_argument(
-        "--mcp",
-        action="append",
-        default=[],
-        metavar="SERVER",
-        help="let the model call the tools of an MCP server: its command in quotes, its address, or a .json file "
-        "with mcpServers; you are asked before each call is run; repeatable",
-    )
+    add_mcp(parser, "let the model call the tools of an MCP server, each call after a question")
     parser.add_argument(
         "--allow",
         action="append",

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
     add_file,
+    add_mcp,
     add_model,
     add_options,
     load_any_engine,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
+    add_mcp(parser, "let clients list and run the tools of an MCP server")
     add_file(parser, "--log", "write messages to the end of FILE, and none to the terminal")
     parser.show_first(
         *("--host", "--port", "--api-key", "--no-web", "--allow-origin", "--max-models", "--max-parallel"),
@@ -45,6 +48,7 @@ def _serve(options: argparse.Namespace) -> int:
         _write_messages_to(options.log)
     import asyncio
 
+    from edgespec import McpServers
     from edgespec.config.config_file import default_home
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
@@ -57,7 +61,10 @@ def _serve(options: argparse.Namespace) -> int:
 
     origins = parse_origins(options.allow_origin)
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
-    with open_socket(options.host, options.port) as listening:
+    with ExitStack() as opened:
+        listening = opened.enter_context(open_socket(options.host, options.port))
+        servers = McpServers(*options.mcp, allow="all", report=info) if options.mcp else None
+        tools = opened.enter_context(servers).tools if servers else ()
         first = None
         if names.own_name is not None:
             own, _ = names.loaded_as(names.own_name)
@@ -69,7 +76,7 @@ def _serve(options: argparse.Namespace) -> int:
             _is_memory_short,
             prefixes=KeptPrefixes(default_home() / "prefixes") if options.keep_prefix else None,
         )
-        services = Services.within(limits, names, host)
+        services = Services.within(limits, names, host, tools)
         url = url_of(listening)
 
         def tell() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
     add_count,
+    add_mcp,
     add_model,
     add_options,
     attribute_name,
@@ -53,6 +54,7 @@ def add_service(parser: CommandParser) -> None:
         if name == "install":
             add_model(action, is_optional=True)
             add_options(action)
+            add_mcp(action, "let clients list and run the tools of an MCP server")
 
 
 def _install(options: argparse.Namespace) -> None:
@@ -109,6 +111,7 @@ def _words(options: argparse.Namespace) -> "Command":
             "--api-key would be in a command line, which others can read; store it with: edgespec config set "
             "api-key KEY"
         )
+    words += [f"--mcp={os.path.abspath(each) if os.path.exists(each) else each}" for each in options.mcp]
     return (*words, *(["--", checked_name("model", options.model)] if options.model else []))
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, join_chunks
+from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, Tool, join_chunks
 from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
@@ -40,11 +40,12 @@ class Services:
     drain: Drain
     limits: Limits
     bodies: Bodies
+    tools: Sequence[Tool] = ()  # of MCP servers; clients may have them run
 
     @classmethod
-    def within(cls, limits: Limits, names: ModelNames, host: ModelHost) -> "Services":
+    def within(cls, limits: Limits, names: ModelNames, host: ModelHost, tools: Sequence[Tool] = ()) -> "Services":
         admission, drain = Admission(limits.num_answers), Drain(limits.drain_s)
-        return cls(names, host, admission, Metrics(), drain, limits, Bodies(limits))
+        return cls(names, host, admission, Metrics(), drain, limits, Bodies(limits), tools)
 
     async def name_for(self, request: Request, asked: str | None) -> str:
         """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import EdgeSpecError
-from edgespec.server import model_pages, ollama_answers, ollama_pages
+from edgespec.server import model_pages, ollama_answers, ollama_pages, tool_pages
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
@@ -28,6 +28,7 @@ Endpoint = Callable[[Services, Request], Awaitable[Response]]
 _GET: dict[str, Endpoint] = {
     "/v1/models": model_pages.list_models,
     "/v1/models/{model:path}": model_pages.show_model,
+    "/v1/tools": tool_pages.list_tools,
     "/health": model_pages.health,
     "/metrics": model_pages.metrics,
     "/api/version": ollama_pages.version,
@@ -39,6 +40,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/completions": completions,
     "/v1/responses": responses,
     "/v1/embeddings": embeddings,
+    "/v1/tools/call": tool_pages.call_tool,
     "/tokenize": model_pages.tokenize,
     "/detokenize": model_pages.detokenize,
     "/api/chat": ollama_answers.chat,

@@ -252,6 +252,15 @@ class DetokenizeRequest(ModelRequest):
     tokens: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallRequest(ModelRequest):
+    """POST /v1/tools/call"""
+
+    name: str
+    arguments: dict[str, Any] | str = "{}"
+    id: str = ""
+
+
 def parse(kind: type[T], body: bytes) -> T:
     """A request from the body that a client sent.
 

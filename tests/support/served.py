@@ -15,7 +15,7 @@ import tiny
 from stuck import engine_of
 from table_decoder import TableDecoder
 
-from edgespec import Engine
+from edgespec import Engine, Tool
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
@@ -116,11 +116,12 @@ def serving(
     prefixes: KeptPrefixes | None = None,
     origins: Sequence[str] = (),
     has_page: bool = True,
+    tools: Sequence[Tool] = (),
 ) -> Iterator[Served]:
     """Serve on a free port until the block ends; send_bytes is the size of the buffers of sockets."""
     limits = limits or Limits(drain_s=0.5)
     model_host = ModelHost(open_engine, max_models, prefixes=prefixes)
-    services = Services.within(limits, names, model_host)
+    services = Services.within(limits, names, model_host, tools)
     listening = open_socket("127.0.0.1", 0)
     if send_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)

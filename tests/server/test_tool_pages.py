@@ -1,0 +1,51 @@
+"""Tools of MCP servers over HTTP: what is listed can be called, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from served import Served, home_with, serving, table_engine
+
+from edgespec import Tool, ToolCall
+from edgespec.server.model_names import ModelNames
+
+
+def weather(call: ToolCall) -> str:
+    return f"sunny in {json.loads(call.arguments)['city']}"
+
+
+TOOL = Tool(name="weather", description="Tell the weather.", parameters={"type": "object"}, run=weather)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model), None)
+    with serving(names, lambda name: table_engine(tiny_model), tools=[TOOL]) as found:
+        yield found
+
+
+def test_tools_are_listed_as_requests_take_them(served: Served) -> None:
+    listed = served.client.get("/v1/tools").json()["data"]
+    assert [each["function"]["name"] for each in listed] == ["weather"]
+    assert served.chat(tools=listed, max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'])
+def test_a_call_gives_the_message_that_goes_on(served: Served, arguments: object) -> None:
+    answer = served.post("/v1/tools/call", {"name": "weather", "arguments": arguments, "id": "call_1"})
+    message = {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "sunny in Rome"}
+    assert (answer.status_code, answer.json()) == (200, message)
+
+
+def test_what_is_no_tool_is_refused(served: Served) -> None:
+    answer = served.post("/v1/tools/call", {"name": "remove", "arguments": {}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "tool_not_found")
+    assert "there are weather" in answer.json()["error"]["message"]
+    assert served.post("/v1/tools/call", {"arguments": {}}).status_code == 400
+    assert served.post("/v1/tools/call", {"name": "weather", "arguments": 1}).status_code == 400
+
+
+def test_a_page_of_another_site_calls_nothing(served: Served) -> None:
+    asked = {"name": "weather", "arguments": {"city": "Rome"}}
+    answer = served.post("/v1/tools/call", asked, headers={"Origin": "http://other.example"})
+    assert answer.status_code == 403
