@@ -20,14 +20,74 @@ EdgeSpecError                 1  anything else that went wrong
 ├── IntegrityError            6  bytes differ from their recorded hash
 └── ContextOverflow           7  more tokens than the context length
 
-A message says what was found, what was wanted and what to do.
+A message says what was found, what was wanted and what to do. It names an option by its flag of the command line;
+str() of the error says it in the words of Python, and a command turns it back (in_flags).
 """
+
+import re
+
+# Options that functions of Python take too; what differs in more than its hyphens.
+_SWITCHES = ("allow-fallback", "check", "cuda-graph", "deterministic", "exact", "keep-download", "offline")
+_OPTIONS = (
+    "acceptance", "adapter", "calibration", "context", "context-length", "device", "draft-length", "drafter",
+    "drafter-device", "drafter-threads", "home", "learn", "max-parallel", "memory", "output", "precision",
+    "revision", "schedule", "threads",
+)  # fmt: skip
+_RENAMED = {"threads": "num_threads", "memory": "memory_limit"}
+PARAMETERS = {name: _RENAMED.get(name, name.replace("-", "_")) for name in (*_SWITCHES, *_OPTIONS)}
+_FLAGS = {parameter: name for name, parameter in PARAMETERS.items()}
+# To be typed in a shell.
+_COMMAND = re.compile(r"(\b(?:edgespec [a-z]|pip |python -m )(?:'[^']*'|[^;,()\n])*)")
+_VALUES = (
+    "auto|none|ngram|suffix|lookahead|self|mtp|cpu|gpu|npu|cuda|webgpu|openvino|qnn|coreml|directml|tensorrt-rtx|"
+    "source|fp32|fp16|int8|int4|w8a16|serial|pipelined|hedged|equality|rejection"
+)
+# A value is a placeholder, a number, in quotes, one of these, a path, or the last word before a stop.
+_FLAG = re.compile(
+    rf"--(no-(?={'|'.join(_SWITCHES)}))?({'|'.join(sorted(PARAMETERS, key=len, reverse=True))})(?![\w-])"
+    rf"(?: (?:([A-Z]{{2,}}\b|[0-9][\w.]*)|'([^']*)'|((?:{_VALUES})(?::\w+)*\b|[^\s;,()']*[/\\][^\s;,()']*|"
+    r"(?!out\b|instead\b|too\b)[\w.:+-]*\w(?=\.?$|[;,)]))))?"
+)
+_PARAMETER = re.compile(
+    rf"(?<![\w.'\"`=/-])({'|'.join(sorted(_FLAGS, key=len, reverse=True))})="
+    r"(?:'([^']*)'|(True|False)\b|([0-9][\w.]*|[A-Z]{2,}\b)|(?![\w'\"=]))"
+)
+
+
+def in_python(message: str) -> str:
+    """A message with its options as arguments: --memory 2G is memory_limit='2G'. Commands stay as they are."""
+    parts = _COMMAND.split(message)
+    return "".join(part if i % 2 else _FLAG.sub(_as_argument, part) for i, part in enumerate(parts))
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    no, name, plain, quoted, word = found.groups()
+    if name in _SWITCHES:
+        return f"{PARAMETERS[name]}={not no}{found[0].partition(name)[2]}"
+    is_plain = plain and (plain.isdecimal() or (plain.isupper() and plain.isalpha()))  # no size, such as 512M
+    texts = [each for each in (quoted, word, None if is_plain else plain) if each is not None]
+    return f"{PARAMETERS[name]}={repr(texts[0]) if texts else plain or ''}"
+
+
+def in_flags(message: str) -> str:
+    """A message with arguments of Python as options of the command line, as in_python found them."""
+    return _PARAMETER.sub(_as_flag, message)
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    parameter, quoted, switch, bare = found.groups()
+    flag = f"--{'no-' if switch == 'False' else ''}{_FLAGS[parameter]}"
+    value = bare if quoted is None else quoted if re.fullmatch(r"[\w.:+/\\-]+", quoted) else f"'{quoted}'"
+    return flag if value is None else f"{flag} {value}"
 
 
 class EdgeSpecError(Exception):
     """Anything that edgespec raises on purpose."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return in_python(super().__str__())
 
 
 class DiskFull(EdgeSpecError):

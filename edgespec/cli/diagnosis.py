@@ -25,6 +25,7 @@ from edgespec import (
     load,
 )
 from edgespec.config.config_file import config_path, default_home, read_settings
+from edgespec.errors import in_flags
 from edgespec.evaluation.exactness import compare
 
 _PROMPTS = (
@@ -71,7 +72,7 @@ def _settings_document() -> dict[str, Any]:
         config["set"] = sorted(read_settings())
         home = default_home()
     except UsageError as error:
-        return {"config": {**config, "problem": str(error)}, "home": None}
+        return {"config": {**config, "problem": in_flags(str(error))}, "home": None}
     existing = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
     download_bytes = sum(each.bytes for each in ModelHome(home).downloads)
     place = {"path": str(home), "free_bytes": shutil.disk_usage(existing).free, "download_bytes": download_bytes}
@@ -82,7 +83,7 @@ def _runtime_document() -> dict[str, Any]:
     try:
         found = list(import_onnxruntime().get_available_providers())
     except DeviceUnavailable as error:
-        return {"version": None, "providers": [], "problem": str(error)}
+        return {"version": None, "providers": [], "problem": in_flags(str(error))}
     return {"version": sys.modules["onnxruntime"].__version__, "providers": found, "problem": None}
 
 

@@ -17,6 +17,7 @@ from edgespec.cli.arguments import (
     require_positive,
 )
 from edgespec.config.options import DEFAULT_MODEL
+from edgespec.errors import in_flags
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.units import format_bytes, format_speed
@@ -122,7 +123,7 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
     try:
         found = self_test(folder, options.threads)
     except EdgeSpecError as error:
-        return {"model": str(folder), "problem": str(error)}, error.exit_code
+        return {"model": str(folder), "problem": in_flags(str(error))}, error.exit_code
     problem = "drafting CHANGES the text" if found["num_defects"] else None
     return {**found, "problem": problem}, EdgeSpecError.exit_code if problem else 0
 

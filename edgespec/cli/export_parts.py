@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec import CATALOG, EdgeSpecError, UsageError
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
+from edgespec.errors import in_flags
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 
@@ -230,7 +231,7 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
     try:
         require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
     except EdgeSpecError as error:
-        plans = [replace(plan, problem=str(error)) for plan in plans]
+        plans = [replace(plan, problem=in_flags(str(error))) for plan in plans]
         code = error.exit_code
         warn(f"this export is not possible: {error}")
     lines = [_describe_plan(plan, form, is_checked) for plan, form in zip(plans, forms, strict=True)]

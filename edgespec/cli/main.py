@@ -31,6 +31,7 @@ from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
+from edgespec.errors import in_flags
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 
@@ -226,8 +227,9 @@ def main(
         raise
     except EdgeSpecError as error:
         # Where a value that the message quotes was set, if not on the command line.
-        found = dict.fromkeys(origin for quotation, origin in origins.items() if quotation in str(error))
-        return _report_failure(f"{error} ({'; '.join(found)})" if found else str(error), error.exit_code)
+        message = in_flags(str(error))
+        found = dict.fromkeys(origin for quotation, origin in origins.items() if quotation in message)
+        return _report_failure(f"{message} ({'; '.join(found)})" if found else message, error.exit_code)
     except KeyboardInterrupt:
         ignore_ctrl_c()  # once is enough
         return _report_failure("interrupted", _INTERRUPTED)

@@ -10,6 +10,7 @@ from edgespec import CATALOG, EdgeSpecError, UsageError
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
+from edgespec.errors import in_flags
 from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
@@ -199,8 +200,8 @@ def _verify(options: argparse.Namespace) -> int:
             extra = f"; not part of the model: {', '.join(others)}" if others else ""
             lines.append(f"{name}: {num_files} files unchanged since their export{extra}")
         except EdgeSpecError as error:
-            document[name] = {"files": None, "others": None, "problem": str(error)}
-            lines.append(f"{name}: {error}")
+            document[name] = {"files": None, "others": None, "problem": in_flags(str(error))}
+            lines.append(f"{name}: {in_flags(str(error))}")
             code = max(code, error.exit_code)
     print_result(options, document, *lines)
     return code

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from edgespec.config.drafter_names import TEXT
+from edgespec.errors import PARAMETERS
 
 MAX_ANSWERS = 16  # that one model makes at once
 DEFAULT_MODEL = "smollm2-135m"
@@ -296,7 +297,7 @@ OPTIONS = {
 OLD_NAMES = {"no-memory": "no-answer-cache"}
 # The argument of `load` that takes an option's value.
 LOAD_PARAMETERS = {
-    name: {"threads": "num_threads", "memory": "memory_limit"}.get(name, name.replace("-", "_"))
+    name: PARAMETERS.get(name, name.replace("-", "_"))
     for name, option in OPTIONS.items()
     if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "keep-download", "max-parallel")
 }

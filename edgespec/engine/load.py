@@ -28,7 +28,7 @@ from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
@@ -136,6 +136,7 @@ def load(
         UsageError: An argument makes no sense.
     """
     wish = Wish(**locals())
+    wish = replace(wish, report=lambda line: report(in_python(line)))
     preset = PresetFolder(Path(home or default_home())).find(str(model))
     if preset is None:
         return _open_on_a_device_that_runs(wish)

@@ -19,6 +19,7 @@ from edgespec import (
     UnsuitedModel,
     UsageError,
 )
+from edgespec.errors import in_flags
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
@@ -107,24 +108,25 @@ def explain(error: Exception, path: str = "") -> ApiError:
 
     path: The address that was asked: errors of the engine name the fields that requests to it have.
     """
+    said = in_flags(str(error))  # of options of the command that serves; fields of requests have no flags
     conversation = _CONVERSATIONS.get(path, "messages")
     match error:
         case ApiError():
             return error
         case ContextOverflow():
-            return ApiError(400, str(error), param=conversation, code="context_length_exceeded")
+            return ApiError(400, said, param=conversation, code="context_length_exceeded")
         case ConversationError():
-            return ApiError(400, str(error), param=conversation, code="messages_refused")
+            return ApiError(400, said, param=conversation, code="messages_refused")
         case ToolError():
-            return ApiError(400, str(error), param=error.field)
+            return ApiError(400, said, param=error.field)
         case UnsuitedModel():
-            return ApiError(400, str(error), param="model", code="unsuited_model")
+            return ApiError(400, said, param="model", code="unsuited_model")
         case UsageError():
-            return _explain_usage(str(error), conversation)
+            return _explain_usage(said, conversation)
         case MemoryExhausted():
-            return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
-        case EdgeSpecError() if not _PATH.search(str(error)):
-            return ApiError(500, str(error), code="engine_error")
+            return ApiError(503, said, code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
+        case EdgeSpecError() if not _PATH.search(said):
+            return ApiError(500, said, code="engine_error")
         case EdgeSpecError():
             return ApiError(500, "the model cannot be used; the server's log says why", code="engine_error")
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")

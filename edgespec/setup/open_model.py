@@ -237,7 +237,8 @@ def self_drafter(manifest: Manifest) -> Manifest:
     drafter = manifest.self_drafter
     if drafter is None:
         raise UsageError(
-            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
+            f"{manifest.name} has no drafter of its own layers; to make one: edgespec export SOURCE "
+            "--keep-layers 0-5 --output DIR"
         )
     return replace(
         manifest,

@@ -16,6 +16,7 @@ from datetime import datetime
 from time import monotonic
 from typing import TextIO
 
+from edgespec.errors import in_flags
 from edgespec.system.printable import printable
 
 _LOG = logging.getLogger("edgespec.system.console")
@@ -28,9 +29,9 @@ _PROGRESS_S = 0.1  # between two lines of progress
 
 
 def print_stderr(line: str) -> None:
-    """Print a line on stderr; characters that control a terminal are escaped."""
+    """Print a line on stderr, with options as flags; characters that control a terminal are escaped."""
     try:
-        print(printable(line), file=sys.stderr, flush=True)
+        print(printable(in_flags(line)), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         discard_output(sys.stderr)
 

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+from edgespec.errors import in_python
+
 _LOG = logging.getLogger("edgespec")
 
 
@@ -34,9 +36,9 @@ class TerminalLines:
     def report(self, line: str) -> None:
         """Log a line where the program logs, and print it where it does not."""
         if _LOG.isEnabledFor(logging.INFO):
-            _LOG.info("%s", line)
+            _LOG.info("%s", in_python(line))
         elif sys.stderr.isatty():
-            self._write(f"{line}\n")
+            self._write(f"{in_python(line)}\n")
             self._shown = ""
 
     def progress(self, at: LoadProgress) -> None:

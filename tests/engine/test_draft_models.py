@@ -174,7 +174,7 @@ def test_hidden_states_are_in_the_tree_graph_too_and_in_no_drafter(tiny_gguf: Pa
 def test_drafter_of_a_models_own_layers_is_not_hedged_and_a_plan_knows_it(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match=r"has no tree graph .* use another drafter, or --schedule pipelined$"):
+    with pytest.raises(UsageError, match=r"has no tree graph .* use another drafter, or schedule='pipelined'$"):
         load(target, drafter="self", schedule="hedged", draft_length=2)
     assert main(["plan", str(target), "--drafter", "self", "--json"]) == 0
     (hedged,) = [each for each in json.loads(capsys.readouterr().out)["refused"] if each["schedule"] == "hedged"]

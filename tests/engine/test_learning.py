@@ -249,7 +249,7 @@ def test_of_a_head_that_its_check_keeps_from_drafting_it_is_said_how_it_drafts(
     with learning(pair, tmp_path, report=lines.append, drafter="auto")() as engine:
         assert engine._drafting.learner is None
     assert [line for line in lines if "learned" in line] == [
-        f"nothing is learned for mail: eagle does not draft here; --drafter {tmp_path / 'pair'} lets it draft all "
+        f"nothing is learned for mail: eagle does not draft here; drafter='{tmp_path / 'pair'}' lets it draft all "
         "the same"
     ]
     with learning(pair, tmp_path)() as engine:

@@ -73,18 +73,20 @@ def test_where_the_proof_fails_the_mode_is_off_and_a_line_says_so(model: Path, f
         lines: list[str] = []
         with load(model, drafter="ngram", report=lines.append) as engine:
             assert not engine.is_deterministic
-        (line,) = [line for line in lines if "--exact" in line]
+        (line,) = [line for line in lines if "exact=True" in line]
         assert "can differ from that of plain decoding where two tokens are nearly tied" in line
     assert len(fails) == 1
     lines = []
     with load(model, drafter="ngram", deterministic=False, report=lines.append):
-        assert not any("--exact" in line for line in lines)
+        assert not any("exact=True" in line for line in lines)
 
 
 def test_where_the_proof_fails_asking_for_the_mode_is_refused(
     model: Path, fails: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"--deterministic does not hold .* on 'cpu': 3 of 60 rows differ"):
+    with pytest.raises(
+        DeviceUnavailable, match=r"deterministic=True does not hold .* on 'cpu': 3 of 60 rows differ"
+    ):
         load(model, deterministic=True)
     code = main(["chat", str(model), "--prompt", "the", "--max-tokens", "2", "--deterministic"])
     assert (code, "--exact gives the greedy text" in capsys.readouterr().err) == (4, True)

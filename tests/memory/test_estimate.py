@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     estimate = estimate_memory(MANIFEST, 1000 * MIB)
     require_memory("qwen", estimate, HOST, {HOST: FreeMemory(estimate.host_bytes(ROOM) + RESERVE_BYTES, "x")})
     with pytest.raises(
-        MemoryExhausted, match=r"needs about \S+ [MG]B .* 537 MB are free within --memory; use"
+        MemoryExhausted, match=r"needs about \S+ [MG]B .* 537 MB are free within memory_limit=; use"
     ) as caught:
         require_memory("qwen", estimate, HOST, {HOST: FreeMemory(512 * MIB, "--memory")})
     assert caught.value.free_bytes == 512 * MIB

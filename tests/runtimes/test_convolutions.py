@@ -115,5 +115,5 @@ def test_a_drafter_that_needs_trees_is_refused(convolved_model: Path) -> None:
 
 def test_other_devices_say_that_they_do_not_run_it(convolved_model: Path) -> None:
     device = replace(find_device("cpu"), name="cuda", memory="cuda")
-    with pytest.raises(DeviceUnavailable, match=r"layers without attention, .* not on 'cuda'; use --device cpu"):
+    with pytest.raises(DeviceUnavailable, match=r"layers without attention, .* not on 'cuda'; use device='cpu'"):
         make_cache(None, None, None, read_manifest(convolved_model), device)

@@ -118,7 +118,7 @@ class Providers:
 def test_absent_provider_names_what_is_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
     monkeypatch.setattr(devices.sys, "platform", "linux")
-    with pytest.raises(DeviceUnavailable, match="'coreml': it works on macOS only; use --device cpu"):
+    with pytest.raises(DeviceUnavailable, match="'coreml': it works on macOS only; use device='cpu'"):
         devices.find_device("coreml")
     monkeypatch.setattr(devices.sys, "platform", "darwin")
     with pytest.raises(
@@ -191,11 +191,11 @@ def test_a_core_ultra_has_an_npu_and_a_gpu_of_one_provider(monkeypatch: pytest.M
     # OpenVINO's plugin has no kernel for the attention of the gpu form, which a GPU in general runs.
     assert (npu.form, gpu.form) == ("npu", "npu")
     assert devices.find_device("npu") == npu
-    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use --device cpu"):
+    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use device='cpu'"):
         devices.find_device("gpu")
-    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use --drafter-device cpu") as refused:
+    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use drafter_device='cpu'") as refused:
         devices.find_device("gpu", "--drafter-device")
-    assert "--device" not in str(refused.value)
+    assert " device=" not in str(refused.value)
     assert [each.name for each in devices.usable_devices()] == ["cpu", "openvino:gpu", "openvino:npu"]
     with pytest.raises(DeviceUnavailable, match="more than one device here; name one of: openvino:npu"):
         devices.find_device("openvino")
@@ -206,7 +206,7 @@ def test_a_core_ultra_has_an_npu_and_a_gpu_of_one_provider(monkeypatch: pytest.M
 def test_an_emulator_is_no_device_for_a_kind_and_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch, qnn=[handle("CPU")], webgpu=[handle("CPU")])
     with pytest.raises(
-        DeviceUnavailable, match=r"only emulates one on the processor; .*: --device qnn;"
+        DeviceUnavailable, match=r"only emulates one on the processor; .*: device='qnn';"
     ) as refused:
         devices.find_device("npu")
     assert refused.value.exit_code == 4

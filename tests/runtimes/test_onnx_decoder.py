@@ -127,7 +127,7 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
     monkeypatch.setattr(loaded._passes, "run", failing)
     with pytest.raises(
         DeviceUnavailable,
-        match=r"'gpu' does not run this model: .*requires f16; .*--precision fp32 .*SOURCE:fp32.*, or use",
+        match=r"'gpu' does not run this model: .*requires f16; .*precision='fp32' .*SOURCE:fp32.*, or use",
     ) as refused:
         loaded._check(device, DeviceChecks(tiny_model, read_manifest(tiny_model), device))
     assert refused.value.device == "gpu"

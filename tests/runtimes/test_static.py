@@ -125,7 +125,7 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
     manifest = read_manifest(static_model)
     on_cpu = StaticDecoder(static_model, manifest, find_device("cpu"))  # tries nothing
     assert on_cpu.num_fed == 0
-    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .* --precision fp32") as refused:
+    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .* precision='fp32'") as refused:
         StaticDecoder(static_model, manifest, replace(find_device("cpu"), name="gpu"))
     assert refused.value.device == "gpu"
 

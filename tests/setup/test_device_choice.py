@@ -60,7 +60,7 @@ def test_two_gpus_of_webgpu_are_refused_together(monkeypatch: pytest.MonkeyPatch
 
 def test_webgpu_runs_one_model_in_a_process() -> None:
     with pytest.raises(
-        DeviceUnavailable, match=r"target and a drafter model at the same time.*--drafter-device cpu"
+        DeviceUnavailable, match=r"target and a drafter model at the same time.*drafter_device='cpu'"
     ):
         require_together(GPU, GPU)
     require_together(GPU, GPU, has_drafter_model=False)

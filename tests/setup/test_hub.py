@@ -187,7 +187,7 @@ def test_folder_of_that_name_here_comes_first(
     home = ModelHome(tmp_path / "home")
     assert read_manifest(home.resolve("org/tiny")).source.repository is None
     assert home.locate("org/tiny") == LocalSource(path=Path("org/tiny"))
-    with pytest.raises(UsageError, match="--revision"):
+    with pytest.raises(UsageError, match="revision="):
         home.locate("org/tiny", "main")
     shutil.rmtree(tmp_path / "org" / "tiny")
     (tmp_path / "org" / "tiny").mkdir()
@@ -781,7 +781,7 @@ def test_offline_uses_what_was_fetched_and_connects_to_nothing(
 
 @pytest.mark.usefixtures("no_sockets")
 def test_offline_without_anything_fetched_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"org/tiny at 'main' is not on this machine and --offline"):
+    with pytest.raises(ModelError, match=r"org/tiny at 'main' is not on this machine and offline=True"):
         get(tmp_path, offline=True)
     assert list(tmp_path.iterdir()) == []
 

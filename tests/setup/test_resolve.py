@@ -75,7 +75,7 @@ def test_devices_that_cannot_run_two_models_are_refused_before_one_is_prepared(
     webgpu = Device("webgpu", CPU.provider, "webgpu", kind="gpu")
     monkeypatch.setattr(edgespec.setup.device_choice, "find_device", lambda *name: webgpu)
     said: list[str] = []
-    with pytest.raises(DeviceUnavailable, match="use --drafter-device cpu"):
+    with pytest.raises(DeviceUnavailable, match="use drafter_device='cpu'"):
         named(tiny_gguf, tiny_gguf, "webgpu", "webgpu", report=said.append)
     assert said == []
     assert not (tmp_path / "home").exists()

@@ -122,7 +122,7 @@ def test_a_schedule_without_a_drafter_model_is_noted() -> None:
             {"drafter": "lookahead"},
             {"placement": replace(PLACEMENT, deterministic=False, exact=True)},
             UsageError,
-            "--exact cannot go with it",
+            "exact=True cannot go with it",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """What a terminal shows of a loading that a program began, and that nothing else does."""
 
 import io
+import logging
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ class Terminal(io.StringIO):
 
 def shown(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(logging.getLogger("edgespec"), "disabled", True)  # a test before may have it listen
     lines = TerminalLines()
     lines.report("fetching a.bin")
     for done in (0, 1, 50, 51, 100):
