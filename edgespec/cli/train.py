@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import asdict
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,21 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk", metavar="SIZE", default="4G", help="room for hidden states, such as 512M (default: 4G)"
     )
+    parser.add_argument(
+        "--epochs",
+        metavar="N",
+        type=float,
+        default=0.0,
+        help="end when each token was trained on so often (default: when the time is over)",
+    )
+    parser.add_argument(
+        "--variation",
+        metavar="SHARE",
+        type=float,
+        default=0.0,
+        help="the share of the loss, 0 to 1, that counts refused drafts (total variation) and not cross-entropy "
+        "(default: 0)",
+    )
     add_count(parser, "--draft-vocab", "tokens that the head can draft", 16_384)
     parser.add_argument(
         "--train-device",
@@ -81,10 +97,15 @@ def _train(options: argparse.Namespace) -> None:
         raise UsageError(f"--draft-vocab is {options.draft_vocab}; wanted a whole number from 1")
     is_given = options.corpus or options.from_answers
     own_share = (0.0 if is_given else 0.5) if options.written is None else options.written
-    if not 0.0 <= own_share <= 1.0:
-        raise UsageError(f"--written is {own_share:g}; wanted 0 to 1")
+    for name, share in (("--written", own_share), ("--variation", options.variation)):
+        if not 0.0 <= share <= 1.0:
+            raise UsageError(f"{name} is {share:g}; wanted 0 to 1")
+    if not 0.0 <= options.epochs < inf:
+        raise UsageError(f"--epochs is {options.epochs:g}; wanted 0, for as many as there is time for, or more")
     settings = TrainingOptions(
         own_share=own_share,
+        variation=options.variation,
+        epochs=options.epochs,
         minutes=options.minutes,
         disk_bytes=disk_bytes,
         draft_vocab_size=options.draft_vocab,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import cos, pi
+from math import cos, isfinite, pi
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import ModelError, TokenIds, expected_tokens, return_freed
-from edgespec.system.console import show_progress
+from edgespec import EdgeSpecError, MemoryExhausted, ModelError, TokenIds, expected_tokens, return_freed
+from edgespec.system.console import info, show_progress
 from edgespec.system.signals import defer_signals
 from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import HEAD, HeadShape, Network
@@ -29,7 +29,8 @@ _NUM_STEPS = 3  # of a draft in training
 _RATE, _LAST_RATE = 1e-3, 0.1  # of learning: at first, and at the end, as a share of the first
 _WARM_UP = 20  # batches
 _MOST_GRADIENT = 0.5
-_ROWS = 640
+_ROWS, _FEWEST_ROWS = 640, 80  # of a batch, which is halved where there is no memory for it
+_MOST_LOST = 8  # batches in a row whose loss is no number
 _COMPARED_ROWS = 6000
 _PATIENCE = 6  # comparisons without a gain, after which training ends
 _COMPARE_S, _NUM_COMPARISONS = 20.0, 16
@@ -77,6 +78,19 @@ class TrainingProgress:
         return expected_tokens(self.best)[-1]
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a head is trained.
+
+    variation: The share of the loss that is total variation: by how much drafts are accepted less often than those
+        of the target itself. The rest is cross-entropy, which also tells a head that is far off where to go.
+    epochs: How often each token is seen, by which the learning rate falls; 0 for as often as there is time for.
+    """
+
+    variation: float = 0.0
+    epochs: float = 0.0
+
+
 class Trainer:
     """A head, its optimizer and its checkpoint.
 
@@ -93,6 +107,7 @@ class Trainer:
         device: str,
         *,
         has_best: bool = True,
+        recipe: Recipe | None = None,
     ) -> None:
         """Go on from the checkpoint, if there is one.
 
@@ -120,19 +135,27 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._trained, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0)
         self.precision = _faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
+        self._recipe, self._num_rows, self._num_lost = recipe or Recipe(), _ROWS, 0
 
     def run(self, limit_s: float) -> TrainingProgress:
-        """Train for limit_s seconds; ends earlier where held-out texts show no gain.
+        """Train for limit_s seconds; ends earlier where held-out texts show no gain, or with the recipe's epochs.
 
         KeyboardInterrupt goes through, once the checkpoint is written.
+
+        Raises:
+            MemoryExhausted: There is no memory for a small batch.
+            EdgeSpecError: The loss is no number any more.
         """
+        wanted, before = self._recipe.epochs * self._num_drafts, self.progress.num_drafts
         began = compared = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         try:
             for number, batch in enumerate(self._batches()):
                 now = monotonic()
-                share = min(1.0, (now - began) / limit_s)
-                self._step(batch, number, share)
+                seen = (self.progress.num_drafts - before) / wanted if wanted else 0.0
+                share = min(1.0, max((now - began) / limit_s, seen))
+                if not self._try_step(batch, number, share):
+                    continue
                 self._count(batch, monotonic() - now)
                 if number % _BATCHES_UNTIL_RETURN == 0:
                     return_freed()  # blocks of ever other sizes leave gaps, 40 MB a second of processor time
@@ -156,7 +179,7 @@ class Trainer:
         """Agreement with the held-out texts; the best weights so far are saved."""
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         num_rows = 0
-        for batch in pack(self._data.held_out, _ROWS, 1, None):
+        for batch in pack(self._data.held_out, self._num_rows, 1, None):
             with self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
@@ -187,7 +210,39 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         while True:
-            yield from pack(self._data.texts, _ROWS, 1, self._rng)
+            num_rows = self._num_rows
+            for batch in pack(self._data.texts, num_rows, 1, self._rng):
+                yield batch
+                if self._num_rows != num_rows:
+                    break
+
+    @property
+    def _num_drafts(self) -> int:
+        """How many drafts begin in the texts."""
+        return sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in self._data.texts)
+
+    def _try_step(self, batch: Batch, number: int, share: float) -> bool:
+        """Learn from a batch; False where there is no memory for it, and the next ones are smaller."""
+        import torch
+
+        try:
+            self._step(batch, number, share)
+        except (MemoryError, RuntimeError) as error:  # that of torch on a CPU has no type of its own
+            is_known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            if not is_known and "allocate memory" not in str(error):
+                raise
+            self._optimizer.zero_grad()
+            if self._num_rows // 2 < _FEWEST_ROWS:
+                raise MemoryExhausted(
+                    f"{self.device} has no memory to train with batches of {self._num_rows} tokens; end other "
+                    "programs, or choose another --train-device or a smaller --draft-vocab"
+                ) from None
+            self._num_rows //= 2
+            info(f"{self.device} has no memory for a batch; going on with {self._num_rows} tokens at a time")
+            if self.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+            return False
+        return True
 
     def _step(self, batch: Batch, number: int, share: float) -> None:
         import torch
@@ -196,10 +251,20 @@ class Trainer:
             slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
             group["lr"] = _RATE * min(1.0, (number + 1) / _WARM_UP) * slope
         with self._autocast():
-            backward(self._network, batch, self._features(batch), self._after(batch), _NUM_STEPS)
-        torch.nn.utils.clip_grad_norm_(self._trained, _MOST_GRADIENT)
-        self._optimizer.step()
+            given = self._network, batch, self._features(batch), self._after(batch), _NUM_STEPS
+            loss = backward(*given, self._recipe.variation)
+        size = float(torch.nn.utils.clip_grad_norm_(self._trained, _MOST_GRADIENT))
+        if isfinite(loss) and isfinite(size):
+            self._optimizer.step()
+            self._num_lost = 0
+        else:
+            self._num_lost += 1
         self._optimizer.zero_grad()
+        if self._num_lost > _MOST_LOST:
+            raise EdgeSpecError(
+                f"the loss of {self._num_lost} batches in a row is no number; what was trained before is kept. "
+                f"Remove {self._checkpoint.parent}, whose hidden states may be damaged, and train again"
+            )
 
     def _features(self, batch: Batch) -> "Tensor":
         return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
@@ -250,6 +315,8 @@ def _key_of(texts: Sequence[Text]) -> str:
 def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[str, Floats], TrainingProgress]:
     """The weights and the progress of a checkpoint; agreement with other held-out texts says nothing here."""
     tensors, stated = read_tensors(path)
+    if not all(np.isfinite(each).all() for each in tensors.values()):
+        raise ModelError(f"{path} holds weights that are no numbers; remove it and train again")
     if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
     is_same = stated.get("held_out") == held_out

@@ -44,14 +44,23 @@ def unroll(network: Network, batch: Batch, features: "Tensor", num_steps: int) -
         yield states
 
 
-def backward(network: Network, batch: Batch, features: "Tensor", after: "Tensor", num_steps: int) -> float:
+def backward(
+    network: Network,
+    batch: Batch,
+    features: "Tensor",
+    after: "Tensor",
+    num_steps: int,
+    variation: float = 0.0,
+) -> float:
     """Add the gradients of a batch's loss to the weights that are trained, and return the loss.
 
     The loss is the cross-entropy with the target's probabilities, weighted by step. Logits are made for some
     drafts at a time, and go before the next ones are made: 16,000 for each draft and step are gigabytes.
 
-    after: The target's probabilities after each draft's first token, over the tokens that can be drafted; those
-        after a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
+    Args:
+        after: The target's probabilities after each draft's first token, over the tokens that can be drafted;
+            those after a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
+        variation: The share of the loss that is the total variation between both, and not the cross-entropy.
     """
     import torch
 
@@ -67,7 +76,10 @@ def backward(network: Network, batch: Batch, features: "Tensor", after: "Tensor"
         labels = torch.from_numpy(number[number >= 0]).to(features.device)
         share = weights[i] / sum(weights) / max(1, len(leaf))
         for rows, wanted in zip(leaf.split(_CHUNK_DRAFTS), labels.split(_CHUNK_DRAFTS), strict=True):
-            loss = -share * (after[wanted] * network.logits(rows).float().log_softmax(-1)).sum()
+            logs = network.logits(rows).float().log_softmax(-1)
+            loss = -share * (1 - variation) * (after[wanted] * logs).sum()
+            if variation:
+                loss = loss + share * variation / 2 * (after[wanted] - logs.exp()).abs().sum()
             loss.backward()
             total += loss.item()
         gradient = torch.zeros_like(states)

@@ -60,8 +60,9 @@ class TextsFile:
     def add(self, number: int, prompt: TokenIds, answer: tuple[int, ...]) -> None:
         tokens = np.append(prompt, np.array(answer, np.int32)).astype(np.int32)
         line = {"number": number, "num_prompt": len(prompt), "tokens": tokens.tolist()}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        content = json.dumps(line) + "\n"
+        with explain_write_errors(self.path.parent, len(content)), self.path.open("a", encoding="utf-8") as file:
+            file.write(content)
         self._hold(number, tokens, len(prompt))
 
     @property

@@ -34,7 +34,7 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
-from edgespec.training.fit import Data, Floats, Trainer, TrainingProgress
+from edgespec.training.fit import Data, Floats, Recipe, Trainer, TrainingProgress
 from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.network import HeadShape
 from edgespec.training.packing import Text
@@ -71,6 +71,7 @@ class TrainingOptions:
     """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
 
     own_share: Of the texts, those whose prompts the target writes itself.
+    variation, epochs: As Recipe has them.
     """
 
     minutes: float = 60.0
@@ -79,6 +80,8 @@ class TrainingOptions:
     draft_vocab_size: int = 16_384
     device: str = "auto"  # of torch
     own_share: float = 0.0
+    variation: float = 0.0
+    epochs: float = 0.0
 
 
 def require_torch() -> None:
@@ -269,6 +272,7 @@ class _Folder:
             lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
             self.options.device,
             has_best=(self.output / WEIGHTS).is_file(),
+            recipe=Recipe(self.options.variation, self.options.epochs),
         )
         wanted_s = 60 * self.options.minutes
         left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))

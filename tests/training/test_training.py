@@ -11,14 +11,14 @@ import tiny
 from made_heads import Graphs
 
 from edgespec.cli.main import main
-from edgespec.errors import IntegrityError, ModelError, UsageError
+from edgespec.errors import EdgeSpecError, IntegrityError, MemoryExhausted, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.setup.snapshot import LocalSource
-from edgespec.training import train
-from edgespec.training.fit import Data, Trainer
+from edgespec.training import fit, train
+from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll
@@ -80,7 +80,10 @@ def test_drafts_in_training_are_those_of_the_exported_graph(target: Path, tmp_pa
     assert num_compared > 30
 
 
-def test_gradients_in_parts_are_those_of_the_whole_loss(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
+def test_gradients_in_parts_are_those_of_the_whole_loss(
+    target: Path, monkeypatch: pytest.MonkeyPatch, variation: float
+) -> None:
     _, network, _ = made_network(target)
     batch, states = made_batch()
     features = torch.tensor(states[batch.stored])
@@ -94,7 +97,7 @@ def test_gradients_in_parts_are_those_of_the_whole_loss(target: Path, monkeypatc
         monkeypatch.setattr("edgespec.training.objective._CHUNK_DRAFTS", chunk)
         for each in network.weights.values():
             each.requires_grad_().grad = None
-        backward(network, batch, features, after, 3)
+        backward(network, batch, features, after, 3, variation)
         return [each.grad.numpy().copy() for each in network.weights.values()]
 
     total = 0.0
@@ -104,7 +107,9 @@ def test_gradients_in_parts_are_those_of_the_whole_loss(target: Path, monkeypatc
         goes_on = batch.has_next(i)
         wanted = after[batch.at(place, i)[goes_on]]
         logs = network.logits(states_of_step[torch.tensor(goes_on)]).log_softmax(-1)
-        total = total - 0.8**i * (wanted * logs).sum(-1).mean()
+        apart = (wanted - logs.exp()).clamp_min(0).sum(-1)  # what is accepted less often than the target's own
+        losses = variation * apart - (1 - variation) * (wanted * logs).sum(-1)
+        total = total + 0.8**i * losses.mean()
     (total / (1 + 0.8 + 0.64)).backward()
     whole = [each.grad.numpy().copy() for each in network.weights.values()]
     for found in (gradients(4), gradients(1000)):
@@ -146,6 +151,75 @@ def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_o
     first.save()
     assert trainer(texts[:1]).progress.best == first.progress.best != ()
     assert trainer(texts[:2]).progress.best == ()
+
+
+def small_trainer(target: Path, folder: Path, recipe: Recipe | None = None, *, broken: bool = False) -> Trainer:
+    shape, network, tokens = made_network(target)
+    weights = {name: each.numpy() for name, each in network.weights.items()}
+    rng = np.random.default_rng(5)
+    texts = [Text(rng.integers(0, tiny.VOCAB, 40).astype(np.int32), 4, 40 * i) for i in range(12)]
+    states = rng.normal(size=(480, tiny.HIDDEN)).astype(np.float16)
+    states[:440] *= np.nan if broken else 1.0
+    embedding = made_heads.target_weights()["model.embed_tokens.weight"]
+    data = Data(states, texts[:11], texts[11:], embedding, weights[HEAD], tokens)
+    return Trainer(shape, data, weights, folder / "checkpoint", lambda best: None, "cpu", recipe=recipe)
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_changes_no_weights(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path, broken=True)
+    before = trainer._arrays()
+    with pytest.raises(EdgeSpecError, match="9 batches in a row is no number; what was trained before is kept"):
+        trainer.run(60.0)
+    assert all(
+        np.array_equal(one, before[name]) for name, one in small_trainer(target, tmp_path)._arrays().items()
+    )
+
+
+def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path)
+    with torch.no_grad():
+        trainer._weights[JOIN][0, 0] = float("nan")
+    trainer.save()
+    with pytest.raises(ModelError, match="no numbers; remove it and train again"):
+        small_trainer(target, tmp_path)
+
+
+@pytest.mark.parametrize("error", ["gpu", "cpu"])
+def test_batches_are_halved_until_there_is_memory_for_them(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    most, widths, said = 160, list[int](), list[str]()
+    monkeypatch.setattr(fit, "info", said.append)
+
+    def bounded(network: Network, batch: Batch, *arguments: object) -> float:
+        widths.append(batch.tokens.shape[1])
+        if widths[-1] <= most:
+            return backward(network, batch, *arguments)  # type: ignore[arg-type]
+        if error == "gpu":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(fit, "backward", bounded)
+    trainer = small_trainer(target, tmp_path, Recipe(epochs=1.0))
+    assert trainer.run(60.0).num_drafts > 0
+    assert widths[:3] == [640, 320, 160]
+    assert {*widths[2:]} == {160}
+    assert said[1:] == ["cpu has no memory for a batch; going on with 160 tokens at a time"]
+    most = 0
+    with pytest.raises(MemoryExhausted, match="batches of 80 tokens; end other programs") as found:
+        small_trainer(target, tmp_path, Recipe(epochs=1.0)).run(60.0)
+    assert found.value.exit_code == 5
+
+
+@pytest.mark.parametrize("epochs", [1.0, 3.0])
+def test_a_training_ends_when_each_token_was_seen_so_often(target: Path, tmp_path: Path, epochs: float) -> None:
+    trainer = small_trainer(target, tmp_path, Recipe(epochs=epochs))
+    trainer._num_rows = 80
+    once = 11 * 35  # answers of 36 tokens, after each of which but the last a draft begins
+    seen = trainer.run(600.0).num_drafts
+    assert epochs * once <= seen <= epochs * once + 2 * 40
+    rate = trainer._optimizer.param_groups[0]["lr"]
+    assert rate < 0.2 * 1e-3, "the learning rate has fallen by then"
 
 
 def test_a_head_that_was_removed_is_written_again_though_it_was_better(target: Path, tmp_path: Path) -> None:
@@ -210,7 +284,7 @@ def test_too_few_texts_are_refused_with_what_would_give_more(
     folder = train._Folder(
         tmp_path, tmp_path / "head", read_source(target), LocalSource(path=target), train.TrainingOptions(), print
     )
-    stored = [] if prompts else [np.arange(9, dtype=np.int32)]
+    stored = [] if prompts else [(np.arange(5, dtype=np.int32), np.arange(4, dtype=np.int32))]
     with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
         folder.write_texts(prompts, stored, nullcontext)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """Prompts, texts and hidden states that a head is trained on, and how they are packed."""
 
+import errno
 import json
 from collections import Counter
 from importlib import resources
@@ -88,6 +89,20 @@ def test_texts_that_were_written_are_there_again_without_one_that_was_cut_short(
     assert (again.num_tokens, again.num_answer_tokens) == (7, 4)
     again.add(8, np.array([1], np.int32), (1,))
     assert len(TextsFile(path, 50).texts) == 3
+
+
+def test_a_full_disk_ends_the_writing_of_texts_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = TextsFile(tmp_path / "texts.jsonl", 50)
+    texts.add(0, np.array([1], np.int32), (3,))
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(DiskFull):
+            texts.add(1, np.array([2], np.int32), (4,))
+    assert texts.numbers == TextsFile(tmp_path / "texts.jsonl", 50).numbers == {0}
 
 
 @pytest.mark.parametrize(
