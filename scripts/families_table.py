@@ -21,7 +21,7 @@ import numpy as np
 from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, SOURCES, TOKENS, write_source
 from real_shapes import count_differing, walks
 
-from edgespec import SamplingParams, load
+from edgespec import Engine, SamplingParams, load
 from edgespec.errors import EdgeSpecError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
@@ -132,7 +132,7 @@ def answers(folder: Path, options: Options, **how: object) -> tuple[Answers, int
     with load(folder, deterministic=True, **how) as engine:  # type: ignore[arg-type]
         found = [
             engine.generate(
-                " ".join(rng.choice(WORDS, 6)),
+                _fitting(engine, rng.choice(WORDS, 6).tolist(), options.num_tokens),
                 sampling=SAMPLED if number % 2 else SamplingParams(),
                 max_tokens=options.num_tokens,
             )
@@ -140,6 +140,13 @@ def answers(folder: Path, options: Options, **how: object) -> tuple[Answers, int
         ]
     tokens = [each.token_ids for each in found]
     return tokens, sum(each.stats.num_drafted for each in found), sum(each.stats.num_accepted for each in found)
+
+
+def _fitting(engine: Engine, words: list[str], num_tokens: int) -> str:
+    """A prompt of these words, or of the first of them, which leaves room for so many tokens."""
+    while len(engine.encode(text := " ".join(words))) + num_tokens > engine.context_length and len(words) > 1:
+        words.pop()
+    return text
 
 
 if __name__ == "__main__":
