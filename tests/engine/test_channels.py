@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import scripted_engine
 
-from edgespec import Engine, Message, UsageError
+from edgespec import Engine, Message, UsageError, has_spent
 from edgespec.text.chat_template import CallMessage, ResultMessage
 from edgespec.text.tokenizer import TextStream, Tokenizer
 from edgespec.tools import channels
@@ -152,5 +153,8 @@ def test_reasoning_can_be_bounded(make: Make) -> None:
         cut = engine.generate("2 + 2?", thinking_budget=4)
         assert 0 < len(cut.reasoning) < len(whole.reasoning)
         assert whole.reasoning.startswith(cut.reasoning)
+        for answer, is_spent in ((whole, False), (cut, True)):
+            tokens = np.array(answer.token_ids, np.int32)
+            assert has_spent(tokens, 4 if is_spent else 100, engine.tokenizer, is_open=False) is is_spent
         with pytest.raises(UsageError, match="is banned"):
             engine.generate("2 + 2?", thinking_budget=4, banned=["final"])
