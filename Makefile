@@ -1,6 +1,6 @@
 # make chat          talk to the default model; installs and fetches what that needs
 # make test          all tests, except those that need an environment of their own
-# make test-optimum  exports through optimum-onnx, in an environment of its own with torch
+# make test-transformers, make test-optimum  exports through PyTorch, each in an environment of its own
 # make test-train    training of drafting heads, in an environment of its own with torch
 # make test-serve    the server asked by openai, ollama, LiteLLM, LangChain and LlamaIndex, in an environment of its own
 # make test-suites   tests of openai-python, Open Responses and llama.cpp for servers; SUITES=FOLDER has copies
@@ -18,13 +18,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu differential families check types bench check-models wheel clean
+.PHONY: chat test test-serve test-suites test-transformers test-optimum test-train test-webgpu test-npu differential families check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not train and not peers and not clients"
+	$(BIN)/pytest -m "not webgpu and not npu and not traced and not train and not peers and not clients"
 
 test-serve: $(VENV)-serve/.test
 	$(VENV)-serve/bin/pytest -m clients -n 0
@@ -33,8 +33,8 @@ test-serve: $(VENV)-serve/.test
 test-suites: $(VENV)-suites/.test
 	$(VENV)-suites/bin/python scripts/foreign_suites.py $(if $(SUITES),--sources $(SUITES))
 
-test-optimum: $(VENV)-optimum/.test
-	$(VENV)-optimum/bin/pytest -m optimum
+test-transformers test-optimum: test-%: $(VENV)-%/.test
+	$(VENV)-$*/bin/pytest -m traced tests/export/test_traced.py
 
 test-train: $(VENV)-train/.test
 	$(VENV)-train/bin/pytest -m train
@@ -87,12 +87,12 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	@touch $@
 
-$(VENV)-optimum/.test: pyproject.toml
-	$(PYTHON) -m venv $(VENV)-optimum
-	$(VENV)-optimum/bin/python -m pip install --quiet --disable-pip-version-check -e ".[optimum,test]"
+$(VENV)-transformers/.test $(VENV)-optimum/.test: $(VENV)-%/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$*,test]"
 	@touch $@
 
-# torch in the release that the extra optimum has too: the newest one may bring gigabytes for GPUs.
+# torch in the release that these extras have too: the newest one may bring gigabytes for GPUs.
 $(VENV)-train/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-train
 	$(VENV)-train/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,test]" torch==2.13.0
@@ -124,4 +124,4 @@ $(VENV)-npu/.test: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-transformers $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential .types build dist *.egg-info

@@ -238,6 +238,7 @@ FAMILIES = {
     ),
 }
 
+THROUGH_PYTORCH = "edgespec export SOURCE --exporter transformers"
 _STATE = "from whose state drafts have to be taken back"
 # What families that are not read need, by the starts of their names.
 _LACKING = {
@@ -269,7 +270,7 @@ def family_of(path: object, architecture: str, advice: str = "") -> Family:
     if architecture in FAMILIES:
         return FAMILIES[architecture]
     needs = next((need for need, starts in _LACKING.items() if architecture.startswith(starts)), None)
-    lacking = f", which needs {needs}" if needs else ""
+    lacking, advice = (f", which needs {needs}", "") if needs else ("", advice)
     known = ", ".join(FAMILIES)
     raise SourceError(f"{path} is of the family '{architecture}'{lacking}; known are {known}{advice}")
 
@@ -277,5 +278,5 @@ def family_of(path: object, architecture: str, advice: str = "") -> Family:
 def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:
     """The name of a family and its differences. Raises SourceError: It is not read."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
-    advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
+    advice = f". Others may go through PyTorch, in fp32: {THROUGH_PYTORCH}"
     return architecture, family_of(path, architecture, advice)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, SourceError, UsageError
 from edgespec.export.adapters import merge_adapter, say_left_out_adapters
 from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.families import THROUGH_PYTORCH
 from edgespec.export.folder_size import folder_bytes
 from edgespec.export.heads.dialects import is_head
 from edgespec.export.layout import lay_out, num_weights, rule_of
@@ -32,9 +33,7 @@ _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
 # What GroupQueryAttention's heads must be a multiple of, with rotary positions in some layer and in none.
 _ROTATED_UNIT, _PLAIN_UNIT = 16, 8
-_THROUGH_PYTORCH = (
-    "a folder with its safetensors may go through PyTorch: edgespec export SOURCE --exporter optimum"
-)
+_THROUGH_PYTORCH = f"a folder with its safetensors may go through PyTorch: {THROUGH_PYTORCH}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +161,9 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
         )
     if config.routing is not None and form != "cpu":
         raise DeviceUnavailable(
-            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
-            "cpu, or --drafter-device cpu for a drafter"
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only: kernels of GPUs "
+            "and NPUs take its weights in other layouts, or not at all; use --device cpu, or --drafter-device cpu "
+            "for a drafter"
         )
     if config.sharing_layers or config.other_heads or config.layer_input_size:
         _require_own_keys(config, form, trimming.layers(config.num_layers))

@@ -127,7 +127,10 @@ def _add_advanced(parser: argparse.ArgumentParser) -> None:
     )
     choices: dict[str, tuple[list[Any], str]] = {
         "block-size": ([32, 64, 128], "weights that share a scale, in int4 and int8"),
-        "exporter": (["native", "optimum"], "optimum: export other architectures through PyTorch, in fp32"),
+        "exporter": (
+            ["native", "transformers", "optimum"],
+            "transformers or optimum: export other architectures through PyTorch, in fp32",
+        ),
     }
     for name, (known, what) in choices.items():
         note = f"{what} (default: {known[0]})"
@@ -241,12 +244,12 @@ def _export_model(options: argparse.Namespace) -> None:
     (part,) = export_parts(options)
     decoder = _decoder_for_check(options)
     home = model_home(offline=options.offline, open_decoder=decoder, measure_ranges=_range_measurement(options))
-    if options.exporter == "optimum":
-        from edgespec.export.optimum import import_model
+    if options.exporter != "native":
+        from edgespec.export.traced import import_model
 
         source = home.locate(options.source, options.revision)
         settings: dict[str, Any] = {"precision": part.precision, "origin": source.origin, "report": info}
-        manifest = import_model(source.path, options.output, open_decoder=decoder, **settings)
+        manifest = import_model(source.path, options.output, options.exporter, open_decoder=decoder, **settings)
         if source.fetched and manifest.check is not None:
             home.spent.append(source.fetched)
     else:

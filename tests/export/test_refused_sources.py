@@ -250,7 +250,7 @@ def write_sized(folder: Path, heads: int, kv_heads: int, head_dim: int) -> None:
         (4, 3, 16, "cpu", "4 attention heads and 3 heads of keys"),
         (4, 8, 16, "npu", "4 attention heads and 8 heads of keys"),
         (4, 2, 40, "cpu", "heads of 40 values, ONNX Runtime's kernels take multiples of 16"),
-        (4, 2, 40, "gpu", "--exporter optimum"),
+        (4, 2, 40, "gpu", "--exporter transformers"),
         (4, 2, 15, "npu", "heads of 15 values, ONNX Runtime's kernels take multiples of 2"),
     ],
 )

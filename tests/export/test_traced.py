@@ -1,4 +1,4 @@
-"""Exports through optimum-onnx. Those that run it need its own environment: make test-optimum."""
+"""Exports through transformers or optimum-onnx, each in an environment of its own: make test-transformers."""
 
 import importlib.util
 import json
@@ -18,16 +18,17 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.engine.load import load
 from edgespec.errors import ContextOverflow, EdgeSpecError, ExportMismatch, SourceError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.export.optimum import INSTALL, import_model
+from edgespec.export.traced import Exporter, import_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.setup.open_model import open_decoder
 from edgespec.system.file_hashes import verify_files
 
 CONTEXT = 160
-needs_optimum = [
-    pytest.mark.optimum,
+EXPORTER: Exporter = "optimum" if importlib.util.find_spec("optimum") else "transformers"  # of this environment
+needs_exporter = [
+    pytest.mark.traced,
     pytest.mark.skipif(
-        importlib.util.find_spec("optimum") is None, reason="needs optimum-onnx: make test-optimum"
+        importlib.util.find_spec("transformers") is None, reason="make test-transformers, make test-optimum"
     ),
 ]
 
@@ -63,12 +64,12 @@ def write_source(folder: Path, family: str) -> Path:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp(request.param)
     source = write_source(place / "source", request.param)
-    import_model(source, place / "model", open_decoder=open_decoder)
+    import_model(source, place / "model", EXPORTER, open_decoder=open_decoder)
     return place / "model"
 
 
-class TestWithOptimum:
-    pytestmark = needs_optimum
+class TestWithExporter:
+    pytestmark = needs_exporter
 
     def test_export_says_what_pytorch_says(self, exported: Path) -> None:
         manifest = read_manifest(exported)
@@ -111,7 +112,7 @@ class TestWithOptimum:
         monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
         source, output = write_source(tmp_path / "source", "opt"), tmp_path / "out"
         capsys.readouterr()
-        arguments = ["export", str(source), "--exporter", "optimum", "--output", str(output), "--check", "--json"]
+        arguments = ["export", str(source), "--exporter", EXPORTER, "--output", str(output), "--check", "--json"]
         assert main(arguments) == 0
         captured = capsys.readouterr()
         assert json.loads(captured.out)["architecture"] == "opt"
@@ -131,7 +132,7 @@ class TestWithOptimum:
             return Shifted()  # type: ignore[return-value]
 
         with pytest.raises(ExportMismatch):
-            import_model(source, tmp_path / "out", open_decoder=wrong)
+            import_model(source, tmp_path / "out", EXPORTER, open_decoder=wrong)
         assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"source"}
 
     def test_code_of_the_repository_is_never_run(self, tmp_path: Path) -> None:
@@ -141,20 +142,20 @@ class TestWithOptimum:
         config = json.loads((source / "config.json").read_text())
         places = {"AutoConfig": "modeling_canary.Config", "AutoModelForCausalLM": "modeling_canary.Model"}
         (source / "config.json").write_text(json.dumps(config | {"auto_map": places}))
-        import_model(source, tmp_path / "out")
+        import_model(source, tmp_path / "out", EXPORTER)
         (source / "config.json").write_text(json.dumps({"model_type": "canary", "auto_map": places}))
         with pytest.raises(SourceError, match="transformers cannot load"):
-            import_model(source, tmp_path / "other")
+            import_model(source, tmp_path / "other", EXPORTER)
         assert not canary.exists()
 
-    def test_architecture_that_optimum_lacks_is_refused_by_name(self, tmp_path: Path) -> None:
+    def test_architecture_without_keys_and_values_is_refused_by_name(self, tmp_path: Path) -> None:
         import transformers
 
         config = transformers.RwkvConfig(vocab_size=tiny.VOCAB, hidden_size=32, num_hidden_layers=2)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
         growing.write_tokenizer(tmp_path / "source")
         with pytest.raises(SourceError, match="rwkv"):
-            import_model(tmp_path / "source", tmp_path / "out")
+            import_model(tmp_path / "source", tmp_path / "out", EXPORTER)
         assert not (tmp_path / "out").exists()
 
 
@@ -167,38 +168,39 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_without_optimum_the_message_says_what_to_install(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exporter", ["transformers", "optimum"])
+def test_without_it_the_message_says_what_to_install(
+    exporter: Exporter, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "optimum", None)
+    monkeypatch.setitem(sys.modules, exporter, None)
     with pytest.raises(EdgeSpecError) as raised:
-        import_model(source, tmp_path / "out")
-    assert INSTALL in str(raised.value)
+        import_model(source, tmp_path / "out", exporter)
+    assert f'pip install "edgespec[{exporter}]"' in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_native_refusal_names_the_other_exporter(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="--exporter optimum"):
+    with pytest.raises(SourceError, match="--exporter transformers"):
         export_model(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 def test_other_precisions_are_refused(source: Path, tmp_path: Path, precision: str) -> None:
     with pytest.raises(UsageError, match="writes fp32"):
-        import_model(source, tmp_path / "out", precision=precision)
+        import_model(source, tmp_path / "out", EXPORTER, precision=precision)
 
 
 def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     with pytest.raises(SourceError, match="loading them runs code"):
-        import_model(source, tmp_path / "out")
+        import_model(source, tmp_path / "out", EXPORTER)
 
 
 def test_files_and_places_that_cannot_be_meant_are_refused(source: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is not a folder"):
-        import_model(tiny_gguf, tmp_path / "out")
+        import_model(tiny_gguf, tmp_path / "out", EXPORTER)
     with pytest.raises(UsageError, match="already exists"):
-        import_model(source, source)
+        import_model(source, source, EXPORTER)
     (source / "tokenizer.json").unlink()
     with pytest.raises(SourceError, match=r"tokenizer\.json"):
-        import_model(source, tmp_path / "out")
+        import_model(source, tmp_path / "out", EXPORTER)
