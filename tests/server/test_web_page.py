@@ -1,7 +1,8 @@
 """The chat page at the server's address: what it may do, whose pages may ask, and the page in a browser."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from scripted import scripted_engine
 from served import Served, home_with, serving, table_engine
 
+from edgespec import Tool, ToolCall
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.server.model_names import ModelNames
@@ -144,13 +146,15 @@ needs_browser = pytest.mark.skipif(
 
 @contextmanager
 def in_browser(
-    tiny_model: Path, tmp_path: Path, answer: str, *more: str, **settings: Any
+    tiny_model: Path, tmp_path: Path, answer: str | Callable[[str], str], *more: str, **settings: Any
 ) -> Iterator[tuple[chromium.Page, str]]:
     models = {"tiny": tiny_model, "other": tiny_model, **dict.fromkeys(more, tiny_model)}
     names = ModelNames(home_with(tmp_path / "home", **models))
 
     def open_engine(name: str) -> Any:
-        return scripted_engine(tiny_model, tmp_path / f"scripted {name}", lambda prompt: answer)
+        return scripted_engine(
+            tiny_model, tmp_path / f"scripted {name}", answer if callable(answer) else lambda prompt: answer
+        )
 
     with serving(names, open_engine, **settings) as served, chromium.browser(tmp_path / "profile") as page:
         url = served.url.removesuffix("v1")
@@ -235,6 +239,54 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         assert texts(page, ".assistant") == ["yes"]
         assert [text.strip() for text in texts(page, "details.thinking div")] == ["hm"]
         assert texts(page, ".user .file") == ["notes.md · 2 lines"]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_tools_run_after_a_yes_and_their_results_stay_in_the_chat(tiny_model: Path, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "<b>Rome</b>"}}\n</tool_call>'
+    ran: list[str] = []
+
+    def run(asked: ToolCall) -> str:
+        ran.append(asked.arguments)
+        return "sunny"
+
+    tool = Tool(name="weather", parameters={"type": "object", "properties": {"city": {}}}, run=run)
+
+    def answer(prompt: str) -> str:
+        asked = prompt.rpartition("<|im_start|>user")[2]
+        return "No." if "refused" in asked else "It is fine." if "sunny" in asked else f"I look.\n{call}"
+
+    def click(label: str) -> None:
+        page.wait_for("document.querySelector('.call button') !== null")
+        page.evaluate(
+            f"[...document.querySelectorAll('.call button')].find(e => e.textContent === '{label}').click()"
+        )
+        page.wait_for("running === null")
+
+    with in_browser(tiny_model, tmp_path, answer, tools=[tool]) as (page, url):
+        page.wait_for("tools.length === 1")
+        page.type("Weather?\n")
+        page.wait_for("document.querySelector('.call button') !== null")
+        assert ran == []
+        click("Run it")
+        assert [json.loads(each) for each in ran] == [{"city": "<b>Rome</b>"}]
+        assert texts(page, ".assistant") == ["It is fine."]
+        page.type("And now?\n")
+        click("Refuse")
+        assert (len(ran), texts(page, ".assistant")) == (1, ["It is fine.", "No."])
+        page.type("Once more?\n")
+        page.wait_for("document.querySelector('.call button') !== null")
+        page.press("Escape")
+        page.wait_for("running === null")
+        assert len(ran) == 1
+        page.open(url)
+        page.wait_for("tools.length === 1")
+        assert len(texts(page, ".call")) == 2
+        asked = page.evaluate("request({ role: 'user', text: 'and?' })")["messages"]
+        roles = ["user", "assistant", "tool", "assistant"]
+        assert [each["role"] for each in asked] == [*roles, *roles, "user", "assistant", "user"]
+        assert page.evaluate("document.querySelector('#log b') === null")
 
 
 @pytest.mark.slow
