@@ -1,14 +1,14 @@
 """Rebuild a tokenizer from GGUF metadata as a tokenizer.json.
 
-Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with
-its merges recovered from the scores. A file of phi3 does not state that its control tokens absorb the white space
-after them. Knows nothing of weights.
+Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, SentencePiece BPE ("llama") with its merges
+recovered from the scores, and that ("gemma4") with merges that the file lists. A file of phi3 does not state that
+its control tokens absorb the white space after them. Knows nothing of weights.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,14 +144,21 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         notes += ("the file names no pre-tokenizer: text is cut as llama.cpp cuts it, which may be worse",)
     types = types[: _count_real(pieces, types, num_rows)]
     pieces = _distinct(path, pieces[: len(types)])
-    add_bos = bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST))
+    add_bos = bool(get("add_bos_token", kind in ("llama", "gemma4") or get("pre") in _BOS_FIRST))
     prefix, template = bool(get("add_space_prefix", True)), _template(metadata)
     if kind == "gpt2":
         tokenizer = _byte_level(path, pieces, get("merges"), get("pre", "default"))
     elif kind == "llama":
-        tokenizer = _sentencepiece(path, pieces, get("scores"), types, prefix)
+        tokenizer = _sentencepiece(pieces, _merges_by_score(path, pieces, get("scores"), types), types, prefix)
+    elif kind == "gemma4":
+        prefix = False
+        tokenizer = _checked(
+            path, lambda: _sentencepiece(pieces, _stated_merges(path, get("merges")), types, prefix)
+        )
+        # No merge joins a line end to something else.
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
     else:
-        raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2 and llama")
+        raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2, llama and gemma4")
     typed = list(zip(pieces, types, strict=True))
     stated = _stated_ends(metadata, len(pieces))
     marks = {pieces[token] for token in stated} | _marks(template, typed)
@@ -233,15 +240,10 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
     if pre not in _PATTERNS:
         known = ", ".join(sorted(_PATTERNS))
         raise SourceError(f"{path} names the pre-tokenizer '{pre}'; known are {known}")
-    if not isinstance(merges, list):
-        raise SourceError(f"{path} has no merges for its byte-level tokenizer; the file is damaged")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = _stated_merges(path, merges)
     vocab = {piece: token for token, piece in enumerate(pieces)}
-    try:
-        model = models.BPE(vocab, pairs, ignore_merges=pre in _WHOLE_WORDS_FIRST)
-    except Exception as error:  # the library raises its own bare Exception
-        raise SourceError(f"{path}: its merges and tokens do not fit ({error}); the file is damaged") from None
-    tokenizer = Tokenizer(model)
+    first = pre in _WHOLE_WORDS_FIRST
+    tokenizer = _checked(path, lambda: Tokenizer(models.BPE(vocab, pairs, ignore_merges=first)))
     if pre in _NFC:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
@@ -250,12 +252,27 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
     return tokenizer
 
 
+def _stated_merges(path: object, merges: Any) -> list[tuple[str, str]]:
+    if not isinstance(merges, list):
+        raise SourceError(f"{path} has no merges for its tokenizer; the file is damaged")
+    return [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+
+
+def _checked(path: object, make: Callable[[], Tokenizer]) -> Tokenizer:
+    try:
+        return make()
+    except SourceError:
+        raise
+    except Exception as error:  # the library raises its own bare Exception
+        raise SourceError(f"{path}: its merges and tokens do not fit ({error}); the file is damaged") from None
+
+
 def _untwin(pieces: Iterable[str]) -> list[decoders.Decoder]:
     """The step that decodes twins; none where there are none."""
     return [decoders.Replace(TWIN, "")] if any(piece.endswith(TWIN) for piece in pieces) else []
 
 
-def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int], prefix: bool) -> Tokenizer:
+def _merges_by_score(path: object, pieces: list[str], scores: Any, types: list[int]) -> list[tuple[str, str]]:
     """SentencePiece BPE joins the pair whose joined piece scores best: merges ranked by that score."""
     if not isinstance(scores, list) or len(scores) < len(pieces):
         raise SourceError(f"{path} has no scores for its SentencePiece tokenizer; the file is damaged")
@@ -271,7 +288,14 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
                 for i in range(1, len(piece))
                 if piece[:i] in vocab and piece[i:] in vocab
             ]
-    merges = [pair for _, _, pair in sorted(ranked, key=lambda entry: entry[:2])]
+    return [pair for _, _, pair in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _sentencepiece(
+    pieces: list[str], merges: Sequence[tuple[str, str]], types: list[int], prefix: bool
+) -> Tokenizer:
+    """Characters that are merged, and bytes for those that are no piece; prefix: a space stands before a text."""
+    vocab = {piece: token for token, piece in enumerate(pieces)}
     unknown = next((pieces[i] for i, type_ in enumerate(types) if type_ == _UNKNOWN), None)
     tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
     steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []

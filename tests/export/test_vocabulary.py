@@ -289,6 +289,27 @@ def test_a_tokenizer_is_made_of_each_pre_tokenizer() -> None:
     assert str(caught.value).partition("known are ")[2].split(", ") == sorted(made_tokenizers.BYTE_LEVEL)
 
 
+def test_tokenizer_of_gemma4_merges_as_its_file_lists() -> None:
+    """As SentencePiece does by the scores, but that no merge joins a line end to something else."""
+    words = made_tokenizers.learn_words(["the hen in the inn  the\nthen\n\nhen <|x|>"] * 3, 40)
+    listed, scored = (
+        Tokenizer.from_str(vocabulary_from_gguf("made", made_tokenizers.gguf_keys(kind, words)).tokenizer_json)
+        for kind in ("gemma4", "spm without a space before")
+    )
+    for text in ("the hen in  the inn", " then é the", "hen", "\n\n", "x\N{GRINNING FACE}\t"):
+        ids = listed.encode(text, add_special_tokens=False).ids
+        assert ids == scored.encode(text, add_special_tokens=False).ids
+        assert listed.decode(ids, skip_special_tokens=False) == text
+    pieces = listed.encode("the\n\nthen", add_special_tokens=False).tokens
+    assert not any(piece.strip("\n") and "\n" in piece for piece in pieces)
+    keys = made_tokenizers.gguf_keys("gemma4")
+    assert vocabulary_from_gguf("made", {k: v for k, v in keys.items() if "add_bos" not in k}).add_bos
+    for change, message in (({"merges": None}, "no merges"), ({"merges": ["t zz"]}, "do not fit")):
+        wrong = keys | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+        with pytest.raises(SourceError, match=message):
+            vocabulary_from_gguf("made", wrong)
+
+
 @pytest.mark.parametrize("kind", made_tokenizers.KINDS)
 def test_each_kind_of_tokenizer_gives_its_text_back(kind: str) -> None:
     tokenizer = Tokenizer.from_str(made_tokenizers.tokenizer_json(kind))

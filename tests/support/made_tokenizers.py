@@ -33,7 +33,8 @@ BYTE_LEVEL: dict[str, tuple[str, str, str]] = {
 }
 # Of SentencePiece: with a space before each text, and without.
 SENTENCEPIECE = {"spm": True, "spm without a space before": False}
-KINDS = (*BYTE_LEVEL, *SENTENCEPIECE)
+GEMMA4 = "gemma4"  # pieces of SentencePiece whose merges are listed
+KINDS = (*BYTE_LEVEL, *SENTENCEPIECE, GEMMA4)
 # The kind of a family where it is not llama's SentencePiece.
 _FAMILIES = {
     "llama3": "llama-bpe",
@@ -42,6 +43,7 @@ _FAMILIES = {
     "smollm3": "smaug-bpe",
     **dict.fromkeys(("olmo2", "olmo3"), "dbrx"),
     **dict.fromkeys(("gemma2", "gemma3"), "spm without a space before"),
+    **dict.fromkeys(("gemma4", "gemma4-shared"), "gemma4"),
     **dict.fromkeys(("phi3-partial", "gpt_oss", "gpt_oss-limit"), "gpt-4o"),  # phi3-partial as Phi-4-mini
     "olmoe": "olmo",
     "seed_oss": "seed-coder",
@@ -59,6 +61,8 @@ def kind_of(family: str) -> str:
 
 def gguf_keys(kind: str, merges: Iterable[str] | None = None) -> dict[str, Any]:
     """A GGUF file's keys of a tokenizer; with the few merges of tiny models, or with others."""
+    if kind == GEMMA4:
+        return _gemma4(merges)
     return (_sentencepiece if kind in SENTENCEPIECE else _byte_level)(kind, merges)
 
 
@@ -123,6 +127,20 @@ def _sentencepiece(kind: str, words: Iterable[str] | None) -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_space_prefix": SENTENCEPIECE[kind],
+    }
+
+
+def _gemma4(words: Iterable[str] | None) -> dict[str, Any]:
+    """As the converter of Gemma 4 writes them: what tells calls and thoughts apart is user-defined."""
+    keys = _sentencepiece("spm", words)
+    pieces = keys["tokenizer.ggml.tokens"]
+    own = [piece for piece in pieces[259:] if len(piece) > 1]
+    merges = [f"{piece[:at]} {piece[at:]}" for piece in own for at in range(1, len(piece))]
+    known = {*pieces}
+    return keys | {
+        "tokenizer.ggml.model": GEMMA4,
+        "tokenizer.ggml.merges": [merge for merge in merges if known.issuperset(merge.split(" "))],
+        "tokenizer.ggml.add_space_prefix": False,
     }
 
 
