@@ -44,7 +44,7 @@ def marks_of(tokenizer: Tokenizer) -> Marks:
     if tokenizer.channel_marks:
         return CHANNELS
     open, close = tokenizer.think_marks
-    return TAGS if open == OPEN else Marks(open, close, closing=close)
+    return TAGS if open == OPEN else Marks(open + channels.THINK_HEADERS.get(open, ""), close, closing=close)
 
 
 def _marked_text(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
@@ -214,7 +214,7 @@ class ModelReasoning:
         if not self.is_opened_by_template:
             return False
         # At its very end: the mark may also stand in a message, of which nothing begins.
-        return self._tail(prompt).rstrip().endswith(self._marks.open)
+        return self._tail(prompt).rstrip().endswith(self._marks.open.rstrip())
 
     def opens(self, prompt: Prompt, prefill: str, options: Mapping[str, Any]) -> bool:
         """True if an answer begins in the reasoning, as Engine.opens_reasoning tells it."""

@@ -257,6 +257,7 @@ class TextStream:
         self._shown = len(self._tokens)  # tokens whose text has been handed out
         self._channels = channels.ChannelText() if tokenizer.channel_marks and not len(before) else None
         self._think_texts = {} if len(before) else tokenizer.think_texts
+        self._header = self._begun = ""  # behind the mark of reasoning, and as far as it is there
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if not self._shown_special:
@@ -279,7 +280,23 @@ class TextStream:
 
     def _text_of(self, token: int) -> str:
         mark = self._think_texts.get(int(token))
-        return self._push([token]) if mark is None else self._finish() + mark
+        if mark is None:
+            return self._behind_header(self._push([token]))
+        text = self._behind_header(self._finish(), is_last=True) + mark
+        if mark == channels.THINK_MARKS[0][0]:
+            self._header = channels.THINK_HEADERS.get(self._tokenizer.think_marks[0], "")
+        return text
+
+    def _behind_header(self, text: str, *, is_last: bool = False) -> str:
+        """What is known to be no header; is_last: nothing follows that may be part of it."""
+        if not self._header:
+            return text
+        begun, self._begun = self._begun + text, ""
+        if not is_last and self._header.startswith(begun) and begun != self._header:
+            self._begun = begun
+            return ""
+        header, self._header = self._header, ""
+        return begun.removeprefix(header)
 
     def _push(self, tokens: Iterable[int]) -> str:
         self._tokens += [int(token) for token in tokens]
@@ -314,7 +331,7 @@ class TextStream:
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
         if self._channels is None:
-            return self._finish()
+            return self._behind_header(self._finish(), is_last=True)
         return self._channels.text(self._finish()) + self._channels.end()
 
     def _finish(self) -> str:

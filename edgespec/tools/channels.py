@@ -13,13 +13,15 @@ ANALYSIS, COMMENTARY, FINAL = (f"{CHANNEL}{each}{MESSAGE}" for each in ("analysi
 CALL = f"{CHANNEL}commentary to="  # and the recipient
 CALL_BODY = f" <|constrain|>json{MESSAGE}"
 NEXT = f"{END}{START}assistant"  # between two messages
-# Marks of reasoning that are tokens of their own: of most families, Seed-OSS, Ministral 3 and Hunyuan 3.
+# Marks of reasoning that are tokens of their own: of most families, Seed-OSS, Ministral 3, Hunyuan 3 and Gemma 4.
 THINK_MARKS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<think:opensource>", "</think:opensource>"),
+    ("<|channel>", "<channel|>"),
 )
+THINK_HEADERS = {"<|channel>": "thought\n"}  # what stands behind the first mark and before the reasoning
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _RECIPIENT, _ANALYSIS = re.compile(r"\bto=([^\s<]+)"), re.compile(r"<\|channel\|>\s*analysis\b")
 _FIRST = " to="  # the beginning of an answer whose header names the recipient first
