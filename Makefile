@@ -109,7 +109,7 @@ $(VENV)-differential/.test: pyproject.toml
 $(VENV)-serve/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-serve
 	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
-		openai ollama litellm langchain-openai llama-index-llms-openai-like
+		openai ollama langchain-ollama litellm langchain-openai llama-index-llms-openai-like
 	@touch $@
 
 $(VENV)-suites/.test: pyproject.toml

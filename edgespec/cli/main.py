@@ -71,6 +71,7 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
         """\
   edgespec serve smollm2-135m              at http://127.0.0.1:8080/v1
   edgespec serve                           every prepared model, by its name
+  edgespec serve --port 11434              for programs that look for ollama
   edgespec serve --host 0.0.0.0 --api-key KEY    for other machines too""",
     ),
     "service": (

@@ -83,8 +83,11 @@ def _list(options: argparse.Namespace) -> None:
         head = ["DOWNLOADED", "SIZE", "STATE"]
         lines = [*lines, "", *table(width, [], head, *map(_download_row, downloads))]
         lines.append("edgespec models prune deletes these downloads; prepared models do not need them")
+    if presets := model_home().presets.names():
+        lines = [*lines, "", f"presets, which edgespec preset ls describes: {', '.join(presets)}"]
     document = {
         "prepared": [asdict(model) for model in found],
+        "presets": presets,
         "downloads": [asdict(download) for download in downloads],
         "catalogue": {each.name: asdict(each) for each in catalogue},
     }

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import UsageError
+from edgespec import ModelError, UsageError
 from edgespec.cli.arguments import Switch, add_file, add_option, attribute_name, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import PRESET_OPTIONS
@@ -104,10 +104,15 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
 
 def _list(options: argparse.Namespace) -> None:
     presets = model_home().presets
-    found = {name: presets.read(name) for name in presets.names()}
-    width = max(map(len, found), default=0)
-    lines = [f"{name:<{width}}  {_in_words(preset)}" for name, preset in found.items()]
-    document = {name: preset.document() for name, preset in found.items()}
+    document: dict[str, Any] = {}
+    lines = []
+    for name in (names := presets.names()):
+        try:
+            preset = presets.read(name)
+            document[name], said = preset.document(), _in_words(preset)
+        except ModelError as error:
+            document[name], said = {"problem": str(error)}, f"PROBLEM: {error}"
+        lines.append(f"{name:<{max(map(len, names))}}  {said}")
     none = "there are no presets; make one: edgespec preset create NAME --from MODEL"
     print_result(options, document, *(lines or [none]))
 

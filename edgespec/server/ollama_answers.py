@@ -41,7 +41,7 @@ async def _answer(services: Services, request: Request, asked: OllamaChat | Olla
     writer = OllamaWriter(asked, record_of(request.scope), keep_alive_s(asked.keep_alive))
     if asked.is_empty:
         return await run_for_client(request.receive, _load(services, request, writer))
-    plan = _plan(asked, services.limits)
+    plan = await in_thread(_plan, asked, services.limits)  # a schema may have many parts
     lines = None if asked.stream is False else writer.lines
     return await respond(services, request, plan, writer.document, lines, LINES)
 

@@ -99,7 +99,10 @@ class OllamaRequest(ModelRequest):
 
     def _format_fields(self) -> dict[str, Any]:
         if isinstance(self.format, dict):
-            return {"json_schema": closed(self.format)}
+            try:
+                return {"json_schema": closed(self.format)}
+            except RecursionError:
+                raise wrong("format", "is nested too deep; use a flatter schema") from None
         if self.format not in (None, "", "json"):
             raise wrong("format", f"is '{self.format[:40]}'; wanted json, or a JSON schema")
         return {"response_format": {"type": "json_object"} if self.format else None}

@@ -62,8 +62,13 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     assert (code, out.splitlines()[-1]) == (0, str(home / "presets" / "short.toml"))
     code, out, _ = run(capsys, "preset", "ls", "--json")
     assert {name: each["max-tokens"] for name, each in json.loads(out).items()} == {"poet": 9, "short": 3}
+    (home / "presets" / "bad.toml").write_text("model = 3")
     _, out, _ = run(capsys, "preset")
     assert "short  tiny, system in the" in out
+    assert "bad    PROBLEM: " in out
+    (home / "presets" / "bad.toml").unlink()
+    assert "describes: poet, short" in run(capsys, "models", "ls")[1]
+    assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
     _, out, _ = run(capsys, "preset", "show", "short")
     assert 'system = "in the"' in out
     assert run(capsys, "preset", "rm", "short")[0] == 0

@@ -371,3 +371,20 @@ def test_the_client_of_ollama(calling: Served, served: Served) -> None:
             return "".join([each.response async for each in stream])
 
     assert asyncio.run(ask()) == wanted.response
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")  # it leaves its connections open
+def test_langchain_by_ollama(served: Served) -> None:
+    langchain = pytest.importorskip("langchain_ollama", reason="needs langchain-ollama: make test-serve")
+    named = {"model": "tiny", "base_url": served.url.removesuffix("/v1"), "num_predict": 9, "temperature": 0}
+    model = langchain.ChatOllama(**named, validate_model_on_init=True)
+    whole = model.invoke("in the an")
+    assert (whole.usage_metadata["output_tokens"], whole.response_metadata["done_reason"]) == (9, "length")
+    assert "".join(each.content for each in model.stream("in the an")) == whole.content
+    schema = {"title": "x", "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    longer = langchain.ChatOllama(**{**named, "num_predict": 30})
+    assert longer.with_structured_output(schema, method="json_schema").invoke("in") == {"a": 1}
+    for each in (model, longer):
+        each._client.close()
+        asyncio.run(each._async_client.close())
