@@ -133,7 +133,7 @@ class ToolProcess:
                 raise WorkEnded(f"it took longer than {self._most_s:g} s")
             with suppress(psutil.Error):
                 if self._most_bytes < inf and psutil.Process(process.pid).memory_info().rss > self._most_bytes:
-                    raise WorkEnded(f"it gave more than {format_bytes(self._most_bytes)} hold")
+                    raise WorkEnded(f"it took more than {format_bytes(self._most_bytes)} of memory")
 
         line = b"" if request is None else json.dumps(request).encode() + b"\n"
         try:

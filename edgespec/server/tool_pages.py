@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec import ToolCall
 from edgespec.server.answers import Services
-from edgespec.server.client import run_for_client
+from edgespec.server.client import run_for_client, run_until_closing
 from edgespec.server.errors import ApiError
 from edgespec.server.model_host import in_daemon
 from edgespec.server.protocol import ToolCallRequest
@@ -43,4 +43,4 @@ async def call_tool(services: Services, request: Request) -> Response:
             text = await in_daemon(partial(run, call))
         return JSONResponse({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
 
-    return await run_for_client(request.receive, answer())
+    return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, answer()))

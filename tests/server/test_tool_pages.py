@@ -1,12 +1,17 @@
 """Tools of MCP servers over HTTP: what is listed can be called, and nothing else."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
-from served import Served, home_with, serving, table_engine
+from served import WAIT_S, Served, home_with, serving, table_engine
 
 from edgespec import Tool, ToolCall
+from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
 
@@ -18,7 +23,7 @@ TOOL = Tool(name="weather", description="Tell the weather.", parameters={"type":
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model), None)
     with serving(names, lambda name: table_engine(tiny_model), tools=[TOOL]) as found:
         yield found
@@ -49,3 +54,25 @@ def test_a_page_of_another_site_calls_nothing(served: Served) -> None:
     asked = {"name": "weather", "arguments": {"city": "Rome"}}
     answer = served.post("/v1/tools/call", asked, headers={"Origin": "http://other.example"})
     assert answer.status_code == 403
+
+
+def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path: Path) -> None:
+    begun, ends = Event(), Event()
+
+    def wait(call: ToolCall) -> str:
+        begun.set()
+        ends.wait(WAIT_S)
+        return ""
+
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model), None)
+    slow = replace(TOOL, run=wait)
+    with (
+        serving(names, lambda name: table_engine(tiny_model), limits=Limits(drain_s=0.1), tools=[slow]) as served,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(served.post, "/v1/tools/call", {"name": "weather", "arguments": {}})
+        begun.wait(WAIT_S)
+        assert served.client.get("/health").status_code == 200
+        served.server.should_exit = True
+        assert answer.result(WAIT_S).status_code == 503
+        ends.set()
