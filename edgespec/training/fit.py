@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 NUM_COMPARED = 5  # positions of a draft at which agreement is counted
-_NUM_STEPS = 3  # of a draft in training
-_RATE, _LAST_RATE = 1e-3, 0.1  # of learning: at first, and at the end, as a share of the first
+_LAST_RATE = 0.1  # of learning at the end, as a share of that at first
 _WARM_UP = 20  # batches
 _MOST_GRADIENT = 0.5
 _ROWS, _FEWEST_ROWS = 640, 80  # of a batch, which is halved where there is no memory for it
@@ -85,10 +84,14 @@ class Recipe:
     variation: The share of the loss that is total variation: by how much drafts are accepted less often than those
         of the target itself. The rest is cross-entropy, which also tells a head that is far off where to go.
     epochs: How often each token is seen, by which the learning rate falls; 0 for as often as there is time for.
+    num_steps: Of a draft in training.
+    rate: Of learning at first.
     """
 
     variation: float = 0.0
     epochs: float = 0.0
+    num_steps: int = 3
+    rate: float = 1e-3
 
 
 class Trainer:
@@ -132,10 +135,13 @@ class Trainer:
         self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
         self._target_head = torch.from_numpy(data.head).to(self.device)
         self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
-        self._optimizer = torch.optim.AdamW(self._trained, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+        self._recipe = recipe or Recipe()
+        self._optimizer = torch.optim.AdamW(
+            self._trained, lr=self._recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
         self.precision = _faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
-        self._recipe, self._num_rows, self._num_lost = recipe or Recipe(), _ROWS, 0
+        self._num_rows, self._num_lost = _ROWS, 0
 
     def run(self, limit_s: float) -> TrainingProgress:
         """Train for limit_s seconds; ends earlier where held-out texts show no gain, or with the recipe's epochs.
@@ -249,9 +255,9 @@ class Trainer:
 
         for group in self._optimizer.param_groups:
             slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
-            group["lr"] = _RATE * min(1.0, (number + 1) / _WARM_UP) * slope
+            group["lr"] = self._recipe.rate * min(1.0, (number + 1) / _WARM_UP) * slope
         with self._autocast():
-            given = self._network, batch, self._features(batch), self._after(batch), _NUM_STEPS
+            given = self._network, batch, self._features(batch), self._after(batch), self._recipe.num_steps
             loss = backward(*given, self._recipe.variation)
         size = float(torch.nn.utils.clip_grad_norm_(self._trained, _MOST_GRADIENT))
         if isfinite(loss) and isfinite(size):
