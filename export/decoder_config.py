@@ -7,6 +7,7 @@ import numpy as np
 
 from edgespec.export.blocks import Floats
 from edgespec.export.delta import DeltaRule
+from edgespec.export.mamba import MambaRule
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
 from edgespec.manifest.caches import Convolutions, OtherHeads, Recurrence
@@ -20,12 +21,23 @@ class Layer:
     sliding_window: int | None = None  # how many tokens back attention sees
     convolved: int = 0  # tokens that a short convolution in the place of attention reads, its own included
     delta: DeltaRule | None = None  # a Gated DeltaNet in the place of attention
+    mamba: MambaRule | None = None  # a Mamba-2 layer in the place of attention
     # Where these differ from those of most layers: its heads of keys and values, their size, its MLP's.
     num_kv_heads: int | None = None
     head_dim: int | None = None
     intermediate_size: int | None = None
     keys_of: int | None = None  # the earlier layer whose keys and values it reads; it makes none
     has_values: bool = True  # False: what its keys are made of, before norm and rotation, are its values
+
+    @property
+    def recurrent(self) -> DeltaRule | MambaRule | None:
+        """The sizes of its recurrence, if it has a state."""
+        return self.delta or self.mamba
+
+    @property
+    def attends(self) -> bool:
+        """True if it has attention."""
+        return not (self.convolved or self.recurrent)
 
 
 class QueryGrowth(NamedTuple):
@@ -125,18 +137,18 @@ class DecoderConfig:
     @property
     def is_mixed(self) -> bool:
         """True if some layers have no attention."""
-        return any(layer.convolved or layer.delta for layer in self.layers)
+        return not all(layer.attends for layer in self.layers)
 
     @property
     def recurrence(self) -> Recurrence | None:
         """The states that a cache keeps; None where no layer has one."""
-        rules = {i: layer.delta for i, layer in enumerate(self.layers) if layer.delta}
+        rules = {i: layer.recurrent for i, layer in enumerate(self.layers) if layer.recurrent}
         if not rules:
             return None
         rule = next(iter(rules.values()))
         return Recurrence(
             layers=tuple(rules),
-            state_shape=(rule.num_value_heads, rule.key_size, rule.value_size),
+            state_shape=rule.state_shape,
             row_width=rule.row_width,
             num_before=rule.convolved - 1,
         )

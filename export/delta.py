@@ -41,6 +41,10 @@ class DeltaRule:
         """Those, and of each value head the numbers that decay and the share of the new value are made of."""
         return self.num_mixed + 2 * self.num_value_heads
 
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.num_value_heads, self.key_size, self.value_size
+
     def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Rows and columns of a layer's tensors by role."""
         heads, values = self.num_value_heads, self.num_value_heads * self.value_size

@@ -4,8 +4,8 @@ llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5),
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
 (LFM2 and 2.5), qwen3_5 and gemma4, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and
 gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that
-sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. A gemma3, gemma4 or mistral3 that sees or hears is read
-without these parts, and granitemoehybrid (Granite 4) where all its layers have attention and none has experts.
+sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. granitemoehybrid (Granite 4) has two entries, since some
+have experts. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts.
 """
 
 from collections.abc import Mapping
@@ -41,6 +41,7 @@ class Family:
     norms_rotated: bool = False  # q_norm and k_norm are of rotated values
     has_convolutions: bool = False  # some layers have a short convolution in the place of attention
     has_layer_sizes: bool = False  # layers differ in their heads and widths, and may share keys and values
+    has_mamba: bool = False  # some have a Mamba-2 layer in the place of attention
     has_delta: bool = False  # some have a Gated DeltaNet, and attention has a gate of its output
 
 
@@ -91,6 +92,15 @@ _HUNYUAN = Family(
         "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.query_layernorm.weight"),
         "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", f"{_LAYER}.self_attn.key_layernorm.weight"),
     },
+)
+_GRANITE4 = Family(
+    paired_in=_GGUF,
+    fused=("gate_up",),
+    names={
+        "{i}.gate_up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.shared_mlp.input_linear.weight"),
+        "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.shared_mlp.output_linear.weight"),
+    },
+    has_mamba=True,
 )
 _QWEN3_5 = Family(
     norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
@@ -162,13 +172,8 @@ FAMILIES = {
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "ministral3": Family(paired_in=_GGUF, full_attention_every=0),
-    "granitemoehybrid": Family(
-        fused=("gate_up",),
-        names={
-            "{i}.gate_up": ("blk.{i}.ffn_up.weight", f"{_LAYER}.shared_mlp.input_linear.weight"),
-            "{i}.down": ("blk.{i}.ffn_down.weight", f"{_LAYER}.shared_mlp.output_linear.weight"),
-        },
-    ),
+    "granitemoehybrid": _GRANITE4,
+    "granitemoehybrid_moe": replace(_GRANITE4, is_mixture=True),
     "lfm2": replace(
         _LFM2,
         defaults={
@@ -254,9 +259,9 @@ _LACKING = {
             "minimax_m1",
         ),
     ),
-    f"Mamba layers, {_STATE}": (
-        *("mamba", "falcon_h1", "falcon-h1", "granitehybrid", "nemotron", "jamba", "bamba", "zamba", "plamo2"),
-    ),
+    "attention and a Mamba-2 layer side by side": ("falcon_h1", "falcon-h1"),
+    "Mamba-2 layers between MLPs and attention, each with a norm of its own": ("nemotron",),
+    f"Mamba layers of another kind, {_STATE}": ("mamba", "jamba", "bamba", "zamba", "plamo2"),
     "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations": ("gemma3n",),
     "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
     "experts that sigmoids choose, in every other layer": ("llama4",),
@@ -278,5 +283,7 @@ def family_of(path: object, architecture: str, advice: str = "") -> Family:
 def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:
     """The name of a family and its differences. Raises SourceError: It is not read."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
+    if architecture == "granitemoehybrid" and settings.get("num_local_experts"):
+        architecture = "granitemoehybrid_moe"
     advice = f". Others may go through PyTorch, in fp32: {THROUGH_PYTORCH}"
     return architecture, family_of(path, architecture, advice)

@@ -94,7 +94,7 @@ class _Decoder:
         num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = write.lengths(mask)
         inputs, outputs = [input_ids, mask, num_logits, *write.tree.values()], []
-        inputs += [write.delta.num_settled] if config.recurrence else []
+        inputs += [write.recurrence.num_settled] if config.recurrence else []
         layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
 
         embedded, head = write.linear.embedding(
@@ -110,8 +110,10 @@ class _Decoder:
             if (source := config.layers[i].keys_of) is not None:
                 past, present = presents[source], []
             presents[i] = present
-            if (rule := config.layers[i].delta) is not None:
-                attended = write.delta(i, rule, normed, past, present)
+            if (delta := config.layers[i].delta) is not None:
+                attended = write.delta(i, delta, normed, past, present)
+            elif (mamba := config.layers[i].mamba) is not None:
+                attended = write.mamba(i, mamba, normed, past, present)
             elif config.layers[i].convolved:
                 attended = write.convolution(i, normed, past[0], present[0])
             else:

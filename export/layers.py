@@ -1,17 +1,20 @@
 """Parts of a transformer as graph nodes: norms, attention over a cache, MLPs and experts. Knows no whole graph."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
 from edgespec.export.delta_graph import DeltaWriter
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
+from edgespec.export.mamba_graph import MambaWriter
 from edgespec.export.nodes import Nodes, typed_value
 from edgespec.export.precision import Rule
+from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
@@ -47,7 +50,8 @@ class LayerWriter:
         self.biases: dict[ir.Value, ir.Value] = {}
         self._positions: ir.Value | None = None
         self._scales: ir.Value | None = None
-        self.delta = DeltaWriter(self)
+        self.recurrence = RecurrenceWriter(self)
+        self.delta, self.mamba = DeltaWriter(self), MambaWriter(self)
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
     def caches(self, number: int, layer: int | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -57,7 +61,7 @@ class LayerWriter:
         """
         at = number if layer is None else layer
         own_layer = self.config.layers[at]
-        if (states := self.config.recurrence) and own_layer.delta:
+        if (states := self.config.recurrence) and own_layer.recurrent:
             shapes = (1, *states.state_shape), ("batch", f"rows.{number}", states.row_width)
             names = zip(*(state_names(number), row_names(number)), strict=True)
             past, present = (
@@ -82,13 +86,14 @@ class LayerWriter:
     def as_float(self, x: ir.Value) -> ir.Value:
         return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
 
-    def _vector(self, role: str) -> ir.Value:
-        vector = self.tensors[role].vector().astype(self.floats)
+    def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
+        """The numbers of a small tensor, changed."""
+        vector = change(self.tensors[role].vector()).astype(self.floats)
         return self.weights.append(role, [vector], vector.shape)
 
     def norm(self, x: ir.Value, role: str) -> ir.Value:
         """RMSNorm of x; x itself where the model has no such norm."""
-        return self._rms_norm(x, self._vector(role)) if role in self.tensors else x
+        return self._rms_norm(x, self.vector(role)) if role in self.tensors else x
 
     def _rms_norm(self, x: ir.Value, gain: ir.Value) -> ir.Value:
         kind, epsilon = "SimplifiedLayerNormalization", self.config.rms_eps
@@ -178,7 +183,7 @@ class LayerWriter:
                 self.biases[bias] = self.as_activation(bias)
             inputs += [self.tree["position_ids"] if tables else None, self.biases[bias]]
         if f"{i}.sinks" in self.tensors:
-            inputs += [None] * (11 - len(inputs)) + [self._vector(f"{i}.sinks")]
+            inputs += [None] * (11 - len(inputs)) + [self.vector(f"{i}.sinks")]
         attended = self.nodes.node(
             "GroupQueryAttention",
             inputs,
@@ -240,7 +245,7 @@ class LayerWriter:
             heads = self.constant(f"heads_of_{columns}", np.array([0, 0, -1, columns]))
             row = self.constant(f"row_of_{size}", np.array([0, 0, size]))
             ones = np.ones(columns, self.floats)
-            gain = self.weights.append(f"ones_{columns}", [ones], [columns]) if part == "v" else self._vector(role)
+            gain = self.weights.append(f"ones_{columns}", [ones], [columns]) if part == "v" else self.vector(role)
             norm = self._rms_norm(self.op("Reshape", projected[at], heads), gain)
             projected[at] = self.op("Reshape", norm, row)
         return projected
@@ -293,7 +298,7 @@ class LayerWriter:
 
     def scale_output(self, i: int, x: ir.Value) -> ir.Value:
         """The residual stream after a layer, times the layer's number where it has one."""
-        return self.op("Mul", x, self._vector(role)) if (role := f"{i}.output_scale") in self.tensors else x
+        return self.op("Mul", x, self.vector(role)) if (role := f"{i}.output_scale") in self.tensors else x
 
     def scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:
@@ -334,10 +339,10 @@ class LayerWriter:
     def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
         router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
         if f"{i}.router_bias" in self.tensors:
-            router = self.op("Add", router, self._vector(f"{i}.router_bias"))
+            router = self.op("Add", router, self.vector(f"{i}.router_bias"))
         flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
         stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
-        choice = self._vector(f"{i}.router_choice") if f"{i}.router_choice" in self.tensors else None
+        choice = self.vector(f"{i}.router_choice") if f"{i}.router_choice" in self.tensors else None
         return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks, choice)
 
     def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:
@@ -352,7 +357,7 @@ class LayerWriter:
         if role not in self.tensors:
             total = self.op("Add", x, residual)
             return total, total
-        kind, inputs = "SkipSimplifiedLayerNormalization", [x, residual, self._vector(role)]
+        kind, inputs = "SkipSimplifiedLayerNormalization", [x, residual, self.vector(role)]
         outputs = [ir.Value(name=name) for name in (f"{role}.out", "", "", f"{role}.sum")]
         self.nodes.node(kind, inputs, outputs, epsilon=self.config.rms_eps)
         return outputs[0], outputs[3]

@@ -174,7 +174,7 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
                 "--device cpu, or --drafter-device cpu for a drafter"
             )
         kept = trimming.layers(config.num_layers)
-        if kept and all(config.layers[i].convolved or config.layers[i].delta for i in kept):
+        if kept and not any(config.layers[i].attends for i in kept):
             raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
     is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:

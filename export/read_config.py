@@ -1,15 +1,15 @@
 """From the settings of a source, in GGUF or of Hugging Face, to the description of its decoder."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
-from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
 from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
 from edgespec.export.layer_sizes import sizes_from_gguf, sizes_from_huggingface
+from edgespec.export.mixed_layers import kv_heads, mixed_from_gguf, mixed_from_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings
@@ -32,6 +32,7 @@ _GGUF_NAMES = {
     "glm4moe": "glm4_moe",
     "qwen35moe": "qwen3_5_moe",
     "minimax-m2": "minimax_m2",
+    "granitehybrid": "granitemoehybrid",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -126,6 +127,8 @@ def config_from_gguf(
     architecture = _GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "llama" and stated.get("expert_count"):
         architecture = "mixtral"
+    if architecture == "granitemoehybrid" and stated.get("expert_count"):
+        architecture = "granitemoehybrid_moe"
     if architecture == "olmo2" and stated.get("attention.sliding_window"):
         architecture = "olmo3"
     _require_read(stated)
@@ -148,7 +151,7 @@ def config_from_gguf(
         keys = ("attention.head_count_kv", "attention.key_length", "feed_forward_length")
         own = {stated.prefix + key: value for key, value in zip(keys, usual, strict=False)}
         stated, head_dim = replace(stated, values={**stated.values, **own}), usual.head_dim
-    num_kv_heads, convolved = _kv_heads(stated, family, heads, num_layers)
+    num_kv_heads, others = kv_heads(stated, family, heads, num_layers)
     local_rotary = rotary
     if family.is_local_plain:
         base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
@@ -170,8 +173,7 @@ def config_from_gguf(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
-            _convolved(stated, convolved, "shortconv.l_cache")
-            | _delta_layers(stated, family, num_layers, rule_from_gguf),
+            mixed_from_gguf(stated, family, num_layers, others),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -219,12 +221,15 @@ def config_from_huggingface(
         is_local_plain=family.is_local_plain,
         local_head_dim=head_dim,
     )
-    convolved = [i for i, kind in enumerate(kinds) if kind == "conv"] if family.has_convolutions else []
+    is_shared = family.is_mixture and stated.get(
+        "num_local_experts"
+    )  # the MLP beside experts has a size of its own
+    sizes_of_mlp = [key for key in _INNER_SIZES if not (is_shared and key.startswith("shared"))]
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
     config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count(next(filter(stated.get, _INNER_SIZES), _INNER_SIZES[-1])),
+        intermediate_size=stated.count(next(filter(stated.get, sizes_of_mlp), _INNER_SIZES[-1])),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -236,8 +241,7 @@ def config_from_huggingface(
             Layer(rotary=local_rotary, sliding_window=window),
             is_local,
             _layers_without_rotary(stated, architecture, is_local, window),
-            _convolved(stated, convolved, "conv_L_cache")
-            | _delta_layers(stated, family, num_layers, rule_from_huggingface),
+            mixed_from_huggingface(stated, family, num_layers, kinds),
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
@@ -374,42 +378,11 @@ def _layers(
     local: Layer,
     is_local: Sequence[bool],
     without_rotary: frozenset[int],
-    convolved: Mapping[int, Layer],
+    mixed: Mapping[int, Layer],
 ) -> tuple[Layer, ...]:
     layers = [local if sees_window else full for sees_window in is_local]
     turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
-    return tuple(convolved.get(i, layer) for i, layer in enumerate(turned))
-
-
-def _kv_heads(stated: SourceSettings, family: Family, heads: int, num_layers: int) -> tuple[int, Sequence[int]]:
-    """The heads of keys and values, and the layers that a GGUF file gives none, since they have a convolution."""
-    key = "attention.head_count_kv"
-    counts = stated.get(key, heads)
-    if not family.has_convolutions or not isinstance(counts, list):
-        return stated.count(key, heads), ()
-    if len(counts) != num_layers:
-        raise SourceError(f"{stated.path}: {stated.prefix}{key} is {counts}, wanted a number for each layer")
-    attending = SourceSettings(stated.path, {key: [count for count in counts if count != 0]})
-    return attending.count(key), [i for i, count in enumerate(counts) if count == 0]
-
-
-def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[int, Layer]:
-    """The layers with a short convolution, of the length under a key."""
-    if layers and stated.count(key) == 1:
-        raise SourceError(f"{stated.path}: {stated.prefix}{key} is 1, wanted 2 or more tokens")
-    return {i: Layer(rotary=None, convolved=stated.count(key)) for i in layers}
-
-
-def _delta_layers(
-    stated: SourceSettings, family: Family, num_layers: int, read: Callable[[SourceSettings], DeltaRule]
-) -> dict[int, Layer]:
-    """The layers with a Gated DeltaNet, which are listed, or all but every so many."""
-    if not family.has_delta:
-        return {}
-    kinds = stated.get("layer_types")
-    every = layers_every(num_layers, stated.count("full_attention_interval", 4))
-    numbers = every if kinds is None else (i for i, kind in enumerate(kinds) if kind == "linear_attention")
-    return {i: Layer(rotary=None, delta=read(stated)) for i in numbers}
+    return tuple(mixed.get(i, layer) for i, layer in enumerate(turned))
 
 
 def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
@@ -420,7 +393,8 @@ def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_laye
     if isinstance(pattern, list):
         kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
         kinds |= {"conv": False} if family.has_convolutions else {}
-        kinds |= {"linear_attention": False} if family.has_delta else {}
+        kinds |= {"linear_attention": False} if family.has_delta or family.has_mamba else {}
+        kinds |= {"mamba": False} if family.has_mamba else {}
         found = [kinds.get(kind) for kind in pattern]
         if len(found) != num_layers or None in found or (every is None and any(found)):
             raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
@@ -451,9 +425,11 @@ def _layers_without_rotary(
 ) -> frozenset[int]:
     """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
     num_layers = len(is_local)
-    if stated.get("position_embedding_type", "rope") == "nope":
+    family = FAMILIES[architecture]
+    is_rotated = stated.get("position_embedding_type", "nope" if family.has_mamba else "rope") != "nope"
+    if not is_rotated and stated.get("rope.scaling.finetuned") is not True:
         return frozenset(range(num_layers))
-    if FAMILIES[architecture].rotates_local_alone and window is not None:
+    if family.rotates_local_alone and window is not None:
         return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
     uses = stated.get("no_rope_layers")
     if uses is None:

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.delta import recur
+from edgespec.export.mamba import scan
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
@@ -85,10 +86,8 @@ class _Reference:
         inputs, kept = self._layer_inputs(rows, tokens), dict[int, tuple[list[Floats], list[Floats]]]()
         for i in range(config.num_layers):
             normed = self._norm(f"{i}.input_norm", rows)
-            if config.layers[i].convolved or config.layers[i].delta:
-                attended = (self._convolution if config.layers[i].convolved else self._delta)(i, normed)
-            else:
-                attended = self._attention(i, normed, kept)
+            attends = config.layers[i].attends
+            attended = self._attention(i, normed, kept) if attends else self._mixed(i, normed)
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
@@ -223,6 +222,28 @@ class _Reference:
         for row_gate, sum_gate, x in (np.split(y, 3, axis=-1) for y in self._linear(rows, f"{i}.conv_in")):
             summed.append(sum_gate * _convolve(row_gate * x, weights))
         return self._linear(summed, f"{i}.conv_out")
+
+    def _mixed(self, i: int, rows: list[Floats]) -> list[Floats]:
+        """The output of a layer without attention."""
+        layer = self.config.layers[i]
+        mix = self._convolution if layer.convolved else self._delta if layer.delta else self._mamba
+        return mix(i, rows)
+
+    def _mamba(self, i: int, rows: list[Floats]) -> list[Floats]:
+        rule, eps = self.config.layers[i].mamba, np.float32(self.config.rms_eps)
+        assert rule is not None
+        own = {part: self.tensors[f"{i}.mamba_{part}"].vector() for part in (*_DELTA, "skip")}
+        bias = self.tensors.get(f"{i}.mamba_conv_bias")
+        projected, gated = [self._linear(rows, f"{i}.mamba_{part}") for part in ("z", "mixed", "dt")], []
+        for z, mixed, dt in zip(*projected, strict=True):
+            convolved = _convolve(mixed, own["conv"].reshape(-1, rule.convolved))
+            convolved = convolved if bias is None else convolved + bias.vector()
+            steps = np.logaddexp(0, dt + own["shift"])
+            read, values = scan(rule, _silu(convolved), steps, rule.decay(own["decay"]))
+            opened = (read + values * own["skip"][:, None]).reshape(z.shape) * _silu(z)
+            groups = opened.reshape(len(z), rule.num_groups, -1)
+            gated.append(_rms_norm(groups, np.ones(1, np.float32), eps).reshape(z.shape) * own["gain"])
+        return self._linear(gated, f"{i}.mamba_out")
 
     def _delta(self, i: int, rows: list[Floats]) -> list[Floats]:
         rule, own = (

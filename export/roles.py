@@ -12,6 +12,15 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.expert_names import (
+    BESIDE_EXPERTS,
+    EXPERT_NAMES,
+    GGUF_EXPERTS,
+    GGUF_STACKED,
+    MLP_EXPERTS,
+    PARTS,
+    STACKED,
+)
 from edgespec.export.families import FAMILIES, Family
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
@@ -49,6 +58,19 @@ _LAYER_NAMES = {
             ("out", "ssm_out.weight", "out_proj.weight"),
         )
     },
+    **{
+        f"mamba_{part}": (gguf, f"mamba.{huggingface}")
+        for part, gguf, huggingface in (
+            *((part, f"ssm_in.weight, {part}", f"in_proj.weight, {part}") for part in ("z", "mixed", "dt")),
+            ("decay", "ssm_a", "A_log"),
+            ("shift", "ssm_dt.bias", "dt_bias"),
+            ("skip", "ssm_d", "D"),
+            ("conv", "ssm_conv1d.weight", "conv1d.weight"),
+            ("conv_bias", "ssm_conv1d.bias", "conv1d.bias"),
+            ("gain", "ssm_norm.weight", "norm.weight"),
+            ("out", "ssm_out.weight", "out_proj.weight"),
+        )
+    },
     "conv": ("shortconv.conv.weight", "conv.conv.weight"),
     **{f"conv_{side}": (f"shortconv.{side}_proj.weight", f"conv.{side}_proj.weight") for side in ("in", "out")},
     "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
@@ -74,67 +96,11 @@ _FUSED = {
 _LAYER_INPUT = frozenset({"input_gate", "input_projection", "added_norm"})
 _CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
 _ENDINGS = ("", "_bias", "_norm")
-_DELTA = frozenset(f"delta_{part}" for part in ("qkv", "z", "a", "b", "decay", "shift", "conv", "gain", "out"))
 _ATTENTION = frozenset({"o", "q_gate", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
-_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate", "output_scale")
+_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate", "output_scale", "mamba_conv_bias")
+_SHARED_NAMES = ("blk.{i}.ffn_%s_shexp.weight", "model.layers.{i}.mlp.shared_mlp.%s_proj.weight")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
-# Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
-# matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns, and
-# with T each expert is transposed.
-_PARTS = ("gate", "up", "down")
-_Held = Mapping[str, tuple[str, ...]]
-_NUMBERED: _Held = {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in _PARTS}
-_MLP_EXPERTS: _Held = {"mlp.gate": ("router",), **_NUMBERED}
-_STACKED: _Held = {
-    "mlp.gate": ("router",),
-    "mlp.experts.gate_up_proj": ("gate", "up"),
-    "mlp.experts.down_proj": ("down",),
-}
-_EXPERT_NAMES: dict[str, _Held] = {
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP_EXPERTS),
-    "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
-    "qwen3_5_moe": _MLP_EXPERTS,
-    **{
-        family: {f"{block}.gate": ("router",)}
-        | {f"{block}.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), _PARTS, strict=True)}
-        for family, block in (
-            *(("mixtral", "block_sparse_moe"), ("minimax_m2", "block_sparse_moe"), ("lfm2_moe", "feed_forward")),
-        )
-    },
-    "granitemoe": {
-        "block_sparse_moe.router.layer": ("router",),
-        "block_sparse_moe.input_linear": ("gate", "up"),
-        "block_sparse_moe.output_linear": ("down",),
-    },
-    "gpt_oss": {
-        "mlp.router": ("router",),
-        "mlp.experts.gate_up_proj": ("T", "*", "gate", "up"),
-        "mlp.experts.down_proj": ("T", "down"),
-    },
-}
-_GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in _PARTS}
-_GGUF_STACKED: _Held = {
-    "ffn_gate_inp": ("router",),
-    "ffn_gate_up_exps": ("gate", "up"),
-    "ffn_down_exps": ("down",),
-}
-# What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.
-_BESIDE_EXPERTS = {
-    "router_choice": (
-        *("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "exp_probs_b"),
-        *("mlp.moe_statics.e_score_correction_bias", "feed_forward.expert_bias"),
-        "block_sparse_moe.e_score_correction_bias",
-    ),
-    "shared.router": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
-    **{
-        f"shared.{part}": (
-            f"ffn_{part}_shexp.weight",
-            *(f"mlp.shared_{module}.{part}_proj.weight" for module in ("expert", "experts", "mlp")),
-        )
-        for part in _PARTS
-    },
-}
 
 
 def tensors_by_role(
@@ -149,6 +115,8 @@ def tensors_by_role(
     stored = _split_fused(path, config, stored, column)
     if family.has_delta:
         stored = _split_gates(path, config, stored, column)
+    if family.has_mamba:
+        stored = _split_mamba(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
@@ -186,10 +154,11 @@ def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
         layers = [i for i in layers if part[0] in config.projections(i)]
     if part in _CONVOLUTION:
         return [i for i in layers if config.layers[i].convolved]
-    if part in _DELTA:
+    if part.startswith("delta_"):
         return [i for i in layers if config.layers[i].delta]
-    is_other = part in _ATTENTION
-    return [i for i in layers if not (is_other and (config.layers[i].convolved or config.layers[i].delta))]
+    if part.startswith("mamba_"):
+        return [i for i in layers if config.layers[i].mamba]
+    return [i for i in layers if part not in _ATTENTION or config.layers[i].attends]
 
 
 def _unread_names(column: int) -> list[str]:
@@ -225,9 +194,13 @@ def _split_fused(
     apart, family = dict(stored), FAMILIES[config.architecture]
     for kind in family.fused:
         parts, usual = _FUSED[kind]
-        roles = [f"{{i}}.{part}" for part in parts]
-        sizes = [_shape(config, role)[0] for role in roles]
+        names = [_TENSOR_NAMES[f"{{i}}.{part}"][column] for part in parts]
+        sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
+        if config.routing is not None:  # of the MLP beside the experts
+            names, sizes = [_SHARED_NAMES[column] % part for part in parts], [config.routing.shared_size] * 2
         for i in range(config.num_layers):
+            if names[0].format(i=i) in apart:
+                continue
             name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
             fused = apart.pop(name, None)
             if fused is None:
@@ -238,9 +211,27 @@ def _split_fused(
                     "the file is damaged"
                 )
             start = 0
-            for role, rows in zip(roles, sizes, strict=True):
-                apart[_TENSOR_NAMES[role][column].format(i=i)] = fused.part(start, rows)
+            for own, rows in zip(names, sizes, strict=True):
+                apart[own.format(i=i)] = fused.part(start, rows)
                 start += rows
+    return apart
+
+
+def _split_mamba(
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
+) -> dict[str, StoredTensor]:
+    """Gates, what is convolved and time steps apart, which one matrix has one after another."""
+    apart = dict(stored)
+    for i in _layers_of(config, "{i}.mamba_z"):
+        name = _TENSOR_NAMES["{i}.mamba_z"][column].format(i=i).removesuffix(", z")
+        shapes = {part: _shape(config, f"{{i}}.mamba_{part}") for part in ("z", "mixed", "dt")}
+        if name not in stored:
+            raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+        rows, start = sum(shape[0] for shape in shapes.values()), 0
+        whole = _require_shape(path, apart.pop(name), (rows, config.hidden_size))
+        for part, (count, _) in shapes.items():
+            apart[f"{name}, {part}"] = whole.part(start, count)
+            start += count
     return apart
 
 
@@ -276,7 +267,7 @@ def layer_shapes(config: DecoderConfig, num_inputs: int, i: int = 0) -> dict[str
         "output_scale": (1, 1),
         "conv_in": (3 * hidden, num_inputs), "conv_out": (hidden, hidden),
         "conv": (hidden, max(layer.convolved for layer in config.layers)), "q_gate": (q, num_inputs),
-        **next((layer.delta.shapes(hidden) for layer in config.layers if layer.delta), {}),
+        **next((layer.recurrent.shapes(hidden) for layer in config.layers if layer.recurrent), {}),
     }  # fmt: skip
 
 
@@ -291,6 +282,8 @@ def _shape(config: DecoderConfig, role: str, i: int = 0) -> tuple[int, int]:
 
 
 def _require_shape(path: object, tensor: StoredTensor, wanted: tuple[int, int]) -> StoredTensor:
+    if wanted[0] == 1 and tensor.rows * tensor.columns == wanted[1]:  # a vector, which may be stored by heads
+        return replace(tensor, rows=1, columns=wanted[1])
     if (tensor.rows, tensor.columns) != wanted:
         raise SourceError(
             f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings require "
@@ -334,7 +327,7 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
         for role, name in _names(family, column).items()
         for i in _layers_of(config, role)
     }
-    for kind in family.fused:
+    for kind in family.fused if config.routing is None else ():
         parts, usual = _FUSED[kind]
         sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
@@ -368,23 +361,23 @@ def _expert_tensors(
         name = next((name for name in names if name in stored), names[0])
         return take(name, rows, columns) if name in stored or need in needs else None
 
-    prefix, held = ("blk", _GGUF_EXPERTS) if is_gguf else ("model.layers", _EXPERT_NAMES[config.architecture])
-    for i, part in product(range(routing.num_dense), _PARTS):
+    prefix, held = ("blk", GGUF_EXPERTS) if is_gguf else ("model.layers", EXPERT_NAMES[config.architecture])
+    for i, part in product(range(routing.num_dense), PARTS):
         role = f"{{i}}.{part}"
         name = family.names.get(role, _TENSOR_NAMES[role])[column].format(i=i)
         found[f"{i}.{part}"] = take(name, *_mlp_shape(config, part, routing.dense_size))
     shapes = {"router_choice": (1, num_experts), "shared.router": (1, config.hidden_size)}
-    shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in _PARTS}
+    shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in PARTS}
     layers = range(routing.num_dense, config.num_layers)
-    for i, (role, names) in product(layers, _BESIDE_EXPERTS.items()):
+    for i, (role, names) in product(layers, BESIDE_EXPERTS.items()):
         known = [f"{prefix}.{i}.{name}" for name in names]
         name = next((name for name in known if name in stored), known[column])
-        if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in _PARTS):
+        if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in PARTS):
             found[f"{i}.{role}"] = take(name, *shapes[role])
-    if held is _MLP_EXPERTS and f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj" in stored:
-        held = _STACKED
+    if held is MLP_EXPERTS and f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj" in stored:
+        held = STACKED
     if is_gguf and f"{prefix}.{layers[0]}.ffn_gate_up_exps.weight" in stored:
-        held = _GGUF_STACKED
+        held = GGUF_STACKED
     for i, (name, (*mark, last)) in product(layers, held.items()):
         own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part not in "*T"]
         if parts == ["router"]:

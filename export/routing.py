@@ -85,7 +85,7 @@ def routing_of(
         bool(stated.get(key(keys.is_normalized), family.normalizes_routing)),
         num_dense=num_dense,
         dense_size=stated.count(key(keys.dense_size)) if num_dense else 0,
-        shared_size=next(shared, 0),
+        shared_size=next(shared, stated.get("shared_intermediate_size", 0)),
         is_sigmoid=_is_sigmoid(stated, family),
         scale=stated.number(key(keys.scale), 1.0) if stated.get(key(keys.scale)) else 1.0,
         num_groups=stated.count(key(keys.num_groups), 1),

@@ -119,7 +119,7 @@ def write_mixture(path: Path, family: str, storage: str = "F32") -> None:
     """A GGUF file of a mixture whose routers decide clearly."""
     weights = stored_experts(family, "gguf", weights_of(family))
     weights |= {name: 20 * value for name, value in weights.items() if "ffn_gate_inp" in name}
-    architecture = gguf_architecture(family)
+    architecture = gguf_architecture(FAMILIES[family]["config"]["model_type"].removesuffix("_text"))
     keys = {"block_count": FAMILIES[family]["config"]["num_hidden_layers"], **GGUF_KEYS[family]}
     override = {f"{architecture}.{key}": value for key, value in keys.items()}
     tiny.write_gguf(path, weights, architecture=architecture, storage=storage, override=override)
@@ -347,6 +347,7 @@ def test_fused_matrices_come_apart_where_they_are_stored_in_blocks(tmp_path: Pat
 
 
 DELTA = {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
+_NO_ATTENTION = {"attention.head_count_kv": [0, 2], "ssm.time_step_rank": 3, "ssm.inner_size": 48}
 WINDOW = {"attention.sliding_window": 5}
 _GLM = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
 WIDE = {**WINDOW, "attention.key_length_swa": 64, "attention.head_count_kv": 1}
@@ -452,6 +453,10 @@ def test_gguf_says_which_layers_see_a_window(
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
         ("qwen3next", {}, "recurrent layers"),
+        ("falcon-h1", {}, "side by side"),
+        ("nemotron_h", {}, "each with a norm of its own"),
+        ("granitehybrid", {**_NO_ATTENTION, **DELTA}, "a multiple of the groups"),
+        ("granitehybrid", {**_NO_ATTENTION, **DELTA, "ssm.inner_size": 50}, "wanted whole heads"),
         ("qwen35", {"ssm.time_step_rank": 3, "ssm.inner_size": 48, **DELTA}, "a multiple of the key heads"),
         ("qwen35", {}, "ssm.time_step_rank is None"),
     ],
@@ -469,6 +474,12 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("gemma3", {"layer_types": ["full_attention"]}, "layers of attention"),
         ("gemma2", {"hidden_activation": "gelu"}, "activation gelu"),
         ("olmo2", {"layer_types": ["sliding_attention"] * 3}, "layers of attention"),
+        ("granitemoehybrid-mamba", {"time_step_limit": [0.1, 1.0]}, "read without limits"),
+        (
+            "granitemoehybrid-mamba",
+            {"mamba_d_state": 32},
+            r"in_proj.weight is 324×64, its settings require 388×64",
+        ),
         ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None"),
         ("phi3", {"rope_parameters": {"rope_type": "dynamic"}}, "known are default"),
         ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates 12 of the 16"),

@@ -24,6 +24,18 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def mamba_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights, a layer of attention and three Mamba-2 layers."""
+    return _exported(tmp_path_factory.mktemp("mamba"), "granitemoehybrid-mamba")
+
+
+@pytest.fixture(params=["recurrent_model", "mamba_model"])
+def stateful_model(request: pytest.FixtureRequest) -> Path:
+    """Each of the models that have a recurrent state."""
+    return Path(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(scope="session")
 def sharing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights, whose last four of seven layers read keys and values of others."""
     return _exported(tmp_path_factory.mktemp("sharing"), "gemma4-shared")

@@ -30,8 +30,8 @@ def chain(tokens: TokenIds) -> Tree:
 
 
 @pytest.mark.slow
-def test_no_token_runs_twice_whatever_of_200_drafts_is_rejected(recurrent_model: Path) -> None:
-    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
+def test_no_token_runs_twice_whatever_of_200_drafts_is_rejected(stateful_model: Path) -> None:
+    used, fresh = decoder(stateful_model), decoder(stateful_model)
     whole = fresh.logits(TOKENS, len(TOKENS)).copy()
     text, num_run, rejected = TOKENS[:40], 40, list[int]()
     used.run(Pass(text, num_last=1))
@@ -50,8 +50,8 @@ def test_no_token_runs_twice_whatever_of_200_drafts_is_rejected(recurrent_model:
     assert {*rejected} == {*range(10)}
 
 
-def test_a_text_goes_on_behind_a_prompt_that_was_read_before(recurrent_model: Path) -> None:
-    used, fresh = decoder(recurrent_model), decoder(recurrent_model)
+def test_a_text_goes_on_behind_a_prompt_that_was_read_before(stateful_model: Path) -> None:
+    used, fresh = decoder(stateful_model), decoder(stateful_model)
     used.logits(TOKENS[:60], 1)
     for stop in range(61, 80):
         used.logits(TOKENS[:stop], 1)
@@ -85,8 +85,9 @@ def test_states_count_as_memory(recurrent_model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["source", "int8", "int4"])
-def test_rows_do_not_depend_on_the_cut_in_any_precision(tmp_path: Path, precision: str) -> None:
-    tiny.write_huggingface(tmp_path / "hf", weights_of("qwen3_5"), config=FAMILIES["qwen3_5"]["config"])
+@pytest.mark.parametrize("family", ["qwen3_5", "granitemoehybrid-mamba"])
+def test_rows_do_not_depend_on_the_cut_in_any_precision(tmp_path: Path, family: str, precision: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision=precision)
     cut, whole = decoder(tmp_path / "out"), decoder(tmp_path / "out")
     wanted = whole.logits(TOKENS[:60], 60)
@@ -114,11 +115,11 @@ def test_a_drafter_that_needs_trees_is_refused(recurrent_model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
-    recurrent_model: Path, tiny_drafter: Path, temperature: float
+    stateful_model: Path, tiny_drafter: Path, temperature: float
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=4)
 
-    def text(model: Path = recurrent_model, **options: Any) -> list[int]:
+    def text(model: Path = stateful_model, **options: Any) -> list[int]:
         with load(model, device="cpu", **options) as engine:
             answer = engine.generate("the hen in the the hen in", sampling=sampling, max_tokens=60)
         return [*answer.token_ids]
@@ -130,4 +131,4 @@ def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
     for schedule in ("serial", "pipelined", "hedged"):
         assert text(drafter=str(tiny_drafter), schedule=schedule, draft_length=4) == wanted
     wanted = text(tiny_drafter, drafter="none")
-    assert text(tiny_drafter, drafter=str(recurrent_model), schedule="pipelined", draft_length=4) == wanted
+    assert text(tiny_drafter, drafter=str(stateful_model), schedule="pipelined", draft_length=4) == wanted

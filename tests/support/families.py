@@ -17,6 +17,7 @@ FAMILIES = REFERENCES["families"]
 LOGITS = np.load(DATA / "references.npz")
 TOKENS = np.array(REFERENCES["tokens"], np.int32)
 
+_GRANITE = {"embedding_scale": 6.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 3.0}
 _HEADS = {"attention.key_length": 32, "attention.value_length": 32}
 # What a GGUF file of a family says beside the common keys.
 GGUF_KEYS: dict[str, dict[str, Any]] = {
@@ -132,6 +133,30 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_feed_forward_length": 64,
         "expert_shared_feed_forward_length": 32,
     },
+    "granitemoehybrid-mamba": {
+        **_GRANITE,
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 128,
+        "rope.scaling.finetuned": False,
+    },
+    "granitemoehybrid-experts": {
+        **_GRANITE,
+        "attention.head_count_kv": [0, 2, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 1,
+        "ssm.time_step_rank": 8,
+        "ssm.inner_size": 128,
+        "rope.scaling.finetuned": False,
+        "feed_forward_length": 64,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_shared_feed_forward_length": 96,
+    },
     "minimax_m2": {
         **_HEADS,
         "rope.dimension_count": 16,
@@ -239,9 +264,16 @@ _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
 _SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
 MIXTURES = (
     *("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID),
-    *("qwen3_5_moe", "minimax_m2"),
+    *("qwen3_5_moe", "minimax_m2", "granitemoehybrid-experts"),
 )
-CONVOLVED = ("lfm2", "qwen3_5", "lfm2_moe", "qwen3_5_moe")  # run on the CPU alone, and no trees
+CONVOLVED = (
+    "lfm2",
+    "qwen3_5",
+    "lfm2_moe",
+    "qwen3_5_moe",
+    "granitemoehybrid-mamba",
+    "granitemoehybrid-experts",
+)  # run on the CPU alone, and no trees
 UNEVEN = ("gemma4", "gemma4-shared")  # run on the CPU alone; their layers have different heads
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]

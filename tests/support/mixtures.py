@@ -14,7 +14,7 @@ _NAMES = {
     "lfm2_moe": ("feed_forward.gate", *(f"feed_forward.experts.{{}}.{part}" for part in ("w1", "w3", "w2"))),
     "hunyuan_v1_moe": ("mlp.gate.wg", *_MLP[1:]),
 }
-_GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
+_GGUF = {"granitemoehybrid": "granitehybrid", "qwen3_moe": "qwen3moe", "mixtral": "llama", "olmo3": "olmo2"} | {
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
     "qwen3_5": "qwen35",
@@ -33,7 +33,10 @@ _CHOICE = {
     "ernie4_5_moe": "mlp.moe_statics.e_score_correction_bias",
     "minimax_m2": "block_sparse_moe.e_score_correction_bias",
 }
-_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
+_BLOCKS = ("shared_mlp", "mlp", "block_sparse_moe", "feed_forward")
+
+
+_Named = Iterator[tuple[str, np.ndarray]]
 
 
 def gguf_architecture(family: str) -> str:
@@ -65,6 +68,15 @@ def _of_gpt_oss(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarra
             yield name.replace("mlp.router", "ffn_gate_inp"), value
 
 
+def _shared_of_granite(layer: str, part: str, value: np.ndarray, ending: str) -> _Named:
+    """The MLP of a granitemoehybrid as a GGUF file has it; ending says if it lies beside experts."""
+    if part == "output_linear.weight":
+        yield f"{layer}.ffn_down{ending}.weight", value
+        return
+    for own, half in zip(("gate", "up"), np.split(value, 2), strict=True):
+        yield f"{layer}.ffn_{own}{ending}.weight", half
+
+
 def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in weights.items():
         own_block = next((each for each in _BLOCKS if f".{each}." in name), "mlp")
@@ -74,11 +86,13 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
         if kind.endswith(("e_score_correction_bias", "expert_bias")):
             theirs = _CHOICE.get(family, f"{own_block}.{kind}")
             yield f"{layer}.{'exp_probs_b.bias' if form == 'gguf' else theirs}", value
+        elif own_block == "shared_mlp" and form == "gguf":
+            yield from _shared_of_granite(layer, kind, value, "_shexp" if family.endswith("experts") else "")
         elif module.startswith("shared_") and form == "gguf":
             own = "ffn_gate_inp_shexp" if part == "weight" else f"ffn_{part.partition('_')[0]}_shexp"
             yield f"{layer}.{own}.weight", value
         elif kind in ("gate.weight", "gate.wg.weight", "router.weight"):
-            router = "router.layer" if family == "granitemoe" else _NAMES[family][0].partition(".")[2]
+            router = "router.layer" if family.startswith("granitemoe") else _NAMES[family][0].partition(".")[2]
             block = "block_sparse_moe" if family in ("mixtral", "minimax_m2") else own_block
             yield f"{layer}.ffn_gate_inp.weight" if form == "gguf" else f"{layer}.{block}.{router}.weight", value
         elif kind == "experts.gate_up_proj":
@@ -86,7 +100,7 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
             if form == "gguf":
                 yield f"{layer}.ffn_gate_exps.weight", value[:, :inner]
                 yield f"{layer}.ffn_up_exps.weight", value[:, inner:]
-            elif family == "granitemoe":
+            elif family.startswith("granitemoe"):
                 yield f"{layer}.block_sparse_moe.input_linear.weight", value
             elif family == "qwen3_5_moe":
                 yield name, value
@@ -97,7 +111,7 @@ def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator
         elif kind == "experts.down_proj":
             if form == "gguf":
                 yield f"{layer}.ffn_down_exps.weight", value
-            elif family == "granitemoe":
+            elif family.startswith("granitemoe"):
                 yield f"{layer}.block_sparse_moe.output_linear.weight", value
             elif family == "qwen3_5_moe":
                 yield name, value

@@ -105,6 +105,8 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
     ):  # the second layer sees all tokens, by heads twice as large, and has both matrices
         full = {"head_dim": 2 * shape.head_dim, "num_key_value_heads": shape.kv_heads}
         config |= {"per_layer_config": {"1": full}, "attention_k_eq_v": False}
+    if "mamba_n_heads" in config and "granitemoehybrid-" in family:
+        config |= {"mamba_n_heads": shape.hidden // 16, "mamba_d_head": 32, "mamba_d_state": 64}
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:
@@ -140,6 +142,7 @@ def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
             by_head=family not in ("olmo2", "olmo3", "olmoe", "minimax_m2"),
             is_transposed=family.startswith("gpt_oss"),
             has_gates=family.startswith("qwen3_5"),
+            num_groups=FAMILIES[family]["config"].get("mamba_n_groups", 1),
         )
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)
@@ -160,8 +163,28 @@ _DELTA: dict[str, tuple[int | None, ...]] = {
 }
 
 
+def _mamba_size(part: str, shape: Shape, num_groups: int) -> list[int]:
+    """Of a Mamba-2 layer with heads of 32 values and keys of 64."""
+    heads, values, mixed = shape.hidden // 16, 2 * shape.hidden, 2 * shape.hidden + 128 * num_groups
+    of = {
+        "in_proj.weight": [values + mixed + heads, shape.hidden],
+        "conv1d.weight": [mixed, 1, 4],
+        "conv1d.bias": [mixed],
+        "norm.weight": [values],
+        "out_proj.weight": [shape.hidden, values],
+    }
+    return of.get(part, [heads])
+
+
 def _size(
-    name: str, num_axes: int, shape: Shape, *, by_head: bool, is_transposed: bool, has_gates: bool
+    name: str,
+    num_axes: int,
+    shape: Shape,
+    *,
+    by_head: bool,
+    is_transposed: bool,
+    has_gates: bool,
+    num_groups: int,
 ) -> list[int]:
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     of = {
@@ -192,6 +215,8 @@ def _size(
     own = name.removesuffix(".weight").partition(".linear_attn.")[2]
     if own:
         return [shape.hidden if each is None else each for each in _DELTA[own]]
+    if ".mamba." in name:
+        return _mamba_size(name.partition(".mamba.")[2], shape, num_groups)
     of_experts = {
         "mlp.gate": (shape.experts, shape.hidden),
         "mlp.gate.wg": (shape.experts, shape.hidden),

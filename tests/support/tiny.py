@@ -168,7 +168,16 @@ def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any], arc
     return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
 
 
-_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4")
+def _converted_mamba(name: str, value: np.ndarray, num_groups: int) -> np.ndarray:
+    """A tensor of a Mamba-2 layer as the converter writes it."""
+    if name.endswith((".A_log", ".D")):
+        return (-np.exp(value) if name.endswith("A_log") else value)[:, None]
+    if name.endswith("conv1d.weight"):
+        return value.reshape(len(value), -1)
+    return value.reshape(num_groups, -1) if name.endswith("norm.weight") else value
+
+
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4", "granitehybrid")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -244,10 +253,12 @@ def write_gguf(
         kind = gguf.GGMLQuantizationType[storage if value.ndim > 1 else "F32"]
         if value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.Q8_0  # as llama.cpp does
-        permute = architecture in ("llama", "granite", "granitemoe", "smollm3", "mistral3")
+        permute = architecture in ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
         if architecture.startswith("qwen35"):
             stored = _converted_delta(name, value, metadata, architecture)
+        if ".mamba." in name:
+            stored = _converted_mamba(name, value, metadata["granitehybrid.ssm.group_count"])
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = 1 + stored
         data = gguf.quants.quantize(stored, kind)

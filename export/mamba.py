@@ -1,0 +1,131 @@
+"""Mamba-2 layers (Dao and Gu, arXiv:2405.21060), as in Granite 4: their sizes, and their sums in numpy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Floats
+from edgespec.export.settings import SourceSettings
+
+_NO_LIMITS = ([0, float("inf")], [0, {"__float__": "Infinity"}])  # of time steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaRule:
+    """Sizes of a layer whose state takes in each token's values where its key points, and decays.
+
+    num_groups: Neighbouring heads form groups that have a key and a query in common.
+    state_size: Numbers in a key.
+    head_size: Values of a head.
+    convolved: Tokens that the short convolution of values, keys and queries reads, its own included.
+    is_gguf: The decay is no logarithm.
+    """
+
+    num_heads: int
+    num_groups: int
+    state_size: int
+    head_size: int
+    convolved: int
+    is_gguf: bool
+
+    @property
+    def num_values(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def num_mixed(self) -> int:
+        """Numbers of a token that the convolution runs over: values of heads, keys and queries of groups."""
+        return self.num_values + 2 * self.num_groups * self.state_size
+
+    @property
+    def row_width(self) -> int:
+        """Those, and of each head the number that its time step is made of."""
+        return self.num_mixed + self.num_heads
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.num_heads, self.state_size, self.head_size
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Rows and columns of a layer's tensors by role."""
+        heads, values = self.num_heads, self.num_values
+        return {
+            "mamba_z": (values, hidden), "mamba_mixed": (self.num_mixed, hidden), "mamba_dt": (heads, hidden),
+            "mamba_conv": (self.num_mixed, self.convolved), "mamba_conv_bias": (1, self.num_mixed),
+            "mamba_decay": (1, heads), "mamba_shift": (1, heads), "mamba_skip": (1, heads),
+            "mamba_gain": (1, values), "mamba_out": (hidden, values),
+        }  # fmt: skip
+
+    def decay(self, stored: Floats) -> Floats:
+        """The factor of decay, which is below 0."""
+        return stored if self.is_gguf else -np.exp(stored)
+
+
+def mamba_from_gguf(stated: SourceSettings) -> MambaRule:
+    """Raises SourceError: A size is missing, or sizes contradict each other."""
+    heads, values = stated.count("ssm.time_step_rank"), stated.count("ssm.inner_size")
+    return _checked(
+        stated,
+        MambaRule(
+            num_heads=heads,
+            num_groups=stated.count("ssm.group_count"),
+            state_size=stated.count("ssm.state_size"),
+            head_size=values // heads,
+            convolved=stated.count("ssm.conv_kernel"),
+            is_gguf=True,
+        ),
+        values,
+    )
+
+
+def mamba_from_huggingface(stated: SourceSettings) -> MambaRule:
+    """Raises SourceError: As mamba_from_gguf does, or time steps have limits."""
+    if (limits := stated.get("time_step_limit")) is not None and [*limits] not in _NO_LIMITS:
+        raise SourceError(f"{stated.path} sets time_step_limit to {limits}; its layers are read without limits")
+    heads, values = stated.count("mamba_n_heads"), stated.count("mamba_expand", 2) * stated.count("hidden_size")
+    own = stated.get("mamba_d_head", "auto")
+    return _checked(
+        stated,
+        MambaRule(
+            num_heads=heads,
+            num_groups=stated.count("mamba_n_groups", 1),
+            state_size=stated.count("mamba_d_state"),
+            head_size=values // heads if own == "auto" else stated.count("mamba_d_head"),
+            convolved=stated.count("mamba_d_conv", 4),
+            is_gguf=False,
+        ),
+        values,
+    )
+
+
+def _checked(stated: SourceSettings, rule: MambaRule, num_values: int) -> MambaRule:
+    if rule.num_values != num_values or rule.num_heads % rule.num_groups or rule.convolved < 2:
+        raise SourceError(
+            f"{stated.path} has Mamba layers of {num_values} values, {rule.num_heads} heads, {rule.num_groups} "
+            f"groups, a convolution over {rule.convolved} tokens; wanted whole heads, a multiple of the groups, "
+            "and 2 tokens or more"
+        )
+    return rule
+
+
+def scan(rule: MambaRule, mixed: Floats, steps: Floats, factor: Floats) -> tuple[Floats, Floats]:
+    """The values that each token reads from the state, and its own, [num_tokens, num_heads, head_size] both.
+
+    Args:
+        mixed: Values, keys and queries, [num_tokens, num_mixed].
+        steps: How far a token takes the state on, [num_tokens, num_heads].
+        factor: Of decay, [num_heads].
+    """
+    size = rule.num_groups * rule.state_size
+    own, keys, queries = np.split(mixed, [rule.num_values, rule.num_values + size], axis=-1)
+    values = own.reshape(len(mixed), rule.num_heads, rule.head_size)
+    times = rule.num_heads // rule.num_groups
+    k, q = (np.repeat(y.reshape(len(y), rule.num_groups, -1), times, axis=1) for y in (keys, queries))
+    state = np.zeros(rule.state_shape, np.float32)
+    read = []
+    for at in range(len(mixed)):
+        kept = np.exp(steps[at] * factor)[:, None, None]
+        state = state * kept + k[at][:, :, None] * (values[at] * steps[at][:, None])[:, None, :]
+        read.append(np.einsum("hkv,hk->hv", state, q[at]))
+    return np.stack(read), values
