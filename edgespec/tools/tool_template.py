@@ -1,6 +1,7 @@
 """The way in which a chat template takes tools, found by rendering it and not by the name of a model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from json import dumps
 from os.path import commonprefix
@@ -12,6 +13,7 @@ from edgespec.tools.call_events import join_calls
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.channels import read_channels
 from edgespec.tools.formats import HERMES, CallFormat, find_format
+from edgespec.tools.notations import load_json
 from edgespec.tools.tool import Tool
 
 # Texts that no template holds.
@@ -31,6 +33,7 @@ _REASONING = "reasoning_content"  # the key that most templates read
 _READS_THINKING_PARTS = r"""['"]thinking['"]"""
 _READS_REASONING = r"\b(?:thinking|thought|reasoning)\b"  # other names for it
 _VARIABLES = ("tools", "xml_tools")
+_RESPONSES = "tool_responses"  # of a message with calls, in the templates of Gemma 4
 
 
 Render = Callable[..., str]
@@ -102,9 +105,12 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
     """Renders with contents and reasoning as this template takes them.
 
     Contents are texts, or parts for roles whose texts it loses; reasoning is a key of a message, or a part.
+    Results of calls are messages, or in that of the calls.
     """
     if template is None:
         return render
+    if _RESPONSES in template:
+        render = _fit_results(template, render, special)
     render = _fit_reasoning(template, render, special)
     if search(_READS_PARTS, template) is None:
         return render
@@ -120,6 +126,47 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
         if not shown[0] and (shown[1] or in_parts):
             in_parts = more
     return _with_parts(render, in_parts) if in_parts else render
+
+
+def _fit_results(template: str, render: Render, special: Mapping[str, str]) -> Render:
+    """Renders with results as responses, unless the template makes such of results in messages of their own."""
+    called = [_USER, _call("", False), _result()]
+    joined, plain = _Probe(template, _with_responses(render), special), _Probe(template, render, special)
+    is_needed = joined.shows(_RESULT, called) and joined.text(called) != plain.text(called)
+    return joined.render if is_needed else render
+
+
+def _with_responses(render: Render) -> Render:
+    def render_joined(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+        return render(template, messages=_join_results(messages), **names)
+
+    return render_joined
+
+
+def _join_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without results of calls, which are responses of the calls; what is said beside calls is apart."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        calls = {call.get("id"): call["function"]["name"] for call in before.get("tool_calls") or ()}
+        if message["role"] == "tool" and calls:
+            name = calls.get(message.get("tool_call_id")) or message.get("name")
+            response = {"name": name, "response": _parsed(message["content"])}
+            before[_RESPONSES] = [*before.get(_RESPONSES, ()), response]
+            continue
+        if message.get("tool_calls") and (said := message.get("content")):
+            found.append({"role": message["role"], "content": said})
+            message = {**message, "content": ""}
+        found.append({**message})
+    return found
+
+
+def _parsed(content: Any) -> Any:
+    """The object that a result spells in JSON; other results as they are."""
+    with suppress(ValueError, TypeError):
+        if isinstance(value := load_json(content), dict):
+            return value
+    return content
 
 
 def _with_parts(render: Render, roles: Collection[str]) -> Render:
@@ -222,9 +269,9 @@ class _Probe:
                 if not self._comes_back(format, _call(empty, has_text), names):
                     continue
                 said = _call(_SAID, has_text)
-                has_both = self._comes_back(format, said, names) and self.shows(
-                    _SAID, [_USER, said, _result()], **names
-                )
+                before, _, behind = self.text([_USER, said, _result()], **names).partition(_RESULT)
+                is_late = _SAID in behind  # where some end a turn by it, so that the prompt begins none
+                has_both = self._comes_back(format, said, names) and _SAID in before
                 return replace(
                     found,
                     writes_calls=True,
@@ -234,8 +281,11 @@ class _Probe:
                     takes_results=self.shows(_RESULT, [_USER, _call(empty, has_text), _result()], **names),
                     has_one_call=not self._comes_back(format, _call(empty, has_text, 2), names),
                     # A call without a mark is none behind a text, and in some templates turns have to alternate.
-                    drops_said=not has_both
-                    and not (format.frames[0][0] and self.text([*answered, _SPOKEN, _USER], **names)),
+                    drops_said=is_late
+                    or (
+                        not has_both
+                        and not (format.frames[0][0] and self.text([*answered, _SPOKEN, _USER], **names))
+                    ),
                 )
         return replace(found, takes_results=results)
 

@@ -147,6 +147,38 @@ def test_a_template_that_renders_nothing_is_told_by_a_system_message() -> None:
     assert probe_template(None, refuse, {}) == ToolTemplate()
 
 
+def test_results_are_responses_of_the_calls_where_a_template_reads_these(process: TemplateProcess) -> None:
+    """As Gemma 4's do, which end no turn behind responses and would write what is said behind them."""
+    template = (
+        "{% for tool in tools or [] %}<|tool>{{ tool.function.name }}{% endfor %}{% set ns = namespace(last='') %}"
+        "{% for m in messages %}<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}<|tool_call>call:"
+        "{{ c.function.name }}{{ '{' }}{% for k, v in c.function.arguments | items %}{{ k }}:<|\"|>{{ v }}<|\"|>"
+        "{% endfor %}}<tool_call|>{% endfor %}{% for r in m.tool_responses or [] %}<|tool_response>{{ r.name }}="
+        "{{ r.response }}<tool_response|>{% set ns.last = 'r' %}{% endfor %}{{ m.content }}"
+        "{% if m.content or not m.tool_responses %}<turn|>{% set ns.last = '' %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and not ns.last %}<|turn>model{% endif %}"
+    )
+    render = fit_messages(template, process.render, {})
+    how = probe_template(template, render, {})
+    assert (how.format.name, how.takes_results, how.writes_calls) == ("gemma4", True, True)
+    other = ToolCall(id="call_2", name="look", arguments="{}")
+    turns = [
+        Message("user", "Q"),
+        CallMessage("One moment.", (CALL, other)),
+        ResultMessage("42", CALL.id),
+        ResultMessage('{"b": [1]}', other.id),
+    ]
+    written = render(template, **names_for(how, turns, TOOLS, str), add_generation_prompt=True)
+    said, calls = written.split("<turn|>")[1:]
+    assert said == "<|turn>assistant\nOne moment."
+    assert calls.endswith(
+        "call:look{}<tool_call|><|tool_response>find=42<tool_response|>"
+        "<|tool_response>look={'b': [1]}<tool_response|>"
+    )
+    plain = render(template, messages=[{"role": "user", "content": "Q"}], add_generation_prompt=True)
+    assert plain == "<|turn>user\nQ<turn|><|turn>model"
+
+
 def test_results_of_several_calls_are_one_turn_where_turns_alternate() -> None:
     how = ToolTemplate()
     turns = [Message("user", "Q"), CallMessage("", (CALL, CALL)), *[ResultMessage(text, CALL.id) for text in "ab"]]
@@ -232,6 +264,23 @@ def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_n
     found = written(template, "I look.")
     assert "I look." not in found
     assert found.count("<tool_call>") == 1
+
+
+def test_what_is_said_beside_a_call_is_left_out_where_it_would_come_behind_the_result(
+    written: Callable[..., str],
+) -> None:
+    """As in newer templates of Gemma 4, which write results within the turn of the calls."""
+    late = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
+        "{% for m in", "{% set ns = namespace(said='') %}{% for m in"
+    )
+    late = late.replace(
+        "{{ m.content }}",
+        "{% if m.tool_calls %}{% set ns.said = m.content %}{% else %}{{ m.content }}{{ ns.said }}{% endif %}",
+    )
+    found = written(late, "I look.")
+    assert "I look." not in found
+    assert found.count("<tool_call>") == 1
+    assert "<tool>RESULT" in found
 
 
 def test_json_of_templates_is_as_transformers_writes_it(process: TemplateProcess) -> None:
