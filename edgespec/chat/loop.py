@@ -82,15 +82,19 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     """Read, answer, repeat, until the user leaves. Raises KeyboardInterrupt: Ctrl-C was typed twice."""
     from edgespec.chat.input import ChatInput, HistoryFile
 
+    rounds, preset = session.conversation.rounds, session.engine.preset
     if not session.is_quiet:
+        model = session.engine.manifest.name
+        named = f"{preset.name} by {model}" if preset else model
         session.info(
-            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}"
+            f"{named} on {session.engine.device_names[0]}, {session.status().drafting}"
             f"{format_sampling(session.conversation.sampling)}; /help lists the commands"
         )
-    if session.conversation.rounds:
-        show_last(session.conversation.rounds, session.info)
+    if rounds:
+        show_last(rounds, session.info)
         session.info("")
-        session.info(f"continued: {describe_resumed(session)}")
+        is_new = preset is not None and 2 * len(rounds) == len(preset.messages)
+        session.info("so begins the preset" if is_new else f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
         session.permit = partial(user.permit, show=session.info)

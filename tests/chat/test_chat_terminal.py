@@ -21,6 +21,7 @@ from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal, latest_ch
 from edgespec import Message
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.saved_chats import list_chats
+from edgespec.config.presets import Preset, PresetFolder
 from edgespec.engine.transcript import Transcript
 from edgespec.export.convert import export_model
 
@@ -772,3 +773,22 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     terminal.ask("Name three rivers.", "drafting is off")
     terminal.leave()
     assert user_messages(tmp_path) == ["Write a long story about a river.", "Name three rivers."]
+
+
+def test_a_preset_begins_with_its_system_message_and_examples(tiny_model: Path, tmp_path: Path) -> None:
+    examples = (
+        {"role": "user", "content": "What is the sea?"},
+        {"role": "assistant", "content": "A blue that breathes."},
+    )
+    preset = Preset(
+        name="poet", model=str(tiny_model), options={"system": "In verse.", "max-tokens": 5}, messages=examples
+    )
+    PresetFolder(tmp_path).write(preset)
+    terminal = chat("poet", tmp_path)
+    assert "poet by tiny on cpu" in terminal.written
+    assert "A blue that breathes." in terminal.written
+    assert "so begins the preset" in terminal.written
+    terminal.ask("/system", "system message: In verse.")
+    terminal.ask("the in")
+    terminal.leave()
+    assert user_messages(tmp_path) == ["What is the sea?", "the in"]

@@ -59,7 +59,7 @@ class RuleEngine:
     """Answers the last message as a script has it; a message has a token for each word, and one more."""
 
     context_length = 10_000
-    model_sampling = None
+    model_sampling = preset = None
     can_switch_thinking = can_think = takes_tools = True
 
     def __init__(self, script: dict[str, Sequence[Any]], pause_s: float = 0.0) -> None:
