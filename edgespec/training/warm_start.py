@@ -125,8 +125,10 @@ def start_weights(
         weights[O][:], weights[DOWN][:] = 0.0, 0.0
     for role in roles:
         name = LAYER + LAYER_NAMES[role]
-        if name in weights and (found := source.tensors.get(f"{last}.{role}")) is not None:
-            weights[name] = matrix(found) if weights[name].ndim == 2 else found.vector()
+        found, size = source.tensors.get(f"{last}.{role}"), weights[name].shape if name in weights else ()
+        # The last layer of a target may have other heads than most of its layers, and than the head.
+        if found is not None and size in ((found.rows, found.columns), (found.columns,)):
+            weights[name] = matrix(found) if len(size) == 2 else found.vector()
     _fold_scales(weights, source.config)
     weights[JOIN] = join
     weights[HEAD] = head[tokens] * np.float32(source.config.logit_scale)

@@ -6,6 +6,7 @@ import made_heads
 import numpy as np
 import pytest
 import tiny
+from families import write_source
 from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 from safetensors.numpy import load_file
 
@@ -93,6 +94,14 @@ def reference(
         eps=shape.rms_eps,
         theta=shape.rope_theta,
     )
+
+
+def test_what_a_last_layer_of_other_heads_has_is_not_copied(tmp_path: Path) -> None:
+    source = read_source(write_source(tmp_path, "gemma4-shared", "huggingface"))
+    shape = head_shape(source, 100)
+    zeros = {name: np.zeros(size, np.float32) for name, size in shape.weights.items()}
+    made = start_weights(shape, source, np.zeros((269, 64), np.float32), np.arange(100), zeros[JOIN])
+    assert {name: each.shape for name, each in made.items()} == {name: each.shape for name, each in zeros.items()}
 
 
 @pytest.mark.parametrize("bias", [False, True])
