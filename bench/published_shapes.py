@@ -115,6 +115,19 @@ MODELS = {
         drafters=("none", "suffix", "ngram"),
         least_layers=4,
     ),
+    "Gemma-4-E2B": Published(  # a layer of each kind, and one of each that reads its keys and values
+        {
+            "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8,
+            "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "vocab_size": 262144,
+            "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "sliding_window": 512, "final_logit_softcapping": 30.0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
+            "max_position_embeddings": 131072, "attention_k_eq_v": False,
+        },
+        context_length=8192,
+        num_before=600,
+        least_layers=4,
+    ),
     "OLMoE-1B-7B": Published(
         {
             "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024, "num_attention_heads": 16,
@@ -193,7 +206,7 @@ def write_source(folder: Path, config: dict[str, Any], num_layers: int) -> None:
 
 
 def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...], embedding: float) -> np.ndarray:
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar")):
         return (1 + 0.1 * rng.standard_normal(size, np.float32)).astype(np.float16)
     if "embed" in name:
         scale = np.float32(embedding)
@@ -208,8 +221,8 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...], embedding:
 def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors of a checkpoint, by the names that the family's own have."""
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    if family == "lfm2":
-        yield from _lfm2_sizes(config)
+    if family in ("lfm2", "gemma4_text"):
+        yield from (_lfm2_sizes if family == "lfm2" else _gemma4_sizes)(config)
         return
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -267,6 +280,34 @@ def _lfm2_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
             yield f"{layer}self_attn.{part}.weight", (rows, hidden)
         for part in "qk":
             yield f"{layer}self_attn.{part}_layernorm.weight", (head_dim,)
+
+
+def _gemma4_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, count, own = config["hidden_size"], config["num_hidden_layers"], config["hidden_size_per_layer_input"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.norm.weight", (hidden,)
+    yield "model.embed_tokens_per_layer.weight", (config["vocab_size"], count * own)
+    yield "model.per_layer_model_projection.weight", (count * own, hidden)
+    yield "model.per_layer_projection_norm.weight", (own,)
+    for i, kind in enumerate(config["layer_types"]):
+        layer, is_own = f"model.layers.{i}.", i < count - config["num_kv_shared_layers"]
+        size = config["head_dim" if kind == "sliding_attention" else "global_head_dim"]
+        inner = config["intermediate_size"] * (1 if is_own else 2)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            yield f"{layer}{name}_layernorm.weight", (hidden,)
+        for name in ("q_norm", "k_norm")[: 1 + is_own]:
+            yield f"{layer}self_attn.{name}.weight", (size,)
+        for name in ("k_proj", "v_proj") if is_own else ():
+            yield f"{layer}self_attn.{name}.weight", (config["num_key_value_heads"] * size, hidden)
+        yield layer + "self_attn.q_proj.weight", (config["num_attention_heads"] * size, hidden)
+        yield layer + "self_attn.o_proj.weight", (hidden, config["num_attention_heads"] * size)
+        for name in ("gate_proj", "up_proj"):
+            yield f"{layer}mlp.{name}.weight", (inner, hidden)
+        yield layer + "mlp.down_proj.weight", (hidden, inner)
+        yield layer + "per_layer_input_gate.weight", (own, hidden)
+        yield layer + "per_layer_projection.weight", (hidden, own)
+        yield layer + "post_per_layer_input_norm.weight", (hidden,)
+        yield layer + "layer_scalar", (1,)
 
 
 def _delta_sizes(part: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
