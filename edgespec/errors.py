@@ -91,20 +91,10 @@ class EdgeSpecError(Exception):
 
 
 class DiskFull(EdgeSpecError):
-    """A folder lacks room for needed_bytes; reserve_bytes must stay free on its disk as well."""
+    """A folder lacks room for needed_bytes."""
 
-    def __init__(
-        self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "", reserve_bytes: int = 0
-    ) -> None:
-        from edgespec.system.units import format_bytes  # which raises an error from here
-
-        needed, free, reserve = map(format_bytes, (needed_bytes, free_bytes, reserve_bytes))
-        because = f" ({reason})" if reason else ""
-        stays = f", {reserve} more must stay free," if reserve_bytes else ""
-        super().__init__(
-            f"no room in {folder}: about {needed} are needed{stays} and {free} are free{because}; "
-            "free some space or choose another place"
-        )
+    def __init__(self, message: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(message)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 

@@ -6,10 +6,10 @@ from threading import Condition, RLock, Thread
 from weakref import ReferenceType, ref
 
 from edgespec.decoding.decoder import CorrectableHead
-from edgespec.draft.learned_file import LearnedFile
 from edgespec.draft.learned_head import LearnedHead
 from edgespec.draft.quarantine import describe_error
 from edgespec.draft.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
+from edgespec.setup.learned_file import LearnedFile
 from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.resolve import NamedDrafter
 from edgespec.system.cancel import Flag

@@ -13,10 +13,10 @@ from typing import Annotated, Literal, cast
 
 from msgspec import Meta
 
-from edgespec.draft.learned_file import LearnedFile, files_beside
 from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
+from edgespec.setup.learned_file import LearnedFile, files_beside
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file
 from edgespec.system.file_hashes import file_record

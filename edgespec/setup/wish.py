@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
-from edgespec.draft.learned_file import require_domain
 from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
+from edgespec.setup.learned_file import require_domain
 from edgespec.setup.plan_option import ScheduleChoice
 from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes

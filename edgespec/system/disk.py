@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from edgespec.errors import DiskFull, EdgeSpecError
 from edgespec.system.signals import defer_signals
+from edgespec.system.units import format_bytes
 
 _MOST_BYTES = 20  # of the file of a lock
 _POLL_S = 0.01  # between two tries for a lock
@@ -24,7 +25,18 @@ def require_disk_space(folder: Path, needed_bytes: int, reserve_bytes: int = 0) 
     """Raises DiskFull: The disk of `folder` has fewer free bytes than are needed and held in reserve."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + reserve_bytes:
-        raise DiskFull(folder, needed_bytes, free, reserve_bytes=reserve_bytes)
+        stays = f", {format_bytes(reserve_bytes)} more must stay free," if reserve_bytes else ""
+        raise _disk_full(folder, needed_bytes, free, stays=stays)
+
+
+def _disk_full(folder: Path, needed_bytes: int, free_bytes: int, reason: str = "", stays: str = "") -> DiskFull:
+    needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+    return DiskFull(
+        f"no room in {folder}: about {needed} are needed{stays} and {free} are free{reason}; free some space or "
+        "choose another place",
+        needed_bytes,
+        free_bytes,
+    )
 
 
 @contextmanager
@@ -40,7 +52,7 @@ def explain_write_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(folder).free
-            raise DiskFull(folder, needed_bytes, free, str(error.strerror)) from None
+            raise _disk_full(folder, needed_bytes, free, reason=f" ({error.strerror})") from None
         if error.errno == errno.EFBIG:
             raise EdgeSpecError(
                 f"cannot write to {folder} ({error.strerror}): this process or this file system allows "

@@ -13,12 +13,12 @@ import tiny_heads
 
 from edgespec import Engine, load
 from edgespec.cli.main import main
-from edgespec.draft.learned_file import LearnedFile
 from edgespec.draft.verified_rows import TrainingRule
 from edgespec.engine import idle_learner
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
 from edgespec.setup import resolve
+from edgespec.setup.learned_file import LearnedFile
 from edgespec.setup.pair import write_pair
 from edgespec.system.cancel import Flag
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from made_rows import NUM_COLUMNS, made_rows
 
-from edgespec.draft.learned_file import LearnedFile, require_domain
 from edgespec.draft.learned_head import LearnedHead, ShadowCount, ShadowTrial
 from edgespec.draft.verified_rows import TrainingRule, train_correction
 from edgespec.errors import UsageError
+from edgespec.setup.learned_file import LearnedFile, require_domain
 from edgespec.setup.pair import learned_files
 
 
