@@ -88,18 +88,29 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.measure import profile_target
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
+    from edgespec.setup.plan_option import ScheduleChoice
     from edgespec.setup.plan_words import plan_in_words
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
-    from edgespec.setup.wish import Wish
+    from edgespec.setup.wish import AcceptanceName, Wish
     from edgespec.system.progress import TERMINAL, LoadProgress
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
     from edgespec.text.prompt_encoder import parse_ids, parse_messages, split_begun
     from edgespec.text.tokenizer import TextStream, Tokenizer
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order, join_calls
     from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
-    from edgespec.types import Report, Row, TokenIds, append
+    from edgespec.types import (
+        FinishReason,
+        Overflow,
+        Precision,
+        Report,
+        Role,
+        Row,
+        TokenIds,
+        ToolChoice,
+        append,
+    )
 
 __version__ = "0.1.0"
 
@@ -107,6 +118,7 @@ logging.getLogger("edgespec").addHandler(logging.NullHandler())  # silent unless
 
 __all__ = [
     "AcceptanceChange",
+    "AcceptanceName",
     "AnswerOptions",
     "AnswerStream",
     "CallArguments",
@@ -126,6 +138,7 @@ __all__ = [
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",
+    "FinishReason",
     "FormatError",
     "Gain",
     "IntegrityError",
@@ -136,15 +149,20 @@ __all__ = [
     "MemoryExhausted",
     "Message",
     "ModelError",
+    "Overflow",
+    "Precision",
     "PreparedModel",
     "Reply",
     "ResultMessage",
+    "Role",
     "Round",
     "SamplingParams",
+    "ScheduleChoice",
     "SourceError",
     "Stats",
     "TokenLogprob",
     "ToolCall",
+    "ToolChoice",
     "ToolError",
     "UnsuitedModel",
     "UsageError",
@@ -178,10 +196,13 @@ _HOMES = _by_name(
         "models": "models",
         "runtimes.discovery": "DeviceReport devices",
         "setup.inventory": "CatalogModel PreparedModel",
+        "setup.plan_option": "ScheduleChoice",
+        "setup.wish": "AcceptanceName",
         "system.progress": "LoadProgress",
         "text.chat_template": "CallMessage Message ResultMessage",
         "tools.call_events": "CallArguments CallEnd CallStart",
         "tools.tool": "ToolCall",
+        "types": "FinishReason Overflow Precision Role ToolChoice",
     }
 )
 

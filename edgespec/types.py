@@ -1,10 +1,17 @@
-"""Arrays that cross module boundaries, and the protocols of samplers and of what bounds an answer."""
+"""Arrays that cross modules, closed sets of words, and the protocols of samplers and of what bounds an answer."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# Closed sets of words, which an editor completes.
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "tool_calls", "length", "context", "cancelled", "timeout", "loop"]
+Overflow = Literal["error", "drop-oldest"]
+Precision = Literal["auto", "source", "fp32", "fp16", "int8", "int4", "w8a16"]
+ToolChoice = Literal["auto", "none", "required"] | str | Mapping[str, Any]  # a text else names a tool
 
 Report = Callable[[str], None]  # takes a line for the user
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]

@@ -21,10 +21,12 @@ Device forms:
 """
 
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from edgespec.export.tensors import StoredTensor
+from edgespec.types import Precision
 
-PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
+PRECISIONS = get_args(Precision)
 BLOCK_SIZES = (32, 64, 128)
 FORMS = ("cpu", "gpu", "npu")
 _FLOATS = {"fp32": "F32", "fp16": "F16"}

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -32,7 +32,7 @@ class DeviceReport:
     """A device by the name that device takes; one that cannot be used has a problem, and perhaps a fix."""
 
     device: str
-    kind: str  # cpu, gpu or npu
+    kind: Literal["cpu", "gpu", "npu", "unknown"]
     provider: str
     name: str | None = None
     vendor: str | None = None

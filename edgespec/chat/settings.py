@@ -62,7 +62,7 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
     return format_settings(conversation)[SETTINGS.index(name)]
 
 
-def _change(conversation: Conversation, name: str, value: str) -> None:
+def _change(conversation: Conversation, name: str, value: Any) -> None:
     if name in _SAMPLING:
         changed: dict[str, Any] = {name: _parse_number(name, value)}
         conversation.sampling = replace(conversation.sampling, **changed)

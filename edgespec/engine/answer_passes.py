@@ -13,7 +13,7 @@ from edgespec.decoding.logprobs import TokenLogprob, logprobs_of, text_logprobs
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Block
 from edgespec.engine.request import Request
-from edgespec.types import TokenIds
+from edgespec.types import FinishReason, TokenIds
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class TokenStop:
     max_tokens: int
     num_tokens: int = 0
 
-    def cut(self, tokens: TokenIds) -> tuple[TokenIds, str | None]:
+    def cut(self, tokens: TokenIds) -> tuple[TokenIds, FinishReason | None]:
         """The tokens that belong to the answer, and the finish reason if it ends here."""
         room = self.max_tokens - self.num_tokens
         kept = tokens[:room]
@@ -45,7 +45,7 @@ class AnswerPass(NamedTuple):
 
     block: Block | None  # without logits, of which many may wait; None for a pass over the prompt alone
     kept: TokenIds  # the block up to an end token or the count
-    finish_reason: str | None  # if the answer ends with it
+    finish_reason: FinishReason | None  # if the answer ends with it
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
@@ -87,7 +87,7 @@ def prompt_passes(target: Decoder, request: Request) -> Iterator[AnswerPass]:
     """Passes over a prompt alone: for the log-probabilities of its tokens, and where no answer follows."""
     started, fed, tokens = perf_counter(), target.num_fed, request.tokens
 
-    def done(found: tuple[TokenLogprob, ...] = (), reason: str | None = None) -> AnswerPass:
+    def done(found: tuple[TokenLogprob, ...] = (), reason: FinishReason | None = None) -> AnswerPass:
         num_fed, made_s = target.num_fed - fed, perf_counter() - started
         return AnswerPass(None, tokens[:0], reason, num_fed, made_s, Reruns(), lambda: None, found)
 

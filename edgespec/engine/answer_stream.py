@@ -20,6 +20,7 @@ from edgespec.system.threads import in_thread
 from edgespec.text.chat_template import Turn
 from edgespec.tools.call_events import join_calls
 from edgespec.tools.tool import ToolCall
+from edgespec.types import FinishReason
 
 _END_S = 1.0  # the longest wait for the thread of the passes to end
 
@@ -108,7 +109,7 @@ class _Reading:
                 if error is not None and self._last_read is None and not is_cancelled:
                     raise error
                 if not self._is_torn and self._passes.is_begun:
-                    reason = self.ticket.finish_reason if is_cancelled else "context"
+                    reason: FinishReason = self.ticket.finish_reason if is_cancelled else "context"
                     ended = self._last_read or Chunk(text="", token_ids=(), finish_reason=reason)
                     self.last = self._writer.finish(ended)
             finally:

@@ -19,7 +19,7 @@ from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
 from edgespec.tools.call_events import CallEvent, join_calls
 from edgespec.tools.tool import ToolCall
-from edgespec.types import TokenIds
+from edgespec.types import FinishReason, TokenIds
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5
@@ -104,7 +104,7 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[CallEvent, ...] = ()
     call_places: tuple[int, ...] = ()
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
 
@@ -123,7 +123,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     prompt_tokens: int
     stats: Stats
     timeline: tuple[Interval, ...] = ()

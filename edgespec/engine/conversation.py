@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -25,11 +25,12 @@ from edgespec.engine.transcript import Round, Transcript, answered_rounds, messa
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, parse_tools, runners_among
+from edgespec.types import Overflow
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-OVERFLOWS = ("error", "drop-oldest")
+OVERFLOWS = get_args(Overflow)
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
 
@@ -60,7 +61,7 @@ class Conversation:
         require_known("Conversation", settings, Settings)
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
-        self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", OVERFLOWS[0])
+        self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", "error")
         answers: TalkOptions = settings
         given = answer_settings(answers, engine.model_sampling)
         if given.max_tokens == 0:
@@ -86,12 +87,12 @@ class Conversation:
         return f"<Conversation with {self.engine.manifest.name}, {len(self.messages)} messages>"
 
     @property
-    def overflow(self) -> str:
+    def overflow(self) -> Overflow:
         """One of OVERFLOWS; setting any other raises UsageError."""
         return self._overflow
 
     @overflow.setter
-    def overflow(self, policy: str) -> None:
+    def overflow(self, policy: Overflow) -> None:
         if policy not in OVERFLOWS:
             raise UsageError(f"overflow is {policy!r}; wanted {' or '.join(OVERFLOWS)}")
         self._overflow = policy

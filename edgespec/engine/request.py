@@ -23,7 +23,7 @@ from edgespec.manifest import Manifest
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse
-from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
+from edgespec.types import Overflow, TokenConstraint, TokenIds, TokenMask, ToolChoice, append
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
@@ -118,14 +118,14 @@ class TalkOptions(_MessageOptions, total=False):
     """Those, and the tools of a conversation."""
 
     tools: Sequence[Any] | None
-    tool_choice: Any
+    tool_choice: ToolChoice | None
     parallel_tool_calls: bool
 
 
 class Settings(TalkOptions, total=False):
     """How a conversation is to be answered; Conversation explains each."""
 
-    overflow: str
+    overflow: Overflow
 
 
 class ReplyOptions(_MessageOptions, SamplingOptions, total=False):
@@ -172,7 +172,7 @@ class AnswerSettings:
     timeout_s: float | None = None
     priority: int = 0
     tools: Sequence[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     whole_tool_calls: bool = False
     thinking: bool | None = None

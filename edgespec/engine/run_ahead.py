@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted
 from edgespec.system.cancel import Flag
+from edgespec.types import FinishReason
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
@@ -49,7 +50,7 @@ class Ticket:
     is_working: bool = False
     rested_s: float = 0.0  # since when no step is asked for
     deadline_s: float = inf  # by the monotonic clock, when the answer is to end
-    finish_reason: str = "cancelled"  # what ended it, once it is cancelled
+    finish_reason: FinishReason = "cancelled"  # what ended it, once it is cancelled
     choose: Callable[[Sequence[int]], int] = min
     cache: int | None = None
     caller: Caller = field(default_factory=Caller)
@@ -278,7 +279,7 @@ class RunAhead(Generic[Pass]):
         if self._ticket.is_late:
             self.cancel("timeout")
 
-    def cancel(self, finish_reason: str | None = None) -> None:
+    def cancel(self, finish_reason: FinishReason | None = None) -> None:
         """Cancel the answer; for another reason than the ticket's only if it is not cancelled already."""
         if finish_reason is not None:
             if self._ticket.is_cancelled:

@@ -109,7 +109,8 @@ def _document(turn: Turn) -> dict[str, Any]:
 
 def _parse_message(number: int, document: dict[str, Any]) -> Turn:
     """The message of a line. Raises ValueError: It is none."""
-    role, content = document.get("role"), document.get("content")
+    role: Any = document.get("role")
+    content = document.get("content")
     if role not in (*ROLES, "tool") or not isinstance(content, str):
         raise ValueError(f"line {number} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content")
     if role == "tool":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Literal
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
@@ -32,7 +32,7 @@ class PreparedModel:
     name: str
     path: str
     bytes: int
-    kind: str = "model"  # or pair
+    kind: Literal["model", "pair"] = "model"
     form: str | None = None  # the kind of device it was prepared for: cpu, gpu or npu
     precision: str | None = None
     architecture: str | None = None

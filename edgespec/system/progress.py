@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from edgespec.errors import in_python
 
@@ -18,7 +18,7 @@ class LoadProgress(NamedTuple):
     total_bytes: Of an export the most that it may write.
     """
 
-    stage: str
+    stage: Literal["download", "export", "open"]
     name: str
     done_bytes: int
     total_bytes: int

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from edgespec.errors import ConversationError, ManifestError, UsageError
 from edgespec.system.text_files import decode_text, read_plain
@@ -17,9 +17,9 @@ from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.notations import WrittenCall, describe_tools, write_calls
 from edgespec.tools.tool import Tool, ToolCall, is_too_deep
 from edgespec.tools.tool_template import Render, ToolTemplate
-from edgespec.types import TokenIds
+from edgespec.types import Role, TokenIds
 
-ROLES = ("system", "user", "assistant")
+ROLES = get_args(Role)
 _NAMED = 400  # characters of ids that a message names
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
 
@@ -27,7 +27,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of
 class Message(NamedTuple):
     """One turn of a conversation."""
 
-    role: str  # one of ROLES
+    role: Role
     content: str
     reasoning: str = ""  # of the assistant before its content; most templates leave it out
 

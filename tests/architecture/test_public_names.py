@@ -13,16 +13,23 @@ from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
 import edgespec
 from edgespec import Tool, load
+from edgespec.config.options import OPTIONS
+from edgespec.engine.conversation import OVERFLOWS
+from edgespec.export.precision import PRECISIONS
+from edgespec.text.chat_template import ROLES
+from edgespec.tools.tool import CHOICES
 
 ROOT = Path(__file__).parents[2]
 FACE = Path(edgespec.__file__)
-NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
+PUBLIC = {name: getattr(edgespec, name) for name in edgespec.__all__}
+WORDS = {name: each for name, each in PUBLIC.items() if get_origin(each)}  # aliases of closed sets
+NAMED = [each for name, each in PUBLIC.items() if name not in WORDS]
 SECTIONS = ("Args:", "Raises:", "Returns:")
 
 
@@ -112,6 +119,51 @@ def test_names_for_the_wings_are_sorted_and_there() -> None:
         name: f"edgespec.{home}" for name, home in edgespec._WING_NAMES.items()
     }
     assert [name for name in names if not hasattr(edgespec, name)] == []
+
+
+def test_closed_sets_of_words_are_those_that_the_code_takes() -> None:
+    stated = {name: {*get_args(each)} for name, each in WORDS.items() if get_origin(each) is Literal}
+    assert {*PRECISIONS} == stated.pop("Precision")
+    assert {*OPTIONS["schedule"].choices} == stated.pop("ScheduleChoice")
+    assert {*OPTIONS["acceptance"].choices} == stated.pop("AcceptanceName")
+    assert {*OPTIONS["overflow"].choices} == {*OVERFLOWS} == stated.pop("Overflow")
+    assert {*ROLES} == stated.pop("Role")
+    written = re.findall(r'"(\w+)"', " ".join(path.read_text("utf-8") for path in FACE.parent.glob("engine/*.py")))
+    assert stated.pop("FinishReason") <= {*written}
+    assert stated == {}
+    assert {*CHOICES} == {*get_args(get_args(edgespec.ToolChoice)[0])}
+
+
+WRONG = """\
+from edgespec import Message, load, models
+
+load("a", schedule="fast")  # wrong
+load("a", acceptance="loose")  # wrong
+engine = load("a", schedule="hedged")
+engine.chat(overflow="dropp")  # wrong
+engine.chat(overflow="drop-oldest").overflow = "error"
+engine.generate("a", tool_choice=5)  # wrong
+engine.generate("a", tool_choice="my_tool")
+Message("usr", "x")  # wrong
+models.export("a", name="b", precision="int3")  # wrong
+if engine.generate("a").finish_reason == "lenght":  # wrong
+    print()
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_words_that_there_are_not(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    command = ["mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(tmp_path)]
+    checked = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+    )
+    found = {int(line) for line in re.findall(r"wrong\.py:(\d+): error", checked.stdout)}
+    assert found == {i for i, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")}, checked.stdout
 
 
 # Objects that load makes, and what only the rest of edgespec calls.
