@@ -82,6 +82,9 @@ class ToolProcess:
         except WorkEnded as error:
             self.close()
             return CallResult(f"error: {call.name} was ended: {error}", is_error=True)
+        except BaseException:  # Ctrl-C: the reply would be taken for that of the next call
+            self.close()
+            raise
         if reply is None or reply.get("is_over"):
             self.close()
         if reply is None:

@@ -12,7 +12,9 @@ import pytest
 
 from edgespec import ToolCall, ToolProcess, UsageError
 from edgespec.chat.function_process import open_functions
+from edgespec.engine import tool_process
 from edgespec.engine.tool_process import MAX_RESULT
+from edgespec.system.line_process import LineProcess
 
 TOOLS = '''
 import os, subprocess, sys, time
@@ -200,6 +202,23 @@ def test_a_call_that_hangs_is_ended_with_its_children(path: Path, tmp_path: Path
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert process.run(call("later")).text == "done"
+    process.close()
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_leaves_no_reply_for_the_next_one(path: Path) -> None:
+    def interrupted(process: LineProcess, request: bytes, *_: object) -> bytes:
+        assert process.stdin is not None
+        process.stdin.write(request)
+        process.stdin.flush()
+        raise KeyboardInterrupt
+
+    process = open_functions(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool_process, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.run(call("later"))
+    assert process.run(call("remember", word="red")).text == '["red"]'
     process.close()
 
 
