@@ -22,10 +22,10 @@ from edgespec import (
     cores,
     free_memory,
     import_onnxruntime,
+    in_flags,
     load,
 )
 from edgespec.config.config_file import config_path, default_home, read_settings
-from edgespec.errors import in_flags
 from edgespec.evaluation.exactness import compare
 
 _PROMPTS = (

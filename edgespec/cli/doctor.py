@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     add_count,
     add_file,
@@ -17,7 +17,6 @@ from edgespec.cli.arguments import (
     require_positive,
 )
 from edgespec.config.options import DEFAULT_MODEL
-from edgespec.errors import in_flags
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.units import format_bytes, format_speed

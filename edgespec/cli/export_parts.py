@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgespec import CATALOG, EdgeSpecError, UsageError
+from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
-from edgespec.errors import in_flags
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 

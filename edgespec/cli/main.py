@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__
+from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__, in_flags
 from edgespec.cli.arguments import attribute_name
 from edgespec.cli.bench import add_bench, add_score
 from edgespec.cli.chat import add_chat
@@ -31,7 +31,6 @@ from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
-from edgespec.errors import in_flags
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 

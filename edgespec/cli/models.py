@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, EdgeSpecError, UsageError
+from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
-from edgespec.errors import in_flags
 from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width

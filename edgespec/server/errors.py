@@ -18,8 +18,8 @@ from edgespec import (
     ToolError,
     UnsuitedModel,
     UsageError,
+    in_flags,
 )
-from edgespec.errors import in_flags
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
