@@ -22,7 +22,7 @@ from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.preset_defaults import begin_chat, opened, sampling_by, settings_by
+from edgespec.engine.preset_defaults import begin_chat, by_preset, opened, sampling_by, settings_by
 from edgespec.engine.request import (
     AnswerOptions,
     AnswerSettings,
@@ -103,7 +103,7 @@ class Engine:
     def plain(self) -> "Engine":
         """An engine that decodes plainly on this one's decoders and cache."""
         self._require_open()
-        return Engine(self._model, self._caches)
+        return by_preset(Engine(self._model, self._caches), self.preset)
 
     def forget_prompts(self) -> None:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""

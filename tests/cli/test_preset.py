@@ -106,6 +106,7 @@ def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -
         found = engine.generate("the an")
         assert (found.text, found.prompt_tokens) == (wanted.text, wanted.prompt_tokens)
         assert engine.generate([Message("user", "the an")]).text == wanted.text
+        assert engine.plain().generate("the an").text == wanted.text
         assert "".join(chunk.text for chunk in engine.stream("the an", max_tokens=4)) == "".join(
             chunk.text for chunk in plain.stream(messages, sampling=SAMPLING, max_tokens=4)
         )
