@@ -25,6 +25,7 @@ class Family:
     # Which files store the rows of queries and keys in pairs that are rotated together: "gguf", "huggingface".
     paired_in: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # tensors that a file must have though other families do without
+    may_lack: tuple[str, ...] = ()  # those that its smaller models do without
     fused: tuple[str, ...] = ()  # what one matrix holds: "qkv", query, key and value; "gate_up", gate and up
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as in roles.py, where others differ
     activation: str = "silu"
@@ -210,6 +211,7 @@ FAMILIES = {
     "glm4_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
         needs=("router_choice",),
+        may_lack=_HEAD_NORMS,
         names={
             "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
         },
@@ -263,7 +265,9 @@ _LACKING = {
     "Mamba-2 layers between MLPs and attention, each with a norm of its own": ("nemotron",),
     f"Mamba layers of another kind, {_STATE}": ("mamba", "jamba", "bamba", "zamba", "plamo2"),
     "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations": ("gemma3n",),
-    "latent attention": ("deepseek2", "deepseek_v", "kimi_k", "glm4_moe_lite", "minicpm3"),
+    "latent attention, whose keys and values are of low rank": (
+        *("deepseek", "kimi_k", "glm4_moe_lite", "glm_moe_dsa", "glm-dsa", "minicpm3", "longcat"),
+    ),
     "experts that sigmoids choose, in every other layer": ("llama4",),
     "positions in several dimensions, for images": ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"),
     "tokens that see those behind them: it writes no text": ("bert", "roberta", "modernbert", "t5", "whisper"),

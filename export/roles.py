@@ -125,8 +125,9 @@ def tensors_by_role(
         layers = _layers_of(config, role)
         own_names = [name.format(i=i) for i in layers]
         # A bias that some layers have is missing in the others.
-        is_needed = not role.endswith(_OPTIONAL) or any(own in stored for own in own_names)
-        is_needed |= role.removeprefix("{i}.") in family.needs
+        part = role.removeprefix("{i}.")
+        may_lack = role.endswith(_OPTIONAL) or part in family.may_lack
+        is_needed = not may_lack or any(own in stored for own in own_names) or part in family.needs
         for i, own in zip(layers, own_names, strict=True):
             if own in stored:
                 used.add(own)

@@ -346,6 +346,20 @@ def test_fused_matrices_come_apart_where_they_are_stored_in_blocks(tmp_path: Pat
         assert np.array_equal(np.concatenate(parts), np.concatenate(list(whole[f"blk.1.{fused}.weight"].floats())))
 
 
+@pytest.mark.parametrize("storage", ["Q4_0", "Q8_0"])
+def test_gates_values_and_steps_of_a_mamba_layer_come_apart_where_they_are_stored_in_blocks(
+    tmp_path: Path, storage: str
+) -> None:
+    write_mixture(tmp_path / "a.gguf", "granitemoehybrid-experts", storage)
+    read = read_source(tmp_path / "a.gguf").tensors
+    whole = np.concatenate(list(read_gguf(tmp_path / "a.gguf").tensors["blk.2.ssm_in.weight"].floats()))
+    parts = [np.concatenate(list(read[f"2.mamba_{part}"].floats())) for part in ("z", "mixed", "dt")]
+    assert [len(part) for part in parts] == [128, 160, 8]
+    assert np.array_equal(np.concatenate(parts), whole)
+    error = error_beside_reference(tmp_path / "a.gguf", tmp_path / "out", "source")
+    assert error < 0.06
+
+
 DELTA = {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
 _NO_ATTENTION = {"attention.head_count_kv": [0, 2], "ssm.time_step_rank": 3, "ssm.inner_size": 48}
 WINDOW = {"attention.sliding_window": 5}
@@ -454,6 +468,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
         ("qwen3next", {}, "recurrent layers"),
         ("falcon-h1", {}, "side by side"),
+        ("deepseek2", {}, "latent attention, whose keys and values are of low rank"),
         ("nemotron_h", {}, "each with a norm of its own"),
         ("granitehybrid", {**_NO_ATTENTION, **DELTA}, "a multiple of the groups"),
         ("granitehybrid", {**_NO_ATTENTION, **DELTA, "ssm.inner_size": 50}, "wanted whole heads"),

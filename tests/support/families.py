@@ -118,6 +118,14 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "leading_dense_block_count": 1,
         "nextn_predict_layers": 0,
     },
+    "glm4_moe-air": {
+        **_HEADS,
+        "rope.dimension_count": 16,
+        "expert_count": 6,
+        "expert_used_count": 5,
+        "expert_feed_forward_length": 64,
+        "leading_dense_block_count": 1,
+    },
     "qwen3_5_moe": {
         **_HEADS,
         "full_attention_interval": 2,
@@ -264,7 +272,7 @@ _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
 _SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
 MIXTURES = (
     *("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID),
-    *("qwen3_5_moe", "minimax_m2", "granitemoehybrid-experts"),
+    *("qwen3_5_moe", "minimax_m2", "granitemoehybrid-experts", "glm4_moe-air"),
 )
 CONVOLVED = (
     "lfm2",

@@ -157,6 +157,16 @@ FAMILIES = {
         "routed_scaling_factor": 2.5,
         "num_mtp_layers": 0,
     },
+    "glm4_moe-air": {  # no norms of queries and keys
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 2,
+        "head_dim": 32,
+        "attention_bias": True,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 5,
+        "num_mtp_layers": 0,
+    },
     "dots1": {
         "moe_intermediate_size": 64,
         "n_routed_experts": 6,

@@ -10,7 +10,9 @@ _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" fo
 _NAMES = {
     **dict.fromkeys(("mixtral", "minimax_m2"), _SPARSE),
     "qwen3_5_moe": _MLP,
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), _MLP),
+    **dict.fromkeys(
+        ("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "glm4_moe-air", "dots1"), _MLP
+    ),
     "lfm2_moe": ("feed_forward.gate", *(f"feed_forward.experts.{{}}.{part}" for part in ("w1", "w3", "w2"))),
     "hunyuan_v1_moe": ("mlp.gate.wg", *_MLP[1:]),
 }

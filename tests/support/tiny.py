@@ -261,6 +261,8 @@ def write_gguf(
             stored = _converted_mamba(name, value, metadata["granitehybrid.ssm.group_count"])
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = 1 + stored
+        if stored.shape[-1] % 32:  # convolutions and numbers of heads
+            kind = gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(stored, kind)
         back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(stored.shape)
         read_back[name] = _permuted(name, back, inverse=True) if permute else back
