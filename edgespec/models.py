@@ -26,6 +26,7 @@ from edgespec import (
     default_home,
     file_bytes,
     form_of,
+    in_python,
     is_known_to_lack_half_floats,
     measure_ranges,
     memory_bytes,
@@ -93,7 +94,13 @@ def pull(
         UsageError: The name is taken, or is none.
     """
     place = ModelHome(
-        _folder(home), offline, report, open_decoder, _ranges(calibration), is_quick=not check, progress=progress
+        _folder(home),
+        offline,
+        _in_words(report),
+        open_decoder,
+        _ranges(calibration),
+        is_quick=not check,
+        progress=progress,
     )
     inventory, wanted, form = Inventory(place), _text(model), form_of(device)
     if name is not None and not ((here := place.find(wanted, form)) and here.name == name):
@@ -154,7 +161,7 @@ def export(
         precision = "fp32" if form == "gpu" and is_known_to_lack_half_floats(device) else "source"
     opens = open_decoder if check or (check is None and _has_runtime(report)) else None
     ranges = _ranges(calibration)
-    inventory = Inventory(ModelHome(_folder(home), offline, report, opens, ranges, progress=progress))
+    inventory = Inventory(ModelHome(_folder(home), offline, _in_words(report), opens, ranges, progress=progress))
     if name is not None:
         inventory.require_free(name)
     folder = inventory.home.models / name if name is not None else Path(_text(output))
@@ -215,6 +222,11 @@ def _inventory(home: Place | None) -> Inventory:
 
 def _folder(home: Place | None) -> Path:
     return default_home() if home is None else Path(_text(home))
+
+
+def _in_words(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Takes lines for report, which gets them with options as arguments."""
+    return lambda line: report(in_python(line))
 
 
 def _text(given: object) -> str:

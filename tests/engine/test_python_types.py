@@ -118,6 +118,11 @@ def test_what_no_schema_can_say_is_refused_with_what_is_wanted(engine: Engine, s
         engine.generate(PROMPT, schema=schema, max_tokens=20)
 
 
+def test_a_type_as_response_format_is_refused_with_the_way_to_give_it(engine: Engine) -> None:
+    with pytest.raises(FormatError, match=r"response_format is a type; .* in Python schema=, which takes"):
+        engine.generate(PROMPT, response_format=River)  # type: ignore[arg-type]
+
+
 def test_schema_and_response_format_are_not_given_together(engine: Engine) -> None:
     with pytest.raises(UsageError, match="schema and response_format both"):
         engine.generate(PROMPT, schema=bool, response_format={"type": "json_object"})
