@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from keyword import iskeyword
 from typing import Any
 
 from edgespec.errors import FormatError, UsageError
@@ -15,7 +16,7 @@ from edgespec.grammar.endings import largest_opening
 from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import is_note, prepare_schema
-from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
+from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
 from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
@@ -88,9 +89,10 @@ class _Writer:
         """One call, or several, behind what opens the first."""
         begin, end = self._format.frames[0]
         body, behind = self._format.body, self._literal(self._format.outer[1])
-        if isinstance(body, JsonBody) and body.is_list:
-            several = '(", " tool)*' if self._use.is_parallel else ""
-            return _join(self._literal(opening + "["), "tool", several, self._literal("]" + end), behind)
+        if isinstance(body, PythonBody) or (isinstance(body, JsonBody) and body.is_list):
+            before, between, after = ("", "\n", "") if getattr(body, "has_lines", False) else ("[", ", ", "]")
+            several = f"({self._literal(between)} tool)*" if self._use.is_parallel else ""
+            return _join(self._literal(opening + before), "tool", several, self._literal(after + end), behind)
         more = _join(self._literal(self._format.joint + begin), "tool", self._literal(end))
         several = f"({more})*" if self._use.is_parallel else ""
         return _join(self._literal(opening), "tool", self._literal(end), several, behind)
@@ -168,6 +170,8 @@ class _Writer:
                 parts = [self._literal(before + tool.name + body.between[0]), arguments, self._literal(body.after)]
             case TagBody():
                 return self._tag_rules(rule, tool, body)
+            case PythonBody():
+                return self._python_rules(rule, tool)
             case _:
                 raise UsageError(
                     f"tool_choice and strict need a grammar, and there is none for calls of the form "
@@ -207,6 +211,23 @@ class _Writer:
             parts.append(part if key in required else f"({part})?")
         head = self._literal(body.begin + tool.name + body.name_end + "\n")
         return [f"{rule}: {_join(head, *parts, self._literal(body.end))}", *rules]
+
+    def _python_rules(self, rule: str, tool: Tool) -> list[str]:
+        """Arguments by name, in the order of the schema, with commas between those that are there."""
+        schema = _closed(tool.parameters)
+        shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+        first, more, rules = '""', "", []
+        for i, (key, inner) in reversed([*enumerate(schema["properties"].items())]):
+            if not key.isidentifier() or iskeyword(key):
+                raise schema_refusal(
+                    tool, f"its argument '{key}' is no name in Python, as this model writes calls"
+                )
+            stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
+            rules.append(f"{rule}_{i}: {_join(self._literal(f'{key}='), _json(stated))}")
+            begun, is_needed = _join(f"{rule}_{i}", more), key in schema.get("required", ())
+            rules.append(f"{rule}_from_{i}: {begun if is_needed else f'{begun} | {first}'}")
+            first, more = f"{rule}_from_{i}", _join(f'(", " {rule}_{i})' + "?" * (not is_needed), more)
+        return [f"{rule}: {_join(self._literal(tool.name + '('), first, self._literal(')'))}", *rules]
 
     def _literal(self, text: str) -> str:
         """A text as it has to stand, with special tokens where it spells them."""

@@ -97,10 +97,17 @@ def _python_call(call: ast.expr, argument_names: Mapping[str, Sequence[str]]) ->
 
 def _literal(value: ast.expr) -> Any:
     """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
-    words = {"true": True, "false": False, "null": None}
-    found = words[value.id] if isinstance(value, ast.Name) and value.id in words else ast.literal_eval(value)
+    found = ast.literal_eval(_JsonWords().visit(value))
     json.dumps(found, allow_nan=False)
     return found
+
+
+class _JsonWords(ast.NodeTransformer):
+    """JSON's words for values, as Python has them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
 
 
 def parse_pairs(text: str, quote: str) -> WrittenCall:
@@ -209,7 +216,10 @@ def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
 
 
 def _python(call: WrittenCall) -> str:
-    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+    given = (
+        f"{key}={_json(value) if isinstance(value, str) else repr(value)}" for key, value in call.arguments.items()
+    )
+    return f"{call.name}({', '.join(given)})"
 
 
 def _pairs(value: Any, quote: str) -> str:

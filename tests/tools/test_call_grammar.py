@@ -18,7 +18,7 @@ from edgespec.grammar.compile import GrammarCompiler
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.call_grammar import call_grammar, constrained_format
-from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody
 from edgespec.tools.notations import WrittenCall, write_calls
 from edgespec.tools.tool import ToolUse, parse_tools
 
@@ -41,7 +41,7 @@ TOOLS = [
     {"name": "stop", "parameters": {"type": "object", "properties": {}}},
 ]
 ASK = [{"role": "user", "content": "Do it."}]
-WITH_GRAMMAR = [each for each in FORMATS if not isinstance(each.body, (PairsBody, PythonBody))]
+WITH_GRAMMAR = [each for each in FORMATS if not isinstance(each.body, PairsBody)]
 Make = Callable[..., Engine]
 
 
@@ -131,7 +131,7 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
             assert matches(begin + '{"name": "Ada"}' + end)
 
 
-@pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2"])
+@pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2", "lfm2", "olmo3"])
 def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> None:
     format = next(each for each in FORMATS if each.name == name)
     with make(format, seed=5) as engine:
@@ -173,11 +173,15 @@ def test_an_answer_without_calls_can_have_a_schema_of_its_own(make: Make) -> Non
 
 
 def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
-    lfm2 = next(each for each in FORMATS if each.name == "lfm2")
-    with make(lfm2) as engine:
+    gemma4 = next(each for each in FORMATS if each.name == "gemma4")
+    with make(gemma4) as engine:
         for options in ({"tool_choice": "required"}, {}):
-            with pytest.raises(UsageError, match="there is none for calls of the form 'lfm2'"):
+            with pytest.raises(UsageError, match="there is none for calls of the form 'gemma4'"):
                 engine.stream(ASK, tools=TOOLS, **options)
+    dashed = {"name": "go", "parameters": {"properties": {"to-day": {"type": "string"}}}}
+    lfm2 = next(each for each in FORMATS if each.name == "lfm2")
+    with make(lfm2) as engine, pytest.raises(UsageError, match="'to-day' is no name in Python"):
+        engine.stream(ASK, tools=[dashed], tool_choice="required")
     with make(HERMES) as engine:
         with pytest.raises(UsageError, match="response_format of the type regex"):
             engine.stream(ASK, tools=TOOLS, response_format={"type": "regex", "regex": "a"})

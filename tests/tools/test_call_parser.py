@@ -210,6 +210,11 @@ FAMILIAR = [
         [{"city": "Rom", "days": 1}, {"city": "Köln"}],
     ),
     ("olmo3", '<function_calls>\n[get_weather(city="Rom")]\n</function_calls>', [{"city": "Rom"}]),
+    (
+        "lfm2",
+        '<|tool_call_start|>[get_weather(city="Rom", near={"b": true, "c": [null, False]})]<|tool_call_end|>',
+        [{"city": "Rom", "near": {"b": True, "c": [None, False]}}],
+    ),
     ("lfm2", '<|tool_call_start|>[get_weather("Rom", days=1)]', [{"city": "Rom", "days": 1}]),
     ("function-gemma", "<start_function_call>call:list-files{}<end_function_call>", [{}]),
 ]
