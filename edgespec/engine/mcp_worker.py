@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from threading import Thread
 from time import sleep
@@ -88,14 +88,14 @@ async def _work(requests: IO[bytes], write: Write) -> None:
     Thread(target=_end_in_floods, args=(begin["most_bytes"],), daemon=True).start()
     async with AsyncExitStack() as stack:
         try:
-            places, tools, notes = await _open(stack, begin)
+            tools = await _open(stack, begin)
         except _ServerFailed as error:
             write({"error": str(error)})
             return
-        write({"tools": tools, "notes": notes})
+        write({"tools": tools.stated, "notes": tools.notes})
         while True:
             asked = json.loads(await lines.get())
-            write(await _call(places[asked["name"]], asked, begin["most_s"]))
+            write(await _call(tools.places[asked["name"]], asked, begin["most_s"]))
 
 
 class _Messages:
@@ -125,13 +125,44 @@ class _ServerFailed(Exception):
     """A server does not start, or offers nothing."""
 
 
-async def _open(
-    stack: AsyncExitStack, begin: Mapping[str, Any]
-) -> tuple[dict[str, _Place], list[dict[str, Any]], list[str]]:
-    """The places of tools by their names, the tools, and why some are left out."""
-    places: dict[str, _Place] = {}
-    tools: list[dict[str, Any]] = []
-    notes: list[str] = []
+class _Tools:
+    """The tools of all servers, by names that a model may use.
+
+    places: Where each is.
+    stated: What models are told of them, as the field tools of a request.
+    notes: Why some are left out.
+    """
+
+    def __init__(self, taken: Collection[str]) -> None:
+        self._taken = set(taken)  # names
+        self.places: dict[str, _Place] = {}
+        self.stated: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    def add(self, server: str, client: Any, offered: Any) -> None:
+        """Add a tool that a server offers, or note why it cannot be used."""
+        name = _NO_NAME.sub("_", offered.name)[:_LONGEST_NAME]
+        if name in self._taken:
+            name = f"{_NO_NAME.sub('_', server)}_{name}"[:_LONGEST_NAME]
+        description = (offered.description or "")[:_LONGEST_DESCRIPTION]
+        function = {"name": name, "description": description, "parameters": offered.input_schema}
+        try:
+            parse_tools([{"type": "function", "function": function}])
+            if name in self._taken:
+                raise UsageError(f"another tool is called {name}")
+            if len(self.stated) == _MOST_TOOLS:
+                raise UsageError(f"there are more than {_MOST_TOOLS}")
+        except UsageError as error:
+            self.notes.append(f"the tool {offered.name!r} of the MCP server {server} is left out: {error}")
+            return
+        self._taken.add(name)
+        self.places[name] = _Place(client, offered.name)
+        self.stated.append({"type": "function", "function": function})
+
+
+async def _open(stack: AsyncExitStack, begin: Mapping[str, Any]) -> _Tools:
+    """Start the servers, and ask for their tools. Raises _ServerFailed: One does not start, or none has any."""
+    tools = _Tools(begin["taken"])
     for server, stated in begin["servers"].items():
         messages = _Messages()
         try:
@@ -140,33 +171,15 @@ async def _open(
                 offered = await _offered(client)
         except Exception as error:
             said = f"; it said: {text}" if (text := messages.last()) else ""
-            raise _ServerFailed(
-                f"the MCP server {server} does not start: {_words(error, begin['most_s'])}{said}"
-            ) from None
+            why = _words(error, begin["most_s"])
+            raise _ServerFailed(f"the MCP server {server} does not start: {why}{said}") from None
         messages.file.close()  # the server has it
         for each in offered:
-            name = _NO_NAME.sub("_", each.name)[:_LONGEST_NAME]
-            if name in places or name in begin["taken"]:
-                name = f"{_NO_NAME.sub('_', server)}_{name}"[:_LONGEST_NAME]
-            function = {
-                "name": name,
-                "description": (each.description or "")[:_LONGEST_DESCRIPTION],
-                "parameters": each.input_schema,
-            }
-            try:
-                parse_tools([{"type": "function", "function": function}])
-                if name in places or name in begin["taken"]:
-                    raise UsageError(f"another tool is called {name}")
-                if len(tools) == _MOST_TOOLS:
-                    raise UsageError(f"there are more than {_MOST_TOOLS}")
-            except UsageError as error:
-                notes.append(f"the tool {each.name!r} of the MCP server {server} is left out: {error}")
-                continue
-            places[name] = _Place(client, each.name)
-            tools.append({"type": "function", "function": function})
-    if not tools:
-        raise _ServerFailed("; ".join(notes) or f"the MCP server {', '.join(begin['servers'])} offers no tools")
-    return places, tools, notes
+            tools.add(server, client, each)
+    if not tools.stated:
+        servers = ", ".join(begin["servers"])
+        raise _ServerFailed("; ".join(tools.notes) or f"the MCP server {servers} offers no tools")
+    return tools
 
 
 def _client(stated: Mapping[str, Any], messages: IO[str], most_s: float) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from rule_chat import RuleEngine
 from edgespec import Conversation, McpServers, ToolCall, UsageError
 from edgespec.engine import mcp_servers
 from edgespec.engine.mcp_servers import McpServer, open_servers
+from edgespec.engine.mcp_worker import _Tools
 from edgespec.system.command_line import join_words
 from edgespec.tools.tool import REFUSED
 
@@ -150,6 +152,27 @@ def test_run_calls_what_is_allowed_or_what_somebody_says_yes_to(servers: McpServ
 def test_only_tools_that_are_there_are_allowed() -> None:
     with pytest.raises(UsageError, match=r"'nap' is allowed, and there is no such tool; there are add, "):
         McpServers(TINY, allow=["nap"])
+
+
+def test_names_are_made_usable_and_tools_that_are_not_are_left_out() -> None:
+    def offer(name: str, schema: object) -> None:
+        tools.add("my server", None, SimpleNamespace(name=name, description=None, input_schema=schema))
+
+    tools, deep = _Tools(["taken"]), dict[str, Any]()
+    for _ in range(100):
+        deep = {"type": "object", "properties": {"a": deep}}
+    for name in ("read.file", "taken", "read/file", "read file", "ünï"):
+        offer(name, {"type": "object"})
+    offer("deep", deep)
+    offer("wrong", [])
+    assert [*tools.places] == ["read_file", "my_server_taken", "my_server_read_file", "_n_"]
+    assert [each["function"]["name"] for each in tools.stated] == [*tools.places]
+    reasons = ["another tool is called my_server_read_file", "nested deeper", "wanted a JSON schema"]
+    for note, (name, reason) in zip(
+        tools.notes, zip(("read file", "deep", "wrong"), reasons, strict=True), strict=True
+    ):
+        assert note.startswith(f"the tool '{name}' of the MCP server my server is left out: ")
+        assert reason in note
 
 
 @pytest.mark.parametrize(
