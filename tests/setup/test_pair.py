@@ -1,6 +1,7 @@
 """Pairs of a target and a drafter: comparing, judging, writing, loading."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +233,9 @@ def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.Ca
     assert 0 < document["greedy_acceptance"] < 1
     arguments = ["export", str(tiny_gguf), "--drafter", str(tiny_gguf), "--output", str(tmp_path / "p")]
     assert main([*arguments, "--drafter-precision", "int4"]) == 0
-    assert "tiny (int4) drafting for tiny (source): this pair" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"^(use|do not use|cannot say whether to use) this drafter: ", shown, re.MULTILINE)
+    assert "drafter, target   tiny (int4), tiny (source)\n" in shown
     assert main(["chat", str(tmp_path / "p"), "--prompt", "the", "--max-tokens", "3"]) == 0
 
 
