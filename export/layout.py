@@ -86,6 +86,7 @@ def lay_out(
         sliding_window=min(windows, default=None),
         hidden_layers=options.hidden_layers,
         pooling=loaded.pooling,
+        gathered_bytes=_gathered_bytes(loaded, rule),
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,
@@ -96,6 +97,16 @@ def lay_out(
         else None,
     )
     return _make_static(manifest, config) if form == "npu" else manifest
+
+
+def _gathered_bytes(loaded: LoadedSource, rule: Rule) -> int:
+    """The bytes of embeddings that layers have of their own, which are no vocabulary head."""
+    if (table := loaded.tensors.get("layer_embedding")) is None:
+        return 0
+    form = rule.embedding_form(table)
+    scale = 4 / form.block_size if form.bits else 0.0
+    weight = form.bits / 8 if form.bits else {"F32": 4.0}.get(form.storage, 2.0)
+    return int(table.rows * table.columns * (weight + scale))
 
 
 def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:

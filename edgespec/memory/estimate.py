@@ -90,13 +90,13 @@ def estimate_memory(
         size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
     resident, addressed = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
-    kv = manifest.kv_cache
+    kv, opened_bytes = manifest.kv_cache, size.file_bytes - manifest.gathered_bytes
     # The last growth on the way to num_tokens replaces the buffers before it.
     after = next_capacity(0, num_tokens, manifest.context_length)
     before = next_capacity(0, (after + 1) // 2, manifest.context_length)
     return MemoryEstimate(
-        int(resident * size.file_bytes) + _SESSION_BYTES[0],
-        int(addressed * size.file_bytes) + _SESSION_BYTES[1],
+        int(resident * opened_bytes) + _SESSION_BYTES[0],
+        int(addressed * opened_bytes) + manifest.gathered_bytes + _SESSION_BYTES[1],
         cache_bytes(kv, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
         kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0,

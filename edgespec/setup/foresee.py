@@ -68,7 +68,7 @@ def foresee_drafter(
 
 def _passes_s(size: ModelSize, probe: DeviceProbe, form: str) -> dict[int, float]:
     """Seconds of a pass by its width."""
-    reading_s = size.file_bytes / probe.bytes_per_s
+    reading_s = (size.file_bytes - size.manifest.gathered_bytes) / probe.bytes_per_s
     beside_s = probe.start_s + size.num_nodes * probe.node_s
     if form == "npu":  # its graph takes one token at a time
         return {width: width * (reading_s + beside_s) for width in _WIDTHS}
