@@ -94,7 +94,9 @@ def test_embeddings_of_layers_count_as_read_by_rows(tmp_path: Path, precision: s
 def test_other_devices_are_refused(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", weights_of("gemma4"), config=FAMILIES["gemma4"]["config"])
     for form in ("gpu", "npu"):
-        with pytest.raises(DeviceUnavailable, match="layers of different heads, which are exported for the CPU only"):
+        with pytest.raises(
+            DeviceUnavailable, match="layers of different heads, which are exported for the CPU only"
+        ):
             export_model(tmp_path / "hf", tmp_path / "out", form=form)
 
 
