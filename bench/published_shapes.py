@@ -118,6 +118,7 @@ MODELS = {
     "Gemma-4-E2B": Published(  # a layer of each kind, and one of each that reads its keys and values
         {
             "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8,
+            "hidden_activation": "gelu_pytorch_tanh",
             "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "vocab_size": 262144,
             "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True, "sliding_window": 512, "final_logit_softcapping": 30.0,
