@@ -75,7 +75,9 @@ class ToolTemplate:
     @property
     def description(self) -> str:
         """The format, and who tells the model of it, for people."""
-        return f"{self.format.name}, by {'the chat template' if self.variable else 'a system message of edgespec'}"
+        by = "the chat template" if self.variable else "a system message of edgespec"
+        lost = "; what is said beside calls is left out" if self.drops_said else ""
+        return f"{self.format.name}, by {by}{lost}"
 
 
 def probe_template(template: str | None, render: Render, special: Mapping[str, str]) -> ToolTemplate:

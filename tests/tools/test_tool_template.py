@@ -254,7 +254,7 @@ def test_reasoning_before_a_call_is_given_as_the_template_reads_it(
 
 
 def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_no_way(
-    written: Callable[..., str],
+    process: TemplateProcess, written: Callable[..., str]
 ) -> None:
     """Of Mistral's some drop it, and refuse a message without calls in its place."""
     refusing = "{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('turns') }}{% endif %}"
@@ -264,6 +264,8 @@ def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_n
     found = written(template, "I look.")
     assert "I look." not in found
     assert found.count("<tool_call>") == 1
+    said = probe_template(template, process.render, {}).description
+    assert said == "hermes, by the chat template; what is said beside calls is left out"
 
 
 def test_what_is_said_beside_a_call_is_left_out_where_it_would_come_behind_the_result(
