@@ -103,6 +103,29 @@ MODELS = {
         drafters=("none", "suffix", "ngram"),
         least_layers=3,
     ),
+    "LFM2-8B-A1B": Published(
+        {
+            "model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 65536, "rope_theta": 1e6, "max_position_embeddings": 128000,
+            "conv_L_cache": 3, "layer_types": ["conv", "full_attention"], "full_attn_idxs": [1], "norm_eps": 1e-5,
+            "moe_intermediate_size": 1792, "num_dense_layers": 1, "num_experts": 32, "num_experts_per_tok": 4,
+            "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+            "tie_word_embeddings": True, "conv_bias": False,
+        },
+        drafters=("none", "suffix", "ngram"),
+    ),
+    "granite-4.0-h-tiny": Published(
+        {
+            "model_type": "granitemoehybrid", "hidden_size": 1536, "intermediate_size": 512,
+            "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 100352, "num_local_experts": 64,
+            "num_experts_per_tok": 6, "shared_intermediate_size": 1024, "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4,
+            "mamba_expand": 2, "position_embedding_type": "nope", "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 6.0,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        },
+        drafters=("none", "suffix", "ngram"),
+    ),
     "Qwen3.5-0.8B": Published(
         {
             "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8,
@@ -222,8 +245,8 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...], embedding:
 def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors of a checkpoint, by the names that the family's own have."""
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    if family in ("lfm2", "gemma4_text"):
-        yield from (_lfm2_sizes if family == "lfm2" else _gemma4_sizes)(config)
+    if family in ("lfm2", "lfm2_moe", "gemma4_text"):
+        yield from (_lfm2_sizes if family != "gemma4_text" else _gemma4_sizes)(config)
         return
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -238,6 +261,10 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield layer + "post_attention_layernorm.weight", (hidden,)
         if (every := config.get("full_attention_interval")) and (i + 1) % every:
             yield from _delta_sizes(layer + "linear_attn.", config)
+            yield from _mlp_sizes(layer, config)
+            continue
+        if config.get("layer_types", ["attention"] * (i + 1))[i] == "mamba":
+            yield from _mamba_sizes(layer + "mamba.", config)
             yield from _mlp_sizes(layer, config)
             continue
         yield layer + "self_attn.o_proj.weight", (hidden, query)
@@ -270,8 +297,15 @@ def _lfm2_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
         layer = f"model.layers.{i}."
         yield layer + "operator_norm.weight", (hidden,)
         yield layer + "ffn_norm.weight", (hidden,)
-        for part, size in (("w1", (inner, hidden)), ("w3", (inner, hidden)), ("w2", (hidden, inner))):
-            yield f"{layer}feed_forward.{part}.weight", size
+        experts, size = [""], inner
+        if i >= config.get("num_dense_layers", i + 1):
+            experts = [f"experts.{number}." for number in range(config["num_experts"])]
+            size = config["moe_intermediate_size"]
+            yield layer + "feed_forward.gate.weight", (len(experts), hidden)
+            yield layer + "feed_forward.expert_bias", (len(experts),)
+        for expert in experts:
+            for part, shape in (("w1", (size, hidden)), ("w3", (size, hidden)), ("w2", (hidden, size))):
+                yield f"{layer}feed_forward.{expert}{part}.weight", shape
         if i not in config["full_attn_idxs"]:
             yield layer + "conv.conv.weight", (hidden, 1, config["conv_L_cache"])
             yield layer + "conv.in_proj.weight", (3 * hidden, hidden)
@@ -326,9 +360,25 @@ def _delta_sizes(part: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple
         yield part + name, (heads,)
 
 
+def _mamba_sizes(part: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = config["hidden_size"], config["mamba_n_heads"]
+    values = heads * config["mamba_d_head"]
+    mixed = values + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+    yield part + "in_proj.weight", (values + mixed + heads, hidden)
+    yield part + "out_proj.weight", (hidden, values)
+    yield part + "conv1d.weight", (mixed, 1, config["mamba_d_conv"])
+    yield part + "conv1d.bias", (mixed,)
+    yield part + "norm.weight", (values,)
+    for name in ("A_log", "D", "dt_bias"):
+        yield part + name, (heads,)
+
+
 def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
-    if config["model_type"] == "granitemoe":
+    if shared := config.get("shared_intermediate_size"):
+        yield layer + "shared_mlp.input_linear.weight", (2 * shared, hidden)
+        yield layer + "shared_mlp.output_linear.weight", (hidden, shared)
+    if config["model_type"].startswith("granitemoe"):
         count = config["num_local_experts"]
         yield layer + "block_sparse_moe.router.layer.weight", (count, hidden)
         yield layer + "block_sparse_moe.input_linear.weight", (count, 2 * inner, hidden)

@@ -33,7 +33,7 @@ TEXT_DRAFTERS, SCHEDULES = ("ngram", "suffix", "lookahead"), ("serial", "pipelin
 WORDS = ("the", "in", "an", "on", "er", "at", "to", "he")
 SAMPLED = SamplingParams(temperature=0.7, seed=5)
 Answers = list[tuple[int, ...]]
-LINE = "{:18} {:12} {:10} {:>9} {:>10} {:>10}  {}"
+LINE = "{:24} {:12} {:10} {:>9} {:>10} {:>10}  {}"
 
 
 class Options(NamedTuple):
