@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from threading import Thread
 from time import sleep
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TextIO
 
 import psutil
 
@@ -182,7 +182,7 @@ async def _open(stack: AsyncExitStack, begin: Mapping[str, Any]) -> _Tools:
     return tools
 
 
-def _client(stated: Mapping[str, Any], messages: IO[str], most_s: float) -> Any:
+def _client(stated: Mapping[str, Any], messages: TextIO, most_s: float) -> Any:
     """A client of a server, whose stderr goes to a file."""
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
