@@ -3,7 +3,6 @@
 The cache is a memo of the tokens that were run: a call keeps their longest common prefix and runs the rest.
 """
 
-import hashlib
 import logging
 from contextlib import AbstractContextManager
 from copy import copy
@@ -50,7 +49,7 @@ from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes, choose_shapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
-from edgespec.runtimes.row_proofs import next_pass, proof_key
+from edgespec.runtimes.row_proofs import next_pass, prefix_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
@@ -97,7 +96,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
-        self._find_key = partial(_prefix_key, manifest, device, options)
+        self._find_key = partial(
+            prefix_key, manifest, device, options.get("num_threads"), deterministic=self._deterministic
+        )
         if checks:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, checks)
@@ -453,12 +454,3 @@ class OnnxDecoder(Decoder, Cache, Forks):
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)
             return False
         return True
-
-
-def _prefix_key(manifest: Manifest, device: Device, options: SessionOptions) -> str | None:
-    if not manifest.files:  # nothing tells which weights these are
-        return None
-    files = sorted((name, record.sha256) for name, record in manifest.files.items())
-    model = hashlib.sha256(repr(files).encode()).hexdigest()
-    mode = "deterministic" if options.get("deterministic") else "fastest"
-    return f"{model[:32]}, {mode}, {proof_key(manifest, device, options.get('num_threads'))}, by token"

@@ -16,6 +16,7 @@ thousands of positions is compared within a few passes. What was found is stored
 and set of kernels.
 """
 
+import hashlib
 import os
 import platform
 import sys
@@ -297,6 +298,18 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> st
         f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
     ]
     return ", ".join(parts)
+
+
+def prefix_key(
+    manifest: Manifest, device: Device, num_threads: int | None = None, *, deterministic: bool = False
+) -> str | None:
+    """Equal for sessions that make the same keys and values of a text; None where nothing tells the weights."""
+    if not manifest.files:
+        return None
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    model = hashlib.sha256(repr(files).encode()).hexdigest()
+    mode = "deterministic" if deterministic else "fastest"
+    return f"{model[:32]}, {mode}, {proof_key(manifest, device, num_threads)}, by token"
 
 
 def read_row_proof(folder: Path, key: str) -> RowProof | None:
