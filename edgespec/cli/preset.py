@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import ModelError, UsageError
-from edgespec.cli.arguments import Switch, add_file, add_option, attribute_name, model_home, print_result
+from edgespec.cli.arguments import (
+    Switch,
+    add_file,
+    add_option,
+    attribute_name,
+    checked_name,
+    model_home,
+    print_result,
+)
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import PRESET_OPTIONS
 from edgespec.system.console import info
@@ -67,7 +75,7 @@ def _create(options: argparse.Namespace) -> None:
 
 def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     """The preset of a command line. Raises UsageError: It has what it cannot have."""
-    from edgespec import SamplingParams, require_format
+    from edgespec import check_preset
     from edgespec.config.modelfile import read_modelfile
     from edgespec.config.presets import parse_preset
 
@@ -96,9 +104,9 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
         raise UsageError("no model is named; give it with --from MODEL, or in a Modelfile with --file")
     where = str(options.file or "preset create")
     preset = parse_preset(options.name, stated, where)
-    SamplingParams(**preset.sampling)
-    if wanted := preset.answer_options.get("response_format"):
-        require_format(wanted)
+    check_preset(preset)
+    if "drafter" in preset.options:
+        checked_name("drafter", str(preset.options["drafter"]))
     return preset.over(presets.find(preset.model))
 
 

@@ -48,16 +48,17 @@ def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
         match name.upper():
             case "FROM":
                 beside = path.parent / Path(value).expanduser()
-                found["model"] = str(beside.resolve()) if beside.exists() else value.removesuffix(_LATEST)
+                is_path = beside.exists() or value.startswith((".", "~"))
+                found["model"] = str(beside.resolve()) if is_path else value.removesuffix(_LATEST)
             case "SYSTEM":
                 found["system"] = value.strip()
             case "PARAMETER":
                 _take_parameter(found, value, where, notes)
             case "MESSAGE":
-                role, _, content = value.partition(" ")
+                role, content = _halves(value)
                 if role == "system":
                     raise UsageError(f"{where}: a MESSAGE is of the role system; give it as SYSTEM")
-                found.setdefault("messages", []).append({"role": role, "content": _unquoted(content.strip())})
+                found.setdefault("messages", []).append({"role": role, "content": _unquoted(content)})
             case other if other in _IGNORED:
                 notes.append(f"{where}: {name} has no effect")
             case _:
@@ -68,8 +69,7 @@ def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _take_parameter(found: dict[str, Any], value: str, where: str, notes: list[str]) -> None:
-    name, _, text = value.partition(" ")
-    text = _unquoted(text.strip())
+    name, text = map(_unquoted, _halves(value))
     if why := _REFUSED.get(name):
         raise UsageError(f"{where}: {name} is not for presets: {why}")
     if name == "stop":
@@ -95,7 +95,7 @@ def _instructions(text: str, path: Path) -> Iterator[tuple[int, str, str]]:
         i += 1
         if not line or line.startswith("#"):
             continue
-        name, value = [*line.split(None, 1), ""][:2]
+        name, value = _halves(line)
         if (begin := value.find('"""')) >= 0 and '"""' not in value[begin + 3 :]:
             value = lines[number - 1].lstrip()[len(name) + 1 :]
             while i < len(lines) and '"""' not in lines[i]:
@@ -107,6 +107,12 @@ def _instructions(text: str, path: Path) -> Iterator[tuple[int, str, str]]:
         if not value:
             raise UsageError(f"{path}:{number}: {name[:40]} says nothing; give its value")
         yield number, name, value if name.upper() == "MESSAGE" else _unquoted(value)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """The first word of a text, and what comes after it."""
+    first, *rest = text.split(None, 1)
+    return first, "".join(rest)
 
 
 def _unquoted(text: str) -> str:

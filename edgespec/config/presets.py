@@ -100,7 +100,7 @@ class PresetFolder:
         return self.home / "presets"
 
     def names(self) -> list[str]:
-        return sorted(each.stem for each in self.path.glob("*.toml") if _NAME.fullmatch(each.stem))
+        return sorted(each.stem for each in self.path.glob("*.toml") if self.has(each.stem))
 
     def has(self, name: str) -> bool:
         return bool(_NAME.fullmatch(name)) and self._file(name).is_file()

@@ -27,6 +27,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
+from edgespec.engine.preset_defaults import check_preset
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
@@ -140,6 +141,7 @@ def load(
     preset = PresetFolder(Path(home or default_home())).find(str(model))
     if preset is None:
         return _open_on_a_device_that_runs(wish)
+    check_preset(preset)
     try:
         engine = _open_on_a_device_that_runs(_with_preset(wish, preset))
     except ModelError as error:

@@ -6,15 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.config.presets import Preset as Preset
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.request import AnswerOptions, AnswerSettings, answer_settings
+from edgespec.engine.request import AnswerOptions, AnswerSettings, answer_settings, require_format
 from edgespec.engine.transcript import Transcript
+from edgespec.errors import UsageError
 from edgespec.manifest import SuggestedSampling
+from edgespec.setup.wish import Wish
 from edgespec.text.chat_template import Message, Turn
 from edgespec.text.prompt_encoder import Prompt, is_ids, parse_messages
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
+
+
+def check_preset(preset: Preset) -> None:
+    """Raises UsageError: A preset has a value that no model and no answer can have."""
+    try:
+        Wish(model=preset.model, **preset.load_arguments)
+        SamplingParams(**preset.sampling)
+        if preset.options.get("max-tokens") == 0:
+            raise UsageError("max-tokens is 0; wanted at least 1")
+        if wanted := preset.answer_options.get("response_format"):
+            require_format(wanted)
+    except UsageError as error:
+        raise UsageError(f"the preset '{preset.name}': {error}") from None
 
 
 def by_preset(engine: "Engine", preset: Preset | None) -> "Engine":

@@ -13,6 +13,7 @@ from edgespec import (
     Manifest,
     ModelHome,
     Preset,
+    check_preset,
     read_template,
     read_whole_model,
 )
@@ -139,7 +140,10 @@ class ModelNames:
             return name, None
         others = (model.name for model in self.models() if model.preset is None)
         found = next((other for other in others if self._folder(self.source(other)) == folder), None)
-        return (name, None) if found is None else (found, preset)
+        if found is None:
+            return name, None
+        check_preset(preset)
+        return found, preset
 
     def source(self, name: str) -> str:
         """The name or the folder that load() is to be given for a name."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from served import serving
 
-from edgespec import Engine, Message, ModelError, SamplingParams, load
+from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, load
 from edgespec.cli.arguments import model_home
 from edgespec.cli.main import main
 from edgespec.server.model_names import ModelNames
@@ -87,6 +87,13 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
         (["new"], 2, "no model is named; give it with --from MODEL"),
         (["new", "--from", "nothing-like-it"], 3, "no model 'nothing-like-it'"),
         (["new", "--from", "tiny", "--temperature", "-1"], 2, "temperature is -1.0; wanted a number from 0.0"),
+        (
+            ["new", "--from", "tiny", "--max-tokens", "0"],
+            2,
+            "'new': max-tokens is 0; wanted at least 1",
+        ),
+        (["new", "--from", "tiny", "--context", "0"], 2, "the preset 'new': context is 0; wanted at least"),
+        (["new", "--from", "tiny", "--drafter", "ngram+nothing"], 3, "no model 'nothing'"),
         (["../new", "--from", "tiny"], 2, "'../new' is no name"),
         (["new", "--from", "tiny", "--schema", "{home}/none.json"], 2, "none.json"),
     ],
@@ -163,6 +170,25 @@ def test_a_preset_whose_model_is_gone_says_so(capsys: pytest.CaptureFixture[str]
         load("poet")
     code, _, err = run(capsys, "chat", "poet", "--prompt", "x")
     assert (code, "the preset 'poet' is of the model 'tiny'" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("temperature = -1.0", "temperature is -1.0; wanted a number from 0.0"),
+        ("context = 1", "context is 1; wanted at least"),
+        ("schema = '{\"type\": 3}'", "the schema has a required or a type at #"),
+    ],
+)
+def test_a_file_of_a_preset_that_was_changed_for_the_worse_is_named(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    (home / "presets" / "poet.toml").write_text(f'model = "tiny"\n{line}\n')
+    code, _, err = run(capsys, "chat", "poet", "--prompt", "x")
+    assert (code, f"the preset 'poet': {said}" in err) == (2, True), err
+    names = ModelNames(model_home())
+    with pytest.raises(UsageError, match="the preset 'poet': "):
+        load(names.source(names.loaded_as("poet")[0]))
 
 
 def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:

@@ -20,6 +20,7 @@ POET = Preset(
 def test_a_preset_is_read_as_it_was_written(tmp_path: Path) -> None:
     presets = PresetFolder(tmp_path)
     assert presets.names() == []
+    (tmp_path / "presets" / "folder.toml").mkdir(parents=True)
     path = presets.write(POET)
     assert path == tmp_path / "presets" / "poet.toml"
     assert presets.read("poet") == POET
@@ -84,11 +85,12 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, sai
 def test_a_modelfile_says_what_a_preset_does(tmp_path: Path) -> None:
     (tmp_path / "mine.gguf").touch()
     text = (
-        "# made for a test\nFROM ./mine.gguf\nPARAMETER temperature 0.5\nparameter top_k 40\n"
+        "# made for a test\nFROM ./mine.gguf\nPARAMETER temperature 0.5\nparameter\ttop_k\t40\n"
         "PARAMETER num_ctx 512\n"
         'PARAMETER num_predict -1\nPARAMETER stop "A B"\nPARAMETER stop C\nPARAMETER num_gpu 9\n'
         'LICENSE """MIT\n"""\n'
-        'SYSTEM """You are\n# no comment\n"good"."""\nMESSAGE user What is\tit?\nMESSAGE assistant """It\nis."""\n'
+        'SYSTEM """You are\n# no comment\n"good"."""\nMESSAGE\tuser\tWhat is\tit?\n'
+        'MESSAGE assistant """It\nis."""\n'
     )
     found, notes = read_modelfile(text, tmp_path / "Modelfile")
     assert found == {
@@ -101,6 +103,8 @@ def test_a_modelfile_says_what_a_preset_does(tmp_path: Path) -> None:
         "9: the parameter num_gpu has no effect", "10: LICENSE has no effect",
     ]  # fmt: skip
     assert read_modelfile("FROM llama:latest", tmp_path / "Modelfile")[0] == {"model": "llama"}
+    other = read_modelfile("FROM ./other.gguf", tmp_path / "Modelfile")[0]["model"]
+    assert other == str(tmp_path / "other.gguf"), "beside the Modelfile, whatever the working folder has"
     assert read_modelfile("FROM llama:8b\r\n", tmp_path / "Modelfile")[0] == {"model": "llama:8b"}
 
 
