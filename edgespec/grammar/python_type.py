@@ -9,11 +9,16 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+import msgspec.inspect
 
 from edgespec.errors import FormatError
 from edgespec.grammar.schema import subschemas
 
+# What msgspec reads of texts that a schema only describes.
+_PATTERNS = {
+    "base64": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+    "decimal": "^-?(0|[1-9][0-9]*)(\\.[0-9]+)?$",
+}
 _JSON_PARTS = (Mapping, bool, str)  # of a schema that is no type
 
 
@@ -35,6 +40,7 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
         if hasattr(stated, "model_json_schema"):
             schema: dict[str, Any] = stated.model_json_schema()
         else:
+            _require_zones(stated)
             schema = msgspec.json.schema(stated, ref_template="#/$defs/{name}")
     except Exception as error:  # pydantic has errors of its own
         why = str(error).splitlines()[-1:] or [type(error).__name__]
@@ -43,9 +49,27 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
             "JSON schema, a dataclass, a TypedDict, a pydantic class, or a type of these, lists, texts and numbers"
         ) from None
     for _, part in subschemas(schema):
-        if isinstance(part, dict) and "properties" in part:
-            part.setdefault("additionalProperties", False)
+        if isinstance(part, dict):
+            if "properties" in part:
+                part.setdefault("additionalProperties", False)
+            part.pop("uniqueItems", None)  # of a set, which takes what comes twice once
+            if pattern := _PATTERNS.get(str(part.get("contentEncoding") or part.get("format"))):
+                part["pattern"] = pattern
     return schema
+
+
+def _require_zones(stated: Any) -> None:
+    """Raises ValueError: A type has times without a zone, for which a JSON schema allows any text."""
+    waiting, seen = [msgspec.inspect.type_info(stated)], set[int]()
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, (tuple, list)):
+            waiting.extend(info)
+        elif isinstance(info, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(info) not in seen:
+            seen.add(id(info))
+            if getattr(info, "tz", True) is not True:
+                raise ValueError("a time in it has no zone: write Annotated[datetime, msgspec.Meta(tz=True)]")
+            waiting.extend(getattr(info, name) for name in info.__struct_fields__)
 
 
 def read_value(stated: Any, text: str) -> Any:

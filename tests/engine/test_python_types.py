@@ -4,10 +4,13 @@ import dataclasses
 import enum
 import json
 from collections.abc import Callable, Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
+from msgspec import Meta
 
 from edgespec import Engine, FormatError, UsageError, load
 from edgespec.grammar.python_type import read_schema, read_value
@@ -65,10 +68,29 @@ def is_near(value: Any) -> bool:
         (Literal["yes", "no"], lambda value: value in ("yes", "no")),
         (bool, lambda value: isinstance(value, bool)),
         (bool | None, lambda value: value in (True, False, None)),
+        (set[Kind], lambda value: isinstance(value, set)),
+        (Decimal, lambda value: isinstance(value, Decimal)),
+        (bytes, lambda value: isinstance(value, bytes)),
+        (date, lambda value: isinstance(value, date)),
+        (Annotated[datetime, Meta(tz=True)], lambda value: value.tzinfo is not None),
         (SCHEMA, is_near),
         (json.dumps(SCHEMA), is_near),
     ],
-    ids=["dataclass", "TypedDict", "Enum", "Literal", "bool", "Optional", "schema", "text"],
+    ids=[
+        "dataclass",
+        "TypedDict",
+        "Enum",
+        "Literal",
+        "bool",
+        "Optional",
+        "set",
+        "Decimal",
+        "bytes",
+        "date",
+        "datetime",
+        "schema",
+        "text",
+    ],
 )
 def test_an_answer_is_a_value_of_the_type_that_was_asked_for(
     engine: Engine, schema: Any, is_right: Callable[[Any], bool]
@@ -108,6 +130,18 @@ def test_objects_of_a_type_have_its_fields_alone() -> None:
     assert isinstance(schema, dict)
     assert all(part["additionalProperties"] is False for part in schema["$defs"].values() if "properties" in part)
     assert read_schema(dict[str, int]) == {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@dataclasses.dataclass
+class Event:
+    times: dict[str, list[datetime | None]]
+    cause: "Event | None" = None
+
+
+@pytest.mark.parametrize("schema", [datetime, time, Event, Annotated[datetime, Meta(tz=False)]])
+def test_times_without_a_zone_whose_form_no_schema_holds_are_refused(schema: Any) -> None:
+    with pytest.raises(FormatError, match=r"has no zone: .*Annotated\[datetime, msgspec.Meta\(tz=True\)\]"):
+        read_schema(schema)
 
 
 @pytest.mark.parametrize(
