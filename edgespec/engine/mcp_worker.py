@@ -26,6 +26,7 @@ _LONGEST_NAME = 64
 _MOST_TOOLS = 128
 _CONNECT_S = 30.0
 _MOST_PAGES = 50
+_PING_S = 2.0
 _WATCH_S = 0.5
 _LONGEST_DESCRIPTION = 4_000  # characters
 _STDERR_BYTES = 400  # of what a server said that fails
@@ -216,8 +217,8 @@ async def _offered(client: Any) -> list[Any]:
 
 
 async def _call(place: _Place, asked: Mapping[str, str], most_s: float) -> dict[str, Any]:
-    """What a call gave. is_over: The server has ended, so that all are started anew for the next call."""
-    from mcp_types import CONNECTION_CLOSED
+    """What a call gave. is_over: The server has ended or hangs, so that all are started anew for the next call."""
+    from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
     try:
         arguments = json.loads(asked["arguments"])
@@ -225,8 +226,9 @@ async def _call(place: _Place, asked: Mapping[str, str], most_s: float) -> dict[
             raise ValueError("the arguments are no JSON object")
         result = await place.client.call_tool(place.name, arguments, read_timeout_seconds=most_s)
     except Exception as error:
-        is_over = getattr(error, "code", None) == CONNECTION_CLOSED
-        said = "its MCP server has ended" if is_over else _words(error, most_s)
+        code = getattr(error, "code", None)
+        said = "its MCP server has ended" if code == CONNECTION_CLOSED else _words(error, most_s)
+        is_over = code == CONNECTION_CLOSED or (code == REQUEST_TIMEOUT and not await _answers(place.client))
         return {"text": cut_result(f"error: {said}"), "is_error": True, "printed": "", "is_over": is_over}
     text = _text_of(result)
     return {
@@ -234,6 +236,18 @@ async def _call(place: _Place, asked: Mapping[str, str], most_s: float) -> dict[
         "is_error": bool(result.is_error),
         "printed": "",
     }
+
+
+async def _answers(client: Any) -> bool:
+    """True if a server still says something, be it that it knows no ping."""
+    from mcp_types import CONNECTION_CLOSED
+
+    try:
+        async with asyncio.timeout(_PING_S):
+            await client.send_ping()
+    except Exception as error:
+        return not isinstance(error, TimeoutError) and getattr(error, "code", None) != CONNECTION_CLOSED
+    return True
 
 
 def _text_of(result: Any) -> str:

@@ -50,6 +50,12 @@ def hang(path: str) -> str:
 
 
 @server.tool()
+async def freeze() -> str:
+    time.sleep(600)  # so that the server reads nothing more
+    return ""
+
+
+@server.tool()
 def die() -> str:
     os._exit(3)
 
