@@ -102,9 +102,9 @@ def pull(
         is_quick=not check,
         progress=progress,
     )
-    inventory, wanted, form = Inventory(place), _text(model), form_of(device)
+    inventory, wanted, form = Inventory(place), _text(model), form_of(_text(device))
     if name is not None and not ((here := place.find(wanted, form)) and here.name == name):
-        inventory.require_free(name)
+        inventory.require_free(_text(name))
     lacks, has = partial(is_known_to_lack_half_floats, device), partial(nvidia_bytes, device)
     folder = inventory.repaired(partial(place.resolve, wanted, form, lacks_half_floats=lacks, nvidia_bytes=has))
     if name is not None and folder.name != name:
@@ -156,14 +156,14 @@ def export(
     """
     if (name is None) == (output is None):
         raise UsageError(f"name is {name!r} and output {output!r}; give one of them")
-    form = form_of(device)
+    form = form_of(_text(device))
     if precision is None:
         precision = "fp32" if form == "gpu" and is_known_to_lack_half_floats(device) else "source"
     opens = open_decoder if check or (check is None and _has_runtime(report)) else None
     ranges = _ranges(calibration)
     inventory = Inventory(ModelHome(_folder(home), offline, _in_words(report), opens, ranges, progress=progress))
     if name is not None:
-        inventory.require_free(name)
+        inventory.require_free(_text(name))
     folder = inventory.home.models / name if name is not None else Path(_text(output))
     inventory.export(
         _text(source),
@@ -237,9 +237,16 @@ def _text(given: object) -> str:
 
 
 def _ranges(calibration: Sequence[str] | None) -> partial[Any] | None:
-    """The function that runs a graph over prompts. Raises DeviceUnavailable: ONNX Runtime is missing."""
+    """The function that runs a graph over prompts.
+
+    Raises:
+        DeviceUnavailable: ONNX Runtime is missing.
+        UsageError: They are no texts.
+    """
     if calibration is None:
         return None
+    if isinstance(calibration, str) or not all(isinstance(each, str) for each in calibration):
+        raise UsageError(f"calibration is {calibration!r:.60}; wanted a list of texts")
     require_runtime()
     return partial(measure_ranges, prompts=calibration)
 

@@ -14,6 +14,7 @@ from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS
 from edgespec.system.text_files import read_text
 from edgespec.types import TokenIds
 
+_LEAST_CONTEXT = 64
 _LARGEST_CORPUS = 1 << 30  # bytes
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -71,6 +72,15 @@ class Trimming:
         return tuple(sorted(layers))
 
 
+def require_context(length: int | None) -> None:
+    """Raises UsageError: A longest text is so short that it holds no conversation, or is no number of tokens."""
+    if length is not None and not (type(length) is int and length >= _LEAST_CONTEXT):
+        raise UsageError(
+            f"--context-length is {length!r}, wanted {_LEAST_CONTEXT} or more tokens: a prompt in a chat template "
+            "takes some 30 alone"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """The wishes for the folder of a model.
@@ -103,6 +113,7 @@ class ExportOptions:
         if self.precision not in PRECISIONS:
             raise UsageError(f"unknown precision '{self.precision}'; choose one of {', '.join(PRECISIONS)}")
         self.trimming.require_valid()
+        require_context(self.context_length)
         if self.form not in FORMS:
             raise UsageError(f"unknown form '{self.form}'; choose one of {', '.join(FORMS)}")
         if self.form != "npu":

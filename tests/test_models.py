@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,16 @@ def test_what_cannot_be_done_is_a_public_error(home: Path, tiny_gguf: Path) -> N
     for wrong in (None, 5, ["a"]):
         with pytest.raises(UsageError, match="wanted a text or a path"):
             models.pull(wrong)  # type: ignore[arg-type]
+    unfit: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"name": 3}, "3 is a int; wanted a text"),
+        ({"name": "made", "device": None}, "None is a NoneType; wanted a text"),
+        ({"name": "made", "context_length": -1}, "context_length= is -1, wanted 64 or more tokens"),
+        ({"name": "made", "context_length": "64"}, "context_length= is '64', wanted 64 or more tokens"),
+        ({"name": "made", "calibration": "a text"}, "calibration is 'a text'; wanted a list of texts"),
+    )
+    for options, said in unfit:
+        with pytest.raises(UsageError, match=said):
+            models.export(tiny_gguf, **options)
     assert models.list() == ()
 
 

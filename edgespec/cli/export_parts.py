@@ -23,7 +23,6 @@ MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token
 _SINGLE = ("block-size", "context-length", "keep-layers", "skip-layers", "hidden-states")
 _NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", "adapter", *_SINGLE)
 # The proof of deterministic mode compares stretches of 20 tokens.
-_LEAST_CONTEXT = 64
 # Options that only a pair has.
 _PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
@@ -36,6 +35,7 @@ def require_compatible(options: argparse.Namespace) -> None:
         UsageError: Options contradict each other.
     """
     from edgespec import require_names_together
+    from edgespec.export.options import require_context
 
     is_pair = options.drafter is not None
     for name in ("source", "drafter"):
@@ -45,11 +45,7 @@ def require_compatible(options: argparse.Namespace) -> None:
         what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
         raise UsageError(f"--drafter none is no pair; {what}")
     trimming(options).require_valid()  # before anything is downloaded
-    if options.context_length is not None and options.context_length < _LEAST_CONTEXT:
-        raise UsageError(
-            f"--context-length is {options.context_length}, wanted {_LEAST_CONTEXT} or more tokens: a prompt in a "
-            "chat template takes some 30 alone"
-        )
+    require_context(options.context_length)
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
     names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
     given = [f"--{name}" for name in names if is_given(options, name)]
