@@ -199,6 +199,11 @@ def layers_config(
             f"{settings.path} states {heads} heads of {head_dim} values and {kv_heads} of keys; tensors "
             f"{q.name} and {k.name} have {q.rows} and {k.rows} rows; the file is damaged"
         )
+    if str(kind := settings.get("model_type", "")).startswith("gemma4"):
+        raise SourceError(
+            f"{settings.path} has layers of {kind}, which norm values, scale no scores and turn a proportional "
+            "part of each head; heads with layers of llama and qwen3 are read"
+        )
     longest = settings.count("max_position_embeddings")
     stated = _whole_rotation(settings)
     rotary, _ = rotaries_from_huggingface(stated, head_dim, longest, None, is_local_plain=False)
