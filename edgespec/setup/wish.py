@@ -72,12 +72,12 @@ def _are_threads(name: str, value: object) -> None:
 
 def _are_answers(name: str, value: object) -> None:
     if not (type(value) is int and 1 <= value <= MAX_ANSWERS):
-        raise UsageError(f"{name} is {value!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
+        raise UsageError(f"{name} is {value!r}; wanted 1 to {MAX_ANSWERS} answers at once")
 
 
 def _is_context(name: str, value: object) -> None:
     if not (type(value) is int and value >= _LEAST_CONTEXT):
-        raise UsageError(f"{name} is {value!r}; wanted at least {_LEAST_CONTEXT} tokens, or None")
+        raise UsageError(f"{name} is {value!r}; wanted at least {_LEAST_CONTEXT} tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
