@@ -21,6 +21,7 @@ _LONGEST_S = 1e9
 _INNER = {"items", "prefixItems", "anyOf", "oneOf", "additionalProperties"}
 _NAMED = {"properties", "$defs", "definitions", "patternProperties"}
 _JOINED = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # may give an object further names
+_Whole = int | float | None  # which may come as 512.0; what is behind the point is left out, as in ollama
 _EFFORTS = ("low", "medium", "high")
 # Ways of sampling that models here do not have, and the value with which each does nothing.
 _OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
@@ -35,17 +36,17 @@ class OllamaOptions:
     repeat_last_n: 0 turns repeat_penalty off, which otherwise looks at the whole text.
     """
 
-    num_ctx: int | None = None
-    num_predict: int | None = None
+    num_ctx: _Whole = None
+    num_predict: _Whole = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: _Whole = None
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
+    repeat_last_n: _Whole = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: _Whole = None
     stop: str | list[str] | None = None
     mirostat: float | None = None
     tfs_z: float | None = None
@@ -56,13 +57,16 @@ class OllamaOptions:
         for name, off in _OFF.items():
             if (value := getattr(self, name)) not in (None, off):
                 raise wrong(f"options.{name}", f"is {value:g}, which models here do not have; leave it out")
-        if (length := self.num_predict) is not None and length < -2:
+        stated = (self.num_predict, self.top_k, self.seed)
+        length, top_k, seed = (None if each is None else int(each) for each in stated)
+        if length is not None and length < -2:
             raise wrong("options.num_predict", f"is {length}; wanted 0 or more, or -1 for no bound")
-        names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+        names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
         return {
             **{name: getattr(self, name) for name in names},
+            "top_k": top_k,
             "repeat_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
-            "seed": None if self.seed == -1 else self.seed,
+            "seed": None if seed == -1 else seed,
             "max_tokens": -1 if length is None or length < 0 else length,
         }
 

@@ -81,7 +81,7 @@ def refusal(served: Served, path: str, status: int = 400, **fields: Any) -> str:
 
 def test_a_chat_is_the_engines_answer(served: Served, engine: Engine) -> None:
     wanted = engine.generate(HI, max_tokens=9)
-    found = ask(served, CHAT, options={"num_predict": 9, "num_gpu": 1, "num_thread": 2})
+    found = ask(served, CHAT, options={"num_predict": 9.0, "num_ctx": 64.0, "top_k": 1.0, "num_gpu": 1})
     assert found["message"] == {"role": "assistant", "content": wanted.text}
     assert (found["done_reason"], found["prompt_eval_count"], found["eval_count"]) == (
         "length",
