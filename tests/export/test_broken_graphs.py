@@ -200,7 +200,7 @@ def test_loss_of_a_right_export_names_a_precision_that_passes(
     monkeypatch.setattr("edgespec.export.check._DIVERGENCE", {"int4": 1e-4, "int8": 0.1})
     said: list[str] = []
     source = write_source(tmp_path, "qwen3", "huggingface")
-    with pytest.raises(PrecisionLoss, match=r"diverges.*int4 may by 0\.0001.*int8 passes.*--precision int8"):
+    with pytest.raises(PrecisionLoss, match=r"diverges.*int4 may by 0\.0001.*int8 passes.*precision=.int8"):
         convert.export_model(
             source, tmp_path / "out", precision="int4", open_decoder=open_decoder, report=said.append
         )

@@ -35,7 +35,7 @@ _CHOICE = {
     "ernie4_5_moe": "mlp.moe_statics.e_score_correction_bias",
     "minimax_m2": "block_sparse_moe.e_score_correction_bias",
 }
-_BLOCKS = ("shared_mlp", "mlp", "block_sparse_moe", "feed_forward")
+_BLOCKS = ("mlp", "shared_mlp", "block_sparse_moe", "feed_forward")
 
 
 _Named = Iterator[tuple[str, np.ndarray]]
