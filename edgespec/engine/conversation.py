@@ -12,12 +12,12 @@ from weakref import ref
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
+from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     ReplyOptions,
     Settings,
     TalkOptions,
-    answer_settings,
     check_path,
     require_known,
 )
@@ -63,7 +63,7 @@ class Conversation:
             raise UsageError(f"system is {system!r}; wanted a text")
         self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", "error")
         answers: TalkOptions = settings
-        given = answer_settings(answers, engine.model_sampling)
+        given = settings_by(answers, engine.model_sampling, engine.preset)
         if given.max_tokens == 0:
             raise UsageError("max_tokens is 0; wanted a whole number from 1")
         self.sampling = given.sampling or SamplingParams()
@@ -397,7 +397,9 @@ class Conversation:
         }
         if options.keys() & {"schema", "response_format"}:  # either takes the place of both
             stated |= {"schema": None, "response_format": None}
-        stream = self.engine.stream(sent, **{**stated, "system": "", **options})
+        # What a preset says is among the settings, where it may have been changed since.
+        engine = by_preset(self.engine, None) if self.engine.preset else self.engine
+        stream = engine.stream(sent, **{**stated, "system": "", **options})
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
@@ -419,7 +421,7 @@ class Conversation:
         num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
         if self._overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
-            wanted = min(max_tokens or share, share)
+            wanted = min(max_tokens, share) if max_tokens and max_tokens > 0 else share
             if num_tokens + wanted // 2 > context:
                 num_dropped += bisect_left(
                     range(num_dropped, most),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.config.presets import Preset as Preset
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.request import AnswerOptions, AnswerSettings, answer_settings, require_format
+from edgespec.engine.request import AnswerOptions, AnswerSettings, TalkOptions, answer_settings, require_format
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 from edgespec.manifest import SuggestedSampling
@@ -39,7 +39,9 @@ def by_preset(engine: "Engine", preset: Preset | None) -> "Engine":
     return shared
 
 
-def settings_by(options: AnswerOptions, suggested: SamplingParams | None, preset: Preset | None) -> AnswerSettings:
+def settings_by(
+    options: AnswerOptions | TalkOptions, suggested: SamplingParams | None, preset: Preset | None
+) -> AnswerSettings:
     """The options of an answer, with those of a preset where they say nothing."""
     if preset is None:
         return answer_settings(options, suggested)

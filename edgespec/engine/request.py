@@ -224,8 +224,13 @@ class AnswerSettings:
 def answer_settings(
     options: AnswerOptions | TalkOptions, suggested: SamplingParams | None = None
 ) -> AnswerSettings:
-    """The options; their sampling, or else the one that the model's files suggest, with single fields in it."""
+    """The options; their sampling, or else the one that the model's files suggest, with single fields in it.
+
+    Of max_tokens -1 is no bound.
+    """
     given: dict[str, Any] = dict(options)
+    if type(given.get("max_tokens")) is int and given["max_tokens"] == -1:
+        given["max_tokens"] = None
     sampling = check_sampling(given.pop("sampling", None)) or suggested or SamplingParams()
     stated = {name: given.pop(name, None) for name in SamplingOptions.__annotations__}
     single = {name: value for name, value in stated.items() if value is not None}

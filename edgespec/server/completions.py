@@ -33,8 +33,11 @@ async def completions(services: Services, request: Request) -> Response:
     return await respond(services, request, plan, partial(_document, asked, identity), events)
 
 
-def completion_plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
-    """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
+def completion_plan(asked: CompletionRequest, limits: Limits, length: int | None = _MAX_TOKENS) -> AnswerPlan:
+    """The answers that a request asks for, of so many tokens where it states no number.
+
+    Raises ApiError: 400, it asks for what cannot be.
+    """
     prompts = texts_of("prompt", asked.prompt, may_be_empty=True)
     num_each = within("n", asked.n, 1, limits.num_choices) or 1
     num_answers = num_each * len(prompts)
@@ -45,7 +48,7 @@ def completion_plan(asked: CompletionRequest, limits: Limits) -> AnswerPlan:
         raise wrong("suffix", "is given, and models here only write at the end; leave it out")
     if asked.best_of is not None and asked.best_of > num_each:
         raise wrong("best_of", f"is {asked.best_of}; wanted at most n, {num_each}")
-    stated = _MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    stated = length if asked.max_tokens is None else asked.max_tokens
     max_tokens = answer_length("max_tokens", stated, limits)
     stop = stop_strings(asked.stop, limits)
     priority = priority_of(asked)

@@ -62,7 +62,10 @@ async def _load(services: Services, request: Request, writer: "OllamaWriter") ->
 def _plan(asked: OllamaChat | OllamaGenerate, limits: Limits) -> AnswerPlan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
     stated = asked.as_openai()
-    plan = completion_plan(stated, limits) if isinstance(stated, CompletionRequest) else chat_plan(stated, limits)
+    if isinstance(stated, CompletionRequest):
+        plan = completion_plan(stated, limits, length=None)
+    else:
+        plan = chat_plan(stated, limits)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         if asked.think and not engine.can_think:

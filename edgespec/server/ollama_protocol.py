@@ -67,7 +67,7 @@ class OllamaOptions:
             "top_k": top_k,
             "repeat_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
             "seed": None if seed == -1 else seed,
-            "max_tokens": -1 if length is None or length < 0 else length,
+            "max_tokens": -1 if length == -2 else length,
         }
 
 

@@ -358,13 +358,13 @@ def within(param: str, value: int | None, low: int, high: int | None = None) -> 
 
 
 def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
-    """The most tokens of an answer; None for as many as fit, as -1 says to other servers.
+    """The most tokens of an answer; None for as many as fit, -1 also where a preset says fewer.
 
     Raises ApiError: 400, fewer than none are asked for.
     """
-    asked = None if asked == -1 else asked
-    bounds = [bound for bound in (within(param, asked, 0), limits.num_tokens) if bound is not None]
-    return min(bounds, default=None)
+    stated = None if asked == -1 else asked
+    bounds = [bound for bound in (within(param, stated, 0), limits.num_tokens) if bound is not None]
+    return min(bounds, default=asked)
 
 
 Text = str | list[int]

@@ -124,6 +124,13 @@ def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -
         talk = engine.chat()
         assert (talk.system, talk.sampling, talk.say("the an").text) == ("in the", SAMPLING, wanted.text)
         assert [message.content for message in talk.messages[:3]] == ["in the", "an", "the in"]
+        assert talk.max_tokens == 9
+        talk.undo()
+        assert len(talk.say("the an", max_tokens=-1).token_ids) > 9
+        talk.max_tokens = None
+        assert len(talk.retry().completion().token_ids) > 9, "the limit of a preset can be lifted"
+        talk.undo()
+        talk.max_tokens = 9
         talk.system = None
         second = talk.say("an")
         assert second.prompt_tokens == plain.encode([*talk.messages[:-1]]).size, "it stays without one"
@@ -212,6 +219,11 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         assert (answer["model"], answer["usage"]["prompt_tokens"]) == ("poet", wanted.prompt_tokens)
         ollama = {**asked, "stream": False, "options": {"seed": 5}}
         assert served.post("/api/chat", ollama).json()["message"]["content"] == wanted.text
+        for route in ("chat", "generate"):
+            stated = {**ollama, "prompt": "the an", "options": {"seed": 5, "num_predict": -1}}
+            assert served.post(f"/api/{route}", stated).json()["eval_count"] > 9
+            raw = {**stated, "options": {"seed": 5}, "raw": True}
+            assert served.post(f"/api/{route}", raw).json()["eval_count"] == 9
         assert served.services.host.loaded == ["tiny"], "the preset shares its model"
         other = served.post("/v1/chat/completions", {**asked, "model": "tiny", "max_tokens": 9}).json()
         assert other["choices"][0]["message"]["content"] == plain.generate("the an", max_tokens=9).text

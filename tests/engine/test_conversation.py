@@ -24,6 +24,7 @@ class WordEngine:
     """Answers with the seed and the last message, word by word. A message is its words and one token more."""
 
     model_sampling: SamplingParams | None = None
+    preset = None
 
     def __init__(self, context_length: int = 100) -> None:
         self.context_length = context_length

@@ -79,7 +79,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
 def test_messages_that_answer_nothing_are_refused(roles: tuple[str, ...]) -> None:
     talk = Transcript(messages=tuple(Message(role, "a") for role in roles))
     with pytest.raises(UsageError, match=f"message {len(roles)} is of the role {roles[-1]}"):
-        Conversation(SimpleNamespace(model_sampling=None)).restore(talk)  # type: ignore[arg-type]
+        Conversation(SimpleNamespace(model_sampling=None, preset=None)).restore(talk)  # type: ignore[arg-type]
 
 
 def test_a_conversation_is_saved_from_its_first_message_on(tmp_path: Path) -> None:
