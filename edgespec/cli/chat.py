@@ -132,6 +132,7 @@ def _chat(options: argparse.Namespace) -> int:
     _take_tools_of_preset(options)
     stated = _stated_sampling(options)
     _require_usable(options)
+    continued = _find_continued(options)
     prompt = _prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     wanted = _read_schema(options.schema) if options.schema else None
@@ -140,7 +141,7 @@ def _chat(options: argparse.Namespace) -> int:
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
-    autosave, last = _open_transcripts(options)
+    autosave, last = _open_transcripts(options, continued)
     with ExitStack() as engines:
         if autosave:
             engines.callback(autosave.close)
@@ -340,40 +341,52 @@ def _read_pipe(options: argparse.Namespace) -> str:
     """The text on stdin, without its last line end as in the shell's $(...). Raises UsageError: It is empty."""
     text = read_stdin()
     if not text.strip():
-        word = options.model
-        is_prompt = word.isalpha() and word not in CATALOG and not options.named_model and not os.path.exists(word)
-        advice = f"; to ask the default model '{word}': edgespec chat -p {word}" if is_prompt else ""
+        word, home = options.model, model_home()
+        known = (*CATALOG, *home.names(), *home.presets.names())
+        is_prompt = word.isalpha() and not options.named_model and not os.path.exists(word)
+        is_prompt = is_prompt and not any(each.startswith(word) for each in known)
+        advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""
+        came = "white space alone came on stdin" if text else "nothing came on stdin"
         raise UsageError(
-            "the prompt is empty: nothing came on stdin. The command before the pipe wrote nothing, or failed"
-            + advice
+            f"the prompt is empty: {came}. The command before the pipe wrote nothing, or failed{advice}"
         )
     return text.removesuffix("\n")
 
 
-def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:
-    """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
-    from edgespec import Transcript
-    from edgespec.chat.files import AutosaveFile
+def _find_continued(options: argparse.Namespace) -> Path | None:
+    """The file of the conversation to continue. Raises UsageError: There is none."""
     from edgespec.chat.saved_chats import find_chat, find_latest
     from edgespec.config.config_file import default_home
 
+    if options.transcript or options.continues is None:
+        return options.transcript  # type: ignore[no-any-return]
     folder = default_home() / "chats"
-    path = options.transcript
-    if options.continues and path is None:
+    if options.continues:
         try:
-            path = find_chat(folder, options.continues).path
+            return find_chat(folder, options.continues).path
         except UsageError as error:
             raise UsageError(f"{error}; a prompt goes after --prompt") from None
-    if options.continues == "" and path is None:
-        path = find_latest(folder)
-    if options.continues is not None and path is None:
+    if (latest := find_latest(folder)) is None:
         raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
+    return latest
+
+
+def _open_transcripts(
+    options: argparse.Namespace, path: Path | None
+) -> tuple["AutosaveFile | None", "Transcript | None"]:
+    """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
+    from edgespec import Transcript
+    from edgespec.chat.files import AutosaveFile
+    from edgespec.config.config_file import default_home
+
     last = Transcript.read(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):
         options.model = last.model
     if options.no_history:
         return None, last
-    return AutosaveFile(folder, warn, path, lambda path: options.note("transcript", str(path))), last
+    return AutosaveFile(
+        default_home() / "chats", warn, path, lambda path: options.note("transcript", str(path))
+    ), last
 
 
 def _print_aside(line: str) -> None:

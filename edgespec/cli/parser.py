@@ -22,6 +22,10 @@ _NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value
 # Commands as other programs call them.
 _OTHER_NAMES = {
     "run": "chat",
+    "ps": "models ps",
+    "show": "models show",
+    "create": "preset create",
+    "stop": "service stop",
     "chats": "chat, and then /chats",
     "history": "chat, and then /chats",
     "list": "models list",
@@ -42,6 +46,18 @@ _SHORT_NAMES = {
     ("edgespec models", "rm"): "remove",
     ("edgespec preset", "ls"): "list",
     ("edgespec preset", "rm"): "remove",
+}
+# Flags as ollama and llama.cpp call them.
+_OTHER_FLAGS = {
+    "--num_predict": "--max-tokens",
+    "--num-predict": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "-n": "--max-tokens",
+    "--num_ctx": "--context",
+    "--num-ctx": "--context",
+    "--ctx-size": "--context",
+    "-c": "--context",
+    "--format": "--schema",
 }
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
@@ -203,7 +219,11 @@ class _HelpAll(argparse.Action):
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:
     for old_name, new_name in OLD_NAMES.items():
         word = word.replace(old_name, new_name)
-    # Of a beginning the whole; a flag of one letter is near to every other one.
-    begun = [each for each in known if each.startswith(word)] if len(word) > 2 else []
-    near = begun or get_close_matches(word, [each for each in known if len(each) > 2], n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
+    if (other := _OTHER_FLAGS.get(word)) in known:
+        return f"; did you mean {other}?"
+    # Of a beginning the whole; a flag of one letter is near to every other one. The dashes make none near.
+    names = {each.lstrip("-"): each for each in known if len(each.lstrip("-")) > 1}
+    word = word.lstrip("-")
+    begun = [each for each in names if each.startswith(word)] if len(word) > 1 else []
+    near = begun or get_close_matches(word, names, n=1, cutoff=cutoff)
+    return f"; did you mean {names[near[0]]}?" if near else ""

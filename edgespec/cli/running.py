@@ -1,7 +1,7 @@
 """A server of this user on this machine, asked over HTTP: the models that it has loaded."""
 
 import json
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from edgespec import EdgeSpecError
@@ -28,6 +28,9 @@ def loaded_models() -> tuple[str, list[str]]:
             models = json.loads(answer.read(_MOST_BYTES))["data"]
         return url, [str(model["id"]) for model in models if model.get("is_loaded")]
     except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, HTTPError) and error.code == 401:
+            wrong = "refuses the api-key that is set" if key else "wants a key"
+            raise EdgeSpecError(f"the server at {url} {wrong}; give the key in EDGESPEC_API_KEY") from None
         why = getattr(error, "reason", error)
         raise EdgeSpecError(
             f"no server of edgespec answers at {url} ({why}); start one with: edgespec serve, or name its port: "

@@ -10,7 +10,8 @@ from edgespec.system.split_files import part_names, whole_name
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
 
-_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/[a-zA-Z0-9_][\w.-]*)(?::([\w.+/-]+))?", re.ASCII)
+_ADDRESS = r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?"  # as ollama's users and browsers write a name
+_ID = re.compile(_ADDRESS + r"([a-zA-Z0-9][\w.-]*/[a-zA-Z0-9_][\w.-]*)(?::([\w.+/-]+))?", re.ASCII)
 _MAX_ID = 96
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".jinja", ".onnx", ".bin", ".pt", ".zip")
 
@@ -70,7 +71,7 @@ class Commit:
 
 
 def parse_hub_id(text: str) -> HubId | None:
-    """Parse `org/name`, `org/name:Q4_K_M` or `org/name:file.gguf`; None for any other text."""
+    """Parse `org/name`, `org/name:Q4_K_M` or `org/name:file.gguf`, also behind hf.co/; None for any other text."""
     match = _ID.fullmatch(text)
     if not match or len(match[1]) > _MAX_ID or "--" in match[1] or ".." in match[1]:
         return None

@@ -73,10 +73,11 @@ def test_model_without_a_chat_template_says_so(
 def test_a_pipe_that_is_empty_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    code, out, err = run(capsys, "chat", *arguments)
-    assert (code, out) == (2, "")
-    assert "nothing came on stdin. The command before the pipe wrote nothing, or failed" in err
+    for text, came in (("", "nothing"), (" \n", "white space alone")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        code, out, err = run(capsys, "chat", *arguments)
+        assert (code, out) == (2, "")
+        assert f"{came} came on stdin. The command before the pipe wrote nothing, or failed" in err
 
 
 def test_a_word_before_an_empty_pipe_is_told_from_a_model(
@@ -84,7 +85,17 @@ def test_a_word_before_an_empty_pipe_is_told_from_a_model(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     code, _, err = run(capsys, "chat", "hello")
-    assert (code, err.rstrip().endswith("edgespec chat -p hello")) == (2, True)
+    assert (code, err.rstrip().endswith("if 'hello' is your prompt: edgespec chat -p hello")) == (2, True)
+    code, _, err = run(capsys, "chat", "smol")
+    assert (code, "-p smol" in err) == (2, False), "it begins the name of a model"
+
+
+def test_a_chat_that_is_not_there_is_told_before_the_pipe_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = run(capsys, "chat", "--continue", "nosuch", "hi")
+    assert (code, "there is no chat 'nosuch'" in err, "stdin" in err) == (2, True, False)
 
 
 def test_one_answer_at_the_command_line_names_no_commands_of_the_chat(

@@ -113,6 +113,10 @@ def test_ps_lists_what_a_server_has_loaded(
         served.chat()
         assert main(["models", "ps"]) == 0
         assert capsys.readouterr().out == "tiny\n"
+    with page_of(tiny_model, tmp_path / "locked", key="secret") as served:
+        monkeypatch.setenv("EDGESPEC_PORT", served.url.removesuffix("/v1").rpartition(":")[2])
+        assert main(["models", "ps"]) == 1
+        assert "wants a key; give the key in EDGESPEC_API_KEY" in capsys.readouterr().err
     assert main(["models", "ps"]) == 1
     assert "no server of edgespec answers at http://127.0.0.1:" in capsys.readouterr().err
 

@@ -15,6 +15,8 @@ def commit(*names: str) -> Commit:
         ("org/name", "org/name", None),
         ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", None),
         ("org/name:Q4_K_M", "org/name", "Q4_K_M"),
+        ("hf.co/org/name-GGUF:Q4_K_M", "org/name-GGUF", "Q4_K_M"),
+        ("https://huggingface.co/org/name", "org/name", None),
         ("org/name:sub/file-00001-of-00002.gguf", "org/name", "sub/file-00001-of-00002.gguf"),
     ],
 )
