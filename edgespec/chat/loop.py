@@ -72,7 +72,11 @@ def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
             answer = tuple(_save_regularly(session, reply))
         else:
             answer = _print_reply(session, reply, warn)
-            if reply.last and (reason := format_stop(reply.last.finish_reason, is_once=True)):
+            if (
+                reply.last
+                and not was_pressed()
+                and (reason := format_stop(reply.last.finish_reason, is_once=True))
+            ):
                 info(reason)
         session.record(answer)
     return was_pressed()

@@ -127,14 +127,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = "does not take this method" if error.status_code == 405 else "is no address of this server"
-    path = request.scope["path"]
-    known = [each for each in (*_GET, *_POST) if each.startswith(OLLAMA) == path.startswith(OLLAMA)]
-    told = ApiError(
-        error.status_code,
-        f"{path[:100]} {what}; there are {', '.join(known).replace('{model:path}', 'NAME')}",
-        headers=dict(error.headers or {}),
-    )
+    path, headers = request.scope["path"], dict(error.headers or {})
+    known = [each for each in (*_GET, *_POST, *_DELETE) if each.startswith(OLLAMA) == path.startswith(OLLAMA)]
+    what = f"is no address of this server; there are {', '.join(known).replace('{model:path}', 'NAME')}"
+    if error.status_code == 405:
+        what = f"takes {' or '.join(sorted(headers['Allow'].split(', ')))}, and {request.method[:20]} was sent"
+    told = ApiError(error.status_code, f"{path[:100]} {what}", headers=headers)
     return error_response(told, path)
 
 

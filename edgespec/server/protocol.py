@@ -22,6 +22,15 @@ T = TypeVar("T", bound="ModelRequest")
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
 _MISSING = re.compile(r"object missing required field `(\w+)`$")  # of the request itself
+_TYPES = re.compile(r"expected `([^`]+)`(?:, got `\w+`)?")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
 _HALF = re.compile("[\ud800-\udfff]")
 _TEXTS = ("text", "input_text", "output_text")  # types of parts
 
@@ -287,7 +296,13 @@ def parse(kind: type[T], body: bytes) -> T:
     except ValueError as error:
         if missing := _MISSING.match(str(error)):
             raise wrong(missing[1], "is missing; give it") from None
-        raise ApiError(400, str(error), param=_first_name(str(error))) from None
+        raise ApiError(400, _TYPES.sub(_in_words, str(error)), param=_first_name(str(error))) from None
+
+
+def _in_words(types: re.Match[str]) -> str:
+    """Types that msgspec expected, as a client's user would call them."""
+    names = [each for each in types[1].split(" | ") if each != "null"]
+    return f"wanted {' or '.join(_WORDS.get(each, each) for each in names)}"
 
 
 def _require_known_speculation(stated: dict[str, Any], found: SpeculationField | None) -> None:

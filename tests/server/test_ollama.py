@@ -208,7 +208,7 @@ def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) 
         (CHAT, {"options": {"temperature": -1}}, "options.temperature is -1"),
         (CHAT, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty is 0.0; wanted a number from 0.01"),
         (CHAT, {"options": {"num_predict": -3}}, "options.num_predict is -3; wanted 0 or more, or -1"),
-        (CHAT, {"options": {"seed": "x"}}, "options.seed is 'x'"),
+        (CHAT, {"options": {"seed": "x"}}, "options.seed is 'x': wanted a whole number"),
         (CHAT, {"keep_alive": "soon"}, "keep_alive is 'soon'; wanted seconds, or a time such as 5m"),
         (CHAT, {"messages": [{"role": "user", "content": "the " * 3000}]}, "tokens"),
         ("/api/embed", {"input": "x"}, "a vector of a text needs one that was trained for embeddings"),
@@ -222,7 +222,10 @@ def test_what_cannot_be_is_refused_in_words(served: Served, path: str, fields: d
 def test_unknown_models_addresses_and_changes_are_refused(served: Served) -> None:
     for path in (CHAT, GENERATE, "/api/show", "/api/pull"):
         assert "no model 'tinny' is prepared here; did you mean tiny?" in refusal(served, path, 404, model="tinny")
-    assert "there are /api/version" in refusal(served, "/api/nope", 404)
+    told = refusal(served, "/api/nope", 404)
+    assert "there are /api/version" in told
+    assert "/api/delete" in told
+    assert served.client.get("/api/chat").json()["error"] == "/api/chat takes POST, and GET was sent"
     for path in ("/api/create", "/api/copy", "/api/push"):
         assert "edgespec models" in refusal(served, path, 403)
     assert served.client.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 403
