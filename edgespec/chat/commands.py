@@ -135,7 +135,7 @@ def _model(session: ChatSession, argument: str) -> None:
         session.switch_engine(argument, session.drafter)
     manifest = session.engine.manifest
     session.info(
-        f"{one_line(manifest.name)}: {one_line(manifest.architecture)}, {manifest.precision} precision, "
+        f"{one_line(session.shown_name)}: {one_line(manifest.architecture)}, {manifest.precision} precision, "
         f"a context of {session.engine.context_length} tokens, on {session.engine.device_names[0]}, "
         f"drafter: {one_line(session.engine.speculation.name)}"
     )

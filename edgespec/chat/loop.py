@@ -88,10 +88,8 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
 
     rounds, preset = session.conversation.rounds, session.engine.preset
     if not session.is_quiet:
-        model = session.engine.manifest.name
-        named = f"{preset.name} by {model}" if preset else model
         session.info(
-            f"{named} on {session.engine.device_names[0]}, {session.status().drafting}"
+            f"{session.shown_name} on {session.engine.device_names[0]}, {session.status().drafting}"
             f"{format_sampling(session.conversation.sampling)}; /help lists the commands"
         )
     if rounds:

@@ -18,6 +18,7 @@ from edgespec import (
     Stats,
     Transcript,
     find_loop,
+    follow_preset,
     has_spent,
 )
 from edgespec.chat.attachments import Attachment, join_message
@@ -76,6 +77,12 @@ class ChatSession:
     @property
     def stats(self) -> Stats | None:
         return self.last.stats if self.last else None
+
+    @property
+    def shown_name(self) -> str:
+        """The name of the model, behind that of its preset if it has one."""
+        preset, model = self.engine.preset, self.engine.manifest.name
+        return f"{preset.name} by {model}" if preset else model
 
     def send(self, text: str) -> Reply:
         """Send a message with the attached files; they stay attached if Conversation.stream refuses it."""
@@ -162,6 +169,14 @@ class ChatSession:
         if self.conversation.thinking_budget is not None and not self.engine.can_think:
             self.conversation.thinking_budget = None
             self.info(f"{one_line(self.engine.manifest.name)} does not reason, so the budget of /think is gone")
+        preset = self.engine.preset
+        if not follow_preset(self.conversation, before.preset) and preset:
+            self.info(
+                f"this chat has begun, so the examples of {preset.name} are left out; edgespec chat {preset.name} "
+                "begins with them"
+            )
+        if preset and preset.tools and preset != before.preset:
+            self.info(f"only edgespec chat {preset.name} takes the tools of {preset.name}")
         self.answer, self.downgrades = (), []
         self.save()
 
@@ -177,7 +192,7 @@ class ChatSession:
 
     def status(self) -> Status:
         return Status(
-            model=self.engine.manifest.name,
+            model=self.shown_name,
             devices=self.engine.device_names,
             drafter=self.engine.speculation.name,
             num_context=self.conversation.num_tokens,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.config.presets import Preset as Preset
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.request import AnswerOptions, AnswerSettings, TalkOptions, answer_settings, require_format
-from edgespec.engine.transcript import Transcript
+from edgespec.engine.transcript import Transcript, messages_of
 from edgespec.errors import UsageError
 from edgespec.manifest import SuggestedSampling
 from edgespec.setup.wish import Wish
@@ -81,6 +81,26 @@ def begin_chat(talk: "Conversation", preset: Preset | None) -> "Conversation":
         own = _system_of(preset.system if talk.system is None else talk.system)
         talk.restore(Transcript(messages=(*own, *parse_messages(preset.messages))))
     return talk
+
+
+def follow_preset(talk: "Conversation", before: Preset | None) -> bool:
+    """Have a conversation follow the preset of its engine, where nothing else was set since the one before.
+
+    Returns False where the examples of the preset are left out, as the conversation has begun.
+    """
+    if (after := talk.engine.preset) == before:
+        return True
+    old, new = (settings_by({}, None, each) for each in (before, after))
+    for name in ("max_tokens", "stop", "thinking", "response_format"):
+        if _is_open(value := getattr(talk, name)) or value == getattr(old, name):
+            setattr(talk, name, getattr(new, name))
+    if talk.system in (None, before and before.system):
+        talk.system = after.system if after else None
+    said, wanted = (parse_messages(each.messages if each else ()) for each in (before, after))
+    if messages_of(talk.rounds) != said:
+        return not wanted
+    talk.restore(Transcript(messages=(*_system_of(talk.system), *wanted)))
+    return True
 
 
 def _system_of(text: str | None) -> list[Turn]:

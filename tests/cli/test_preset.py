@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from served import serving
 
-from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, load
+from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, follow_preset, load
 from edgespec.cli.arguments import model_home
 from edgespec.cli.main import main
 from edgespec.server.model_names import ModelNames
@@ -136,6 +136,21 @@ def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -
         assert second.prompt_tokens == plain.encode([*talk.messages[:-1]]).size, "it stays without one"
         raw = plain.generate("in the an", raw=True, sampling=SAMPLING, max_tokens=9)
         assert engine.generate("in the an", raw=True).text == raw.text
+
+
+def test_a_conversation_follows_the_preset_of_another_model(home: Path, plain: Engine) -> None:
+    with load("poet") as engine:
+        talk = plain.chat()
+        talk.engine = engine
+        assert follow_preset(talk, None)
+        assert (talk.system, talk.max_tokens, len(talk.rounds)) == ("in the", 9, 1)
+        talk.max_tokens, talk.engine = None, plain
+        assert follow_preset(talk, engine.preset)
+        assert (talk.system, talk.max_tokens, talk.rounds) == (None, None, ())
+        talk.say("an", max_tokens=2)
+        talk.system, talk.max_tokens, talk.engine = "my own", 7, engine
+        assert not follow_preset(talk, None), "its examples are left out"
+        assert (talk.system, talk.max_tokens, len(talk.rounds)) == ("my own", 7, 1)
 
 
 def test_chat_answers_by_a_preset_before_what_is_configured(
