@@ -136,9 +136,9 @@ class Completion:
         return self.text
 
     @overload
-    def parse(self) -> Any: ...
-    @overload
     def parse(self, kind: type[Value]) -> Value: ...
+    @overload
+    def parse(self, kind: Any = None) -> Any: ...
     def parse(self, kind: Any = None) -> Any:
         """The answer as a value: of the type that was given as schema, or of another type; else as JSON has it.
 
@@ -150,9 +150,9 @@ class Completion:
         try:
             return read_value(kind, self.answer)
         except ValueError as error:
+            wanted = "no JSON" if kind is None else "not what was asked for"
             raise ValueError(
-                f"the answer, which ended with the finish reason {self.finish_reason}, is not what was asked for: "
-                f"{error}"
+                f"the answer, which ended with the finish reason {self.finish_reason}, is {wanted}: {error}"
             ) from None
 
     @property

@@ -37,15 +37,11 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
     if isinstance(stated, (Mapping, bool)):
         return stated
     try:
-        if hasattr(stated, "model_json_schema"):
-            schema: dict[str, Any] = stated.model_json_schema()
-        else:
-            _require_zones(stated)
-            schema = msgspec.json.schema(stated, ref_template="#/$defs/{name}")
-    except Exception as error:  # pydantic has errors of its own
-        why = str(error).splitlines()[-1:] or [type(error).__name__]
+        _require_zones(stated)
+        schema = type_schema(stated)
+    except Exception as error:  # also names that are not defined
         raise FormatError(
-            f"the schema is {reprlib.repr(stated)}, which cannot be written as a JSON schema ({why[0]}); wanted a "
+            f"the schema is {reprlib.repr(stated)}, which cannot be written as a JSON schema ({error}); wanted a "
             "JSON schema, a dataclass, a TypedDict, a pydantic class, or a type of these, lists, texts and numbers"
         ) from None
     for _, part in subschemas(schema):
@@ -56,6 +52,32 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
             if pattern := _PATTERNS.get(str(part.get("contentEncoding") or part.get("format"))):
                 part["pattern"] = pattern
     return schema
+
+
+def type_schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type, with all that it refers to under $defs. Raises TypeError: It has none."""
+    shared: dict[str, Any] = {}
+
+    def of_pydantic(inner: type) -> dict[str, Any]:
+        if not hasattr(inner, "model_json_schema"):
+            raise TypeError(f"JSON has no {inner.__name__}")
+        prefix = f"{inner.__name__}{len(shared)}."  # of names that several classes may have
+        schema: dict[str, Any] = inner.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        shared.update({prefix + name: part for name, part in schema.pop("$defs", {}).items()})
+        return schema
+
+    try:
+        found = msgspec.json.schema(kind, ref_template="#/$defs/{name}", schema_hook=of_pydantic)
+    except Exception as error:  # pydantic has errors of its own
+        raise TypeError((str(error) or type(error).__name__).splitlines()[0]) from None
+    return {**found, "$defs": found.get("$defs", {}) | shared} if shared else found
+
+
+def typed_value(kind: Any, value: Any) -> Any:
+    """A value of JSON in a type that only pydantic knows. Raises TypeError or ValueError: It does not fit it."""
+    if not hasattr(kind, "model_validate_json"):
+        raise TypeError(f"JSON has no {kind.__name__}")
+    return kind.model_validate_json(msgspec.json.encode(value))
 
 
 def _require_zones(stated: Any) -> None:
@@ -78,4 +100,4 @@ def read_value(stated: Any, text: str) -> Any:
         return json.loads(text)
     if hasattr(stated, "model_validate_json"):
         return stated.model_validate_json(text)
-    return msgspec.json.decode(text, type=stated)
+    return msgspec.json.decode(text, type=stated, dec_hook=typed_value)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from edgespec.errors import UsageError
+from edgespec.grammar.python_type import type_schema, typed_value
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -29,8 +30,8 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The JSON schema of a function's arguments.
 
     Types become schemas as msgspec makes them: numbers, texts, lists, dicts, Literal, Enum, Optional, TypedDict,
-    dataclasses. What the docstring says of an argument, under "Args:" or as ":param name:", describes it. An
-    argument without a default is required; one without a type may be anything.
+    dataclasses; and classes of pydantic. What the docstring says of an argument, under "Args:" or as
+    ":param name:", describes it. An argument without a default is required; one without a type may be anything.
 
     Raises UsageError: An argument cannot be given by name, or its type has no JSON schema.
     """
@@ -58,10 +59,10 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        (schema,), shared = msgspec.json.schema_components([hint], ref_template="#/$defs/{name}")
-    except (TypeError, RuntimeError) as error:
+        schema = type_schema(hint)
+    except TypeError as error:
         raise UsageError(f"{where} of the type {hint}, which has no JSON schema ({error}); use another") from None
-    return dict(schema), dict(shared)
+    return schema, schema.pop("$defs", {})
 
 
 def _described(function: Callable[..., Any]) -> dict[str, str]:
@@ -106,6 +107,6 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
     try:
-        return msgspec.convert(value, hint, strict=False)
+        return msgspec.convert(value, hint, strict=False, dec_hook=typed_value)
     except msgspec.ValidationError as error:
         raise ValueError(f"the argument '{name}' is wrong: {error}") from None

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -13,7 +14,9 @@ import pytest
 from msgspec import Meta
 
 from edgespec import Engine, FormatError, UsageError, load
+from edgespec.engine.request import require_format
 from edgespec.grammar.python_type import read_schema, read_value
+from edgespec.tools.function_arguments import schema_of, typed_arguments
 
 PROMPT = "the in the an"
 
@@ -108,7 +111,7 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
     assert is_near(answer.parse())
     with pytest.raises(ValueError, match=r"finish reason stop, is not what was asked for: .*kind"):
         answer.parse(River)
-    with pytest.raises(ValueError, match="finish reason length"):
+    with pytest.raises(ValueError, match="finish reason length, is no JSON"):
         engine.generate(PROMPT, max_tokens=3).parse()
 
 
@@ -120,9 +123,41 @@ def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None
     assert isinstance(lake.kind, Kind)
     with pytest.raises(ValueError, match="deep"):
         read_value(made, "{}")
+    holder = dataclasses.make_dataclass("Holder", [("lake", made), ("other", made | None)])
+    lakes = [{"deep": True, "kind": "long"}]
+    for kind, stated in (
+        (list[made], lakes),
+        (made | None, lakes[0]),
+        (holder, {"lake": lakes[0], "other": None}),
+    ):
+        require_format({"type": "json_schema", "schema": read_schema(kind)})
+        found = read_value(kind, json.dumps(stated))
+        lake = found[0] if isinstance(found, list) else getattr(found, "lake", found)
+        assert lake == made(deep=True, kind=Kind.LONG)
+    with pytest.raises(ValueError, match="deep"):
+        read_value(list[made], "[{}]")
+    answer = engine.generate(PROMPT, schema=made | None, max_tokens=80).parse()
+    assert answer is None or isinstance(answer, made)
+
+    def store(lake: made, others: list[made]) -> None:
+        """Store lakes."""
+
+    assert typed_arguments(store, {"lake": lakes[0], "others": lakes})["others"] == [lake]
+    assert schema_of(store)["properties"]["lake"]["type"] == "object"
     callback = pydantic.create_model("Odd", call=(Callable[[], int], ...))
     with pytest.raises(FormatError, match="cannot be written as a JSON schema"):
         read_schema(callback)
+
+
+def test_a_type_that_json_lacks_is_named_without_advice_to_programmers_of_the_library() -> None:
+    def rotate(by: complex) -> None:
+        """Rotate."""
+
+    for attempt in (partial(read_schema, list[complex]), partial(schema_of, rotate)):
+        with pytest.raises(UsageError, match="JSON has no complex") as refused:
+            attempt()
+        assert "hook" not in str(refused.value)
+        assert "extra_json_schema" not in str(refused.value)
 
 
 def test_objects_of_a_type_have_its_fields_alone() -> None:
