@@ -126,7 +126,8 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _in_words(preset: "Preset") -> str:
-    shown = {"messages": f"with {len(preset.messages) // 2} answers", "stop": " ".join(map(repr, preset.stop))}
+    num = len(preset.messages) // 2
+    shown = {"messages": f"with {num} answer{'s' * (num != 1)}", "stop": " ".join(map(repr, preset.stop))}
     stated = {name: shown.get(name, value) for name, value in preset.document().items() if name != "model"}
     return ", ".join([preset.model, *(f"{name} {one_line(str(value), 40)}" for name, value in stated.items())])
 

@@ -231,6 +231,11 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         assert asked["messages"][-1]["content"] == "notes.md:\n````\na ``` b\n````\n\nsum up"
         assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
         assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+        page.evaluate("document.getElementById('temperature').value = '9'")
+        page.evaluate("document.getElementById('text').value = 'warm'")
+        page.evaluate("document.getElementById('form').requestSubmit()")
+        page.wait_for("document.getElementById('alert').textContent.includes('no number from 0 to 2')")
+        page.evaluate("document.getElementById('text').value = document.getElementById('temperature').value = ''")
         page.evaluate("document.getElementById('schema').value = '{'")
         page.evaluate("document.getElementById('text').focus()")
         page.type("go\n")
