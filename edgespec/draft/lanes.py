@@ -15,6 +15,7 @@ from edgespec.draft.timeline import Interval
 from edgespec.errors import DrafterFault
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
+from edgespec.system.threads import end_at_exit, has_ended
 
 _MAX_INTERVALS = 100_000
 _JOIN_S = 1.0
@@ -107,6 +108,7 @@ class ThreadLane:
             if self._worker is None:
                 self._worker = Thread(target=self._work, name=f"edgespec {self._name}", daemon=True)
                 self._worker.start()
+                end_at_exit(self.stop)
             self._changed.notify_all()
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
@@ -144,6 +146,7 @@ class ThreadLane:
             self._cancel()
 
     def stop(self) -> None:
+        has_ended(self.stop)
         with self._lock:
             self._cancel()
             worker, self._worker = self._worker, None

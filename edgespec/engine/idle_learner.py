@@ -14,7 +14,7 @@ from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.resolve import NamedDrafter
 from edgespec.system.cancel import Flag
 from edgespec.system.command_line import quote
-from edgespec.system.threads import lower_priority
+from edgespec.system.threads import end_at_exit, has_ended, lower_priority
 from edgespec.types import Report
 
 _KINDS = ("recurrent", "steps")  # of heads that can learn
@@ -166,6 +166,7 @@ class IdleLearner:
 
     def close(self) -> None:
         """End the thread, read the rows of the last answer, and write what was learned."""
+        has_ended(self.close)
         self.report_problem()
         with self._lock:
             if self._is_closed:
@@ -198,6 +199,7 @@ class IdleLearner:
             # A daemon, so that a program that forgets to close its engine can end.
             self._worker = Thread(target=self._work, name="edgespec learning", daemon=True)
             self._worker.start()
+            end_at_exit(self.close)
         self._changed.notify_all()
 
     def _work(self) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import MemoryExhausted
 from edgespec.system.cancel import Flag
+from edgespec.system.threads import end_at_exit, has_ended
 from edgespec.types import FinishReason
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ MAX_AHEAD = 256
 # How often Ctrl-C is noticed where the system does not wake a waiting thread for it, as on Windows, and how
 # often an interrupt is repeated, which may have come just before its pass.
 _WAKE_S = 0.05
+_EXIT_S = 5.0  # the longest that the end of Python waits for a pass to end
 
 Pass = TypeVar("Pass")
 
@@ -317,10 +319,12 @@ class RunAhead(Generic[Pass]):
         self._requests.put(None if is_over else _Asked(asker))
         if not self._begun.acquire(blocking=False):
             return
+        end_at_exit(self._end_at_exit)
         try:
             # Thread.start() waits for its thread in Python, where Ctrl-C can leave that stuck.
             start_new_thread(self._work, ())
         except RuntimeError as error:
+            has_ended(self._end_at_exit)
             self._begun.release()
             raise MemoryExhausted(f"no thread can be started ({error}); close other programs") from error
         self.is_begun = True
@@ -354,7 +358,12 @@ class RunAhead(Generic[Pass]):
         self._queue.leave(self._ticket)
         self._held.append(end)
         self.hand_over()
+        has_ended(self._end_at_exit)
         self._working.release()
+
+    def _end_at_exit(self) -> None:
+        self.cancel()
+        self.end(_EXIT_S)
 
     def _make_passes(self) -> None:
         num_ahead = 0  # passes that nobody has asked for; -1 while one is waited for

@@ -1,10 +1,12 @@
-"""Threads of Python: how often they give up the interpreter, which go before others, and how deep they go."""
+"""Threads of Python: how often they give up the interpreter, which go first, how deep, and when they end."""
 
+import atexit
 import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,6 +15,7 @@ T = TypeVar("T")
 _SWITCH_S = 2e-4
 _IDLE_NICENESS = 10
 _STARTING = threading.Lock()  # the size of stacks is a setting of the whole process
+_ENDS: set[Callable[[], object]] = set()  # of threads that run native code
 
 
 def hand_over_soon() -> None:
@@ -32,6 +35,30 @@ def run_settled(work: Callable[..., T], *given: Any) -> T:
         return work(*given)
     except StopIteration as error:
         raise RuntimeError("an iterator had no more to give") from error
+
+
+def end_at_exit(end: Callable[[], object]) -> None:
+    """Call a method that ends a thread when Python ends, unless has_ended is called with it before.
+
+    Python stops a daemon thread that comes back from native code then, and C++ aborts the process for that.
+    """
+    _ENDS.add(end)
+
+
+def has_ended(end: Callable[[], object]) -> None:
+    """Forget what was given to end_at_exit: its thread is gone, or runs no native code any more."""
+    _ENDS.discard(end)
+
+
+@atexit.register
+def _end_all() -> None:
+    while _ENDS:
+        with suppress(KeyError):  # it has ended meanwhile
+            _ENDS.pop()()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_ENDS.clear)  # a fork has none of the threads
 
 
 async def in_thread(work: Callable[..., T], *given: Any) -> T:

@@ -1,5 +1,7 @@
 """Passes go on while their reader is busy, and what nobody takes is as if it had never been."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -356,3 +358,43 @@ def test_passes_that_wait_hold_no_logits(engine: Engine) -> None:
     made = engine._drafting.generation(engine._model)._passes(engine.target, request, Ticket(), [], {})
     assert all(each.block.logits.size == 0 for each in islice(made, 3))
     made.close()
+
+
+# Each pass ends with a long one of another session, so that Python ends while one is being made.
+FORGETFUL = """
+import asyncio, sys
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+from edgespec import load
+
+SIZE, DEPTH = 1024, 12
+steps = [helper.make_node("MatMul", [f"x{n}", "x0"], [f"x{n + 1}"]) for n in range(DEPTH)]
+ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [SIZE, SIZE]) for name in ("x0", f"x{DEPTH}")]
+graph = helper.make_graph(steps, "long", ends[:1], ends[1:])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+long = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+run, given = ort.InferenceSession.run_with_iobinding, {"x0": np.zeros((SIZE, SIZE), np.float32)}
+
+def run_long(*arguments):
+    run(*arguments)
+    long.run(None, given)
+
+async def main():
+    engine = load(sys.argv[1], drafter="none")
+    ort.InferenceSession.run_with_iobinding = run_long
+    async with engine.stream("the in the an", max_tokens=60) as answer:
+        async for _ in answer:
+            break
+
+asyncio.run(main())
+print("over")
+"""
+
+
+@pytest.mark.slow
+def test_a_task_that_leaves_an_answer_and_the_engine_open_ends_without_an_abort(tiny_model: Path) -> None:
+    """C++ aborts a process whose Python ends while a thread is within ONNX Runtime."""
+    program = [sys.executable, "-c", FORGETFUL, str(tiny_model)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "over\n", "")

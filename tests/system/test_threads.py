@@ -1,4 +1,5 @@
 import asyncio
+import subprocess
 import sys
 
 import pytest
@@ -25,3 +26,24 @@ def test_an_iterator_without_more_ends_the_wait_for_a_thread() -> None:
                 await asyncio.wait_for(run(lambda: next(iter(()))), 30)
 
     asyncio.run(wait_for_both())
+
+
+FORGETFUL = """
+from edgespec.system.threads import end_at_exit, has_ended
+
+for each in ("first", "second"):
+    end_at_exit(lambda each=each: print("ended", each))
+gone = lambda: print("ended twice")
+end_at_exit(gone)
+has_ended(gone)
+print("exit")
+"""
+
+
+def test_threads_that_run_native_code_are_ended_once_as_python_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "exit"
+    assert sorted(lines[1:]) == ["ended first", "ended second"]
