@@ -47,9 +47,10 @@ def ask(process: LineProcess, request: bytes, wake_s: float, watch: Callable[[],
     def exchange() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError, ValueError):  # the process ended, or was closed from another thread
+        with suppress(OSError, ValueError):  # it ended without reading, maybe behind a line that says why
             process.stdin.write(request)
             process.stdin.flush()
+        with suppress(OSError, ValueError):  # it was closed from another thread
             replies.append(process.stdout.readline())
 
     thread = Thread(target=exchange, name="lines", daemon=True)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from edgespec.system import processes
+from edgespec.system.line_process import ask, dispose, start_python
 from edgespec.system.processes import run_child
 
 
@@ -26,3 +27,12 @@ def test_a_parent_that_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch, pla
     monkeypatch.setattr(sys, "platform", platform)
     assert processes._has_parent(os.getppid())
     assert not processes._has_parent(2**22 + 1)  # more than Linux gives out
+
+
+def test_the_last_line_of_a_process_is_read_though_it_took_no_request() -> None:
+    process = start_python("-c", "print('why')")
+    try:
+        process.wait(60)
+        assert ask(process, b"a request\n", 0.02) == b"why\n"
+    finally:
+        dispose(process)
