@@ -91,8 +91,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
-    """Add a flag that takes a path."""
-    parser.add_argument(flag, metavar="FILE", type=_parse_file, help=help, **settings)
+    """Add a flag that takes a path, or a short and a long one."""
+    parser.add_argument(*flag.split(), metavar="FILE", type=_parse_file, help=help, **settings)
 
 
 def _parse_file(text: str) -> Path:

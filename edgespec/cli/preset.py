@@ -1,6 +1,7 @@
 """The command that names a model with a system message and options: preset create, ls, show and rm."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def add_preset(parser: CommandParser) -> None:
 def _add_contents(action: CommandParser) -> None:
     action.add_argument("--from", dest="source", metavar="MODEL", help="a model as for chat, or another preset")
     add_file(
-        action, "--file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options come before it"
+        action, "-f --file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options come before it"
     )
     action.add_argument("--stop", action="append", metavar="TEXT", help="end answers before TEXT; repeatable")
     add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
@@ -61,16 +62,27 @@ def _add_contents(action: CommandParser) -> None:
 
 
 def _create(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
+    from edgespec import Inventory, split_precision
 
     home = model_home()
     presets, name = home.presets, options.name
     if not (presets.has(name) and options.overwrite):
         Inventory(home).require_free(name)
     preset = _stated(options, presets)
+    _require_model_file(split_precision(preset.model)[0])
     home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
     print_result(options, {"name": name, "path": str(path), **preset.document()}, path)
+
+
+def _require_model_file(model: str) -> None:
+    """Raises UsageError: It is a file that is no model."""
+    if not os.path.isfile(model):
+        return
+    with explain_unreadable(Path(model), "a .gguf file"), open(model, "rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    if not is_gguf:
+        raise UsageError(f"{model} is no model; name one, or a .gguf file. A Modelfile is given with --file")
 
 
 def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":

@@ -86,6 +86,11 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
         ),
         (["new"], 2, "no model is named; give it with --from MODEL"),
         (["new", "--from", "nothing-like-it"], 3, "no model 'nothing-like-it'"),
+        (
+            ["new", "--from", "{home}/../Modelfile"],
+            2,
+            "Modelfile is no model; name one, or a .gguf file. A Modelfile",
+        ),
         (["new", "--from", "tiny", "--temperature", "-1"], 2, "temperature is -1.0; wanted a number from 0.0"),
         (
             ["new", "--from", "tiny", "--max-tokens", "0"],
