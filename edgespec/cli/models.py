@@ -177,9 +177,12 @@ def _loaded(options: argparse.Namespace) -> None:
 
 
 def _rename(options: argparse.Namespace) -> None:
-    from edgespec import models
+    from edgespec import Inventory, models
 
+    presets = [each.name for each in Inventory(model_home()).presets_of(options.model)]
     folder = models.rename(options.model, options.name).path
+    if presets:
+        info(f"presets that are of {options.name} now: {', '.join(presets)}")
     print_result(options, {"path": folder}, folder)
 
 
@@ -212,7 +215,13 @@ def _verify(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> None:
     from edgespec import Inventory
 
+    presets = [each.name for each in Inventory(model_home()).presets_of(options.model)]
     folder, num_bytes = Inventory(model_home()).remove(options.model)
+    if presets:
+        info(
+            f"presets of {options.model}, which need it: {', '.join(presets)}; prepare it again, or remove them: "
+            f"edgespec preset rm {presets[0]}"
+        )
     also = f" and its download ({format_bytes(num_bytes)})" if num_bytes else ""
     document = {"removed": str(folder), "download_bytes": num_bytes}
     print_result(options, document, f"removed {folder}{also}")

@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,15 @@ class PresetFolder:
         except (OSError, ValueError, RecursionError, UsageError) as error:
             what = str(error).removeprefix(f"{path}: ")
             raise ModelError(f"{path}: {what}; correct it, or remove it: edgespec preset rm {name}") from None
+
+    def of(self, model: str, folder: Path) -> list[Preset]:
+        """The presets of a model of the home that can be read."""
+        found = []
+        for name in self.names():
+            with suppress(ModelError):
+                if (preset := self.read(name)).model in (model, str(folder)):
+                    found.append(preset)
+        return found
 
     def write(self, preset: Preset) -> Path:
         """Raises EdgeSpecError: It cannot be written."""

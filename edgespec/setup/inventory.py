@@ -10,6 +10,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Literal
 
+from edgespec.config.presets import Preset
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
@@ -194,15 +195,16 @@ class Inventory:
             )
 
     def rename(self, model: str, name: str) -> Path:
-        """Give a model of the home another name, by which what it was prepared from finds it too.
+        """Give a model of the home another name, by which its presets and what it was prepared from find it too.
 
         Raises:
             ModelError: The home has no such model.
             UsageError: The name cannot be given.
         """
         if model not in self.home.names():
-            raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+            raise ModelError(self._describe_other(model))
         self.require_free(name)
+        presets = self.presets_of(model)
         folder = self.home.models / name
         try:
             os.rename(self.home.models / model, folder)
@@ -211,6 +213,8 @@ class Inventory:
             raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); close what uses it") from None
         if (folder / FILE_NAME).is_file() and not folder.is_symlink():
             write_manifest(folder, replace(read_manifest(folder), name=name))
+        for preset in presets:
+            self.home.presets.write(replace(preset, model=name))
         self.home.forget_use(model)
         self.home.mark_used(folder)
         return folder
@@ -223,7 +227,7 @@ class Inventory:
         Raises ModelError: the home has no such model.
         """
         if model not in {own.name for own in self.models()}:
-            raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+            raise ModelError(self._describe_other(model))
         folder = self.home.models / model
         spent = self._sources(folder) - {
             path
@@ -243,6 +247,15 @@ class Inventory:
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)
         return folder, sum(self.home.downloads.delete(path) for path in spent)
+
+    def presets_of(self, model: str) -> list[Preset]:
+        """The presets of a prepared model."""
+        return self.home.presets.of(model, self.home.models / model)
+
+    def _describe_other(self, model: str) -> str:
+        if self.home.presets.has(model):
+            return f"'{model}' is a preset, not a prepared model; edgespec preset rm {model} deletes it"
+        return f"'{model}' is not a prepared model; see edgespec models list"
 
     def _sources(self, folder: Path) -> set[Path]:
         """The downloads that the models of a folder were exported from, as far as they are here."""

@@ -191,6 +191,18 @@ def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
         assert engine.open_drafters == ("suffix",)
 
 
+def test_presets_follow_their_model_and_are_named_when_it_goes(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    code, _, err = run(capsys, "models", "rename", "tiny", "small")
+    assert (code, "presets that are of small now: poet" in err) == (0, True), err
+    assert json.loads(run(capsys, "preset", "show", "poet", "--json")[1])["model"] == "small"
+    code, _, err = run(capsys, "models", "rm", "poet")
+    assert (code, "'poet' is a preset, not a prepared model; edgespec preset rm poet" in err) == (3, True), err
+    code, _, err = run(capsys, "models", "rm", "small")
+    assert (code, "presets of small, which need it: poet" in err) == (0, True), err
+
+
 def test_a_preset_whose_model_is_gone_says_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     (home / "models" / "tiny").unlink()
     with pytest.raises(ModelError, match="the preset 'poet' is of the model 'tiny': no model 'tiny'"):
