@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     if options.file:
         with explain_unreadable(options.file, "a Modelfile"):
             text = read_text(options.file, _LARGEST)
-        stated, notes = read_modelfile(text, options.file)
+        stated, notes = read_modelfile(text, options.file, partial(_check_option, options.name))
         for note in notes:
             info(note)
     given = options.stated | vars(options).get("switches", {}).keys()
@@ -120,6 +121,13 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     if "drafter" in preset.options:
         checked_name("drafter", str(preset.options["drafter"]))
     return preset.over(presets.find(preset.model))
+
+
+def _check_option(name: str, stated: dict[str, Any]) -> None:
+    """Raises UsageError: An option has a value that no preset can have."""
+    from edgespec import Preset, check_preset
+
+    check_preset(Preset(name=name, model=name, options=stated))
 
 
 def _list(options: argparse.Namespace) -> None:

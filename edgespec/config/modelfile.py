@@ -1,7 +1,8 @@
 """Modelfiles of ollama, read as what a preset says."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,22 @@ _REFUSED = {
     "tfs_z": "models here do not sample so; leave the line out",
 }
 _IGNORED = ("LICENSE", "REQUIRES")
+_WITHOUT_EFFECT = (
+    *("num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "num_gqa", "numa", "low_vram", "f16_kv"),
+    *("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "repeat_last_n", "penalize_newline"),
+    *("rope_frequency_base", "rope_frequency_scale", "mirostat_eta", "mirostat_tau"),
+)
 _LATEST = ":latest"
 _QUOTED = re.compile(r'\A("""|")(.*)\1\Z', re.DOTALL)
 
 
-def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
+def read_modelfile(
+    text: str, path: Path, check: Callable[[dict[str, Any]], object] = lambda found: None
+) -> tuple[dict[str, Any], list[str]]:
     """What a preset by a Modelfile says, without its name, and a note on each line that has no effect.
 
     path: Of the Modelfile; files that it names are sought from there.
+    check: Raises UsageError for an option that has a value that no preset can have.
 
     Raises UsageError: A line is no instruction, or one that cannot be followed.
     """
@@ -53,11 +62,13 @@ def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
             case "SYSTEM":
                 found["system"] = value.strip()
             case "PARAMETER":
-                _take_parameter(found, value, where, notes)
+                _take_parameter(found, value, where, notes, check)
             case "MESSAGE":
                 role, content = _halves(value)
                 if role == "system":
                     raise UsageError(f"{where}: a MESSAGE is of the role system; give it as SYSTEM")
+                if role not in ("user", "assistant"):
+                    raise UsageError(f"{where}: a MESSAGE is of the role '{role[:40]}'; wanted user or assistant")
                 found.setdefault("messages", []).append({"role": role, "content": _unquoted(content)})
             case other if other in _IGNORED:
                 notes.append(f"{where}: {name} has no effect")
@@ -68,7 +79,9 @@ def read_modelfile(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     return found, notes
 
 
-def _take_parameter(found: dict[str, Any], value: str, where: str, notes: list[str]) -> None:
+def _take_parameter(
+    found: dict[str, Any], value: str, where: str, notes: list[str], check: Callable[[dict[str, Any]], object]
+) -> None:
     name, text = map(_unquoted, _halves(value))
     if why := _REFUSED.get(name):
         raise UsageError(f"{where}: {name} is not for presets: {why}")
@@ -79,9 +92,19 @@ def _take_parameter(found: dict[str, Any], value: str, where: str, notes: list[s
         try:
             number = kind(text)
         except ValueError:
-            raise UsageError(f"{where}: {name} is '{text[:40]}'; wanted a number") from None
+            raise UsageError(
+                f"{where}: {name} is '{text[:40]}'; wanted a {'whole ' if kind is int else ''}number"
+            ) from None
         if not (number < 0 and name in ("num_predict", "seed")):  # which stand for no bound, and for any seed
             found[option] = number
+            try:
+                check({option: number})
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from None
+    elif name not in _WITHOUT_EFFECT:
+        near = get_close_matches(name, (*_OPTIONS, "stop", *_WITHOUT_EFFECT), n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join((*_OPTIONS, 'stop'))}"
+        raise UsageError(f"{where}: the parameter '{name[:40]}' is unknown; {meant}")
     else:
         notes.append(f"{where}: the parameter {name[:40]} has no effect")
 

@@ -200,8 +200,10 @@ def _require_examples(stated: Sequence[Any], where: str) -> tuple[Mapping[str, s
     for i, each in enumerate(stated):
         fits = isinstance(each, dict) and each.keys() == {"role", "content"}
         if not fits or not isinstance(each["content"], str) or each["role"] != _EXAMPLE_ROLES[i % 2]:
+            role = each.get("role") if isinstance(each, dict) else None
+            found = f"of the role {role}" if role in _EXAMPLE_ROLES else "none of user and assistant"
             raise UsageError(
-                f"{where}: message {i + 1} is {each!r:.80}; wanted a message of the user and the answer of the "
+                f"{where}: message {i + 1} is {found}, or has no text; wanted a message of the user and the answer of the "
                 "assistant, in turn"
             )
     if len(stated) % 2:

@@ -75,6 +75,14 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     assert json.loads(run(capsys, "preset", "list", "--json")[1]).keys() == {"poet"}
 
 
+def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "Modelfile").write_text("FROM tiny\nPARAMETER top_p 7\n")
+    code, _, err = run(capsys, "preset", "create", "new", "-f", tmp_path / "Modelfile")
+    assert (code, "Modelfile:2: the preset 'new': top_p is 7.0" in err, "wanted" in err) == (2, True, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
