@@ -1,7 +1,8 @@
 """Modelfiles of ollama, read as what a preset says."""
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ def read_modelfile(
                     f"{where}: '{name[:40]}' is no instruction; known are FROM, SYSTEM, PARAMETER and MESSAGE"
                 )
     return found, notes
+
+
+def parameter_lines(options: Mapping[str, Any], stop: Sequence[str] = ()) -> list[str]:
+    """Options of a preset as a Modelfile states them, without the word before each."""
+    stated = [f"{name} {options[option]}" for name, (option, _) in _OPTIONS.items() if option in options]
+    return [*stated, *(f"stop {json.dumps(each, ensure_ascii=False)}" for each in stop)]
 
 
 def _take_parameter(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.config.config_file import check_value
+from edgespec.config.modelfile import parameter_lines
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS, SAMPLING_OPTIONS, Value
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.system.disk import replace_file
@@ -77,6 +78,17 @@ class Preset:
         }
         think = base.think if self.think is None else self.think
         return replace(self, model=base.model, options={**base.options, **self.options}, think=think, **others)
+
+    def parameters(self, suggested: Mapping[str, Value]) -> list[str]:
+        """Parameters as a Modelfile names them; suggested: What the model's own files say, as options."""
+        return parameter_lines({**suggested, **self.options}, self.stop)
+
+    def modelfile(self) -> str:
+        """As a Modelfile, as far as that can say it."""
+        lines = [f"FROM {self.model}", *(f"PARAMETER {each}" for each in self.parameters({}))]
+        lines += [f'SYSTEM """{self.system}"""'] if self.system else []
+        lines += [f'MESSAGE {each["role"]} """{each["content"]}"""' for each in self.messages]
+        return "".join(f"{line}\n" for line in lines)
 
     def document(self) -> dict[str, Any]:
         """What its file says."""

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from edgespec import Manifest, __version__
+from edgespec import Manifest, Preset, __version__
 from edgespec.server.answers import Services
 from edgespec.server.embeddings import TextVectors, respond_with_vectors
 from edgespec.server.errors import ApiError, wrong
@@ -146,14 +146,16 @@ def _description(model: ServedModel) -> dict[str, Any]:
     manifest, preset = model.manifest, model.preset
     template = model.chat_template()
     family = manifest.architecture
-    sampling = (asdict(manifest.sampling) if manifest.sampling else {}) | (preset.sampling if preset else {})
-    system = (preset.system if preset else None) or ""
+    suggested = asdict(manifest.sampling) if manifest.sampling else {}
+    stated = preset or Preset(name=model.name, model=model.name)
     return {
-        "modelfile": f"FROM {preset.model if preset else model.name}\n"
-        + (f'SYSTEM """{system}"""\n' if system else ""),
-        "system": system,
+        "modelfile": stated.modelfile(),
+        "system": stated.system or "",
         "license": manifest.source.license or "",
-        "parameters": "".join(f"{name} {value}\n" for name, value in sampling.items()),
+        "parameters": "".join(
+            f"{line}\n"
+            for line in stated.parameters({name.replace("_", "-"): value for name, value in suggested.items()})
+        ),
         "template": template,
         "details": _details(model),
         "model_info": {

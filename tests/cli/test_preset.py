@@ -11,6 +11,8 @@ from served import serving
 from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, follow_preset, load
 from edgespec.cli.arguments import model_home
 from edgespec.cli.main import main
+from edgespec.config.modelfile import read_modelfile
+from edgespec.config.presets import PresetFolder, parse_preset
 from edgespec.server.model_names import ModelNames
 
 MODELFILE = """FROM tiny
@@ -251,7 +253,11 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
             for each in served.client.get("/api/tags").json()["models"]
         }
         assert tags == {"poet:latest": "tiny", "tiny:latest": ""}
-        assert served.post("/api/show", {"model": "poet"}).json()["system"] == "in the"
+        shown = served.post("/api/show", {"model": "poet"}).json()
+        assert shown["system"] == "in the"
+        assert shown["parameters"] == "temperature 0.7\nseed 5\nnum_predict 9\n"
+        stated, _ = read_modelfile(shown["modelfile"], home / "Modelfile")
+        assert parse_preset("poet", stated, "here") == PresetFolder(home).read("poet")
         asked: dict[str, Any] = {"model": "poet", "messages": [{"role": "user", "content": "the an"}]}
         seeded = {**asked, "seed": 5}
         answer = served.post("/v1/chat/completions", seeded).json()
