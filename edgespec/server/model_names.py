@@ -74,7 +74,7 @@ class ModelNames:
         return [*([self.own_name] if self.own_name else []), *others]
 
     def models(self) -> Iterator[ServedModel]:
-        """The models that can answer: that of the command line, then those of the home, sorted.
+        """The models that can answer: that of the command line, then those of the home and its presets, sorted.
 
         Folders that cannot be read are left out, and so is the model of the command line until it is prepared.
         """
@@ -82,14 +82,20 @@ class ModelNames:
         presets = self.home.presets.names()
         if own is not None and self.own_name not in (None, *presets):
             yield from _read(str(self.own_name), own)
-        for name in sorted(presets, key=lambda each: each != self.own_name):
-            if (folder := self._folder(name)) is not None:
-                yield from _read(name, folder, self.home.presets.find(name))
-        own = None if self.own_name in presets else own
+        if self.own_name is not None and self.own_name in presets:
+            yield from self._preset(self.own_name)
+            own = None
         folders = sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []
         for folder in folders:
             if folder != own and folder.name != self.own_name and folder.name[0] != "." and folder.is_dir():
                 yield from _read(folder.name, folder)
+        for name in presets:
+            if name != self.own_name:
+                yield from self._preset(name)
+
+    def _preset(self, name: str) -> Iterator[ServedModel]:
+        if (folder := self._folder(name)) is not None:
+            yield from _read(name, folder, self.home.presets.find(name))
 
     def require(self, asked: str | None) -> str:
         """The name of a model that is served; without one, that of the command line or the only one.

@@ -248,6 +248,7 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
     with serving(names, lambda name: load(names.source(name))) as served:
         listed = {each["id"]: each.get("preset_of") for each in served.client.get("/v1/models").json()["data"]}
         assert listed == {"poet": "tiny", "tiny": None}
+        assert [*listed] == ["tiny", "poet"], "models come first"
         tags = {
             each["name"]: each["details"]["parent_model"]
             for each in served.client.get("/api/tags").json()["models"]
