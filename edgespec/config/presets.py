@@ -215,8 +215,8 @@ def _require_examples(stated: Sequence[Any], where: str) -> tuple[Mapping[str, s
             role = each.get("role") if isinstance(each, dict) else None
             found = f"of the role {role}" if role in _EXAMPLE_ROLES else "none of user and assistant"
             raise UsageError(
-                f"{where}: message {i + 1} is {found}, or has no text; wanted a message of the user and the answer of the "
-                "assistant, in turn"
+                f"{where}: message {i + 1} is {found}, or has no text; wanted a message of the user "
+                "and the answer of the assistant, in turn"
             )
     if len(stated) % 2:
         raise UsageError(f"{where}: the last message has no answer; give one of the assistant")
