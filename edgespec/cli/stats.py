@@ -19,6 +19,7 @@ The time saved is an estimate. In each answer edgespec measures what a pass of o
 decoding needs such a pass for each token. The time saved is what these would have taken, less the time that the \
 answer really took. Answers made beside others, and those too short to tell, are counted without it. Only numbers \
 are stored, on this machine, and no text. `edgespec config set no-usage true` turns the counting off."""
+_COUNTED = "answers of chat and serve are, and those of programs that call load(…, usage=True)"
 _PERIOD = re.compile(r"(\d{1,5})([dw])")
 
 
@@ -66,7 +67,7 @@ def _stats(options: argparse.Namespace) -> None:
 
 def _lines(counts: "dict[UsageKey, Usage]", total: "Usage", since: str) -> list[str]:
     if not counts:
-        return [f"nothing was counted{f' since {since}' if since else ' yet'}; answers of chat and serve are"]
+        return [f"nothing was counted{f' since {since}' if since else ' yet'}; {_COUNTED}"]
     first = min(key.day for key in counts)
     lines = [
         f"{total.tokens:,} tokens in {total.answers:,} answer{'s' * (total.answers != 1)} since {since or first}; "
@@ -97,7 +98,7 @@ def _saved_line(total: "Usage") -> str:
         return "the time that drafting saved was not measured in them"
     plain_s = total.decode_s + total.saved_s
     saved = f"drafting saved about {_duration(total.saved_s)} of {_duration(plain_s)}"
-    if total.saved_s < 0:
+    if round(total.saved_s, 1) < 0:
         saved = f"drafting lost about {_duration(-total.saved_s)}, where plain decoding takes {_duration(plain_s)}"
     return f"{saved} (measured in {total.measured:,} of the answers)"
 
@@ -109,7 +110,7 @@ def _share(usage: "Usage") -> str:
 def _duration(seconds: float) -> str:
     """2 h 5 min, 3 min 20 s, 42 s or 0.4 s."""
     if abs(seconds) < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{round(seconds, 1) + 0.0:.1f} s"  # no -0.0
     sign, whole = "-" if seconds < 0 else "", round(abs(seconds))
     if whole < 60:
         return f"{sign}{whole} s"

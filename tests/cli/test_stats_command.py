@@ -28,7 +28,8 @@ def test_stats_count_the_answers_of_a_chat_and_no_text(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, home: Path
 ) -> None:
     asked = ["chat", tiny_model, "--prompt", "the in the an", "--max-tokens", 7, "--drafter", "none", "--json"]
-    assert "nothing was counted yet" in run(capsys, "stats")
+    assert "nothing was counted yet; answers of chat and serve are" in (none := run(capsys, "stats"))
+    assert "usage=True" in none
     run(capsys, *asked, "--no-usage")
     run(capsys, *asked, "--no-history")
     assert not (home / "usage.json").exists()
@@ -72,6 +73,14 @@ def test_stats_are_told_by_model_device_and_day(capsys: pytest.CaptureFixture[st
     assert "cpu     2        1,000   25%        3 min 20 s" in lines
     assert json.loads(run(capsys, "stats", "--since", "1w", "--json"))["total"]["answers"] == 5
     assert json.loads(run(capsys, "stats", "--json"))["total"]["answers"] == 6
+
+
+def test_a_loss_of_less_than_is_shown_is_none(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    key = UsageKey(str(date.today()), "small", "cpu")
+    UsageFile(home).add({key: Usage(2, 2, 1000, 250, 9.0, -0.04)}, date.today())
+    shown = run(capsys, "stats")
+    assert "drafting saved about 0.0 s of 9.0 s" in shown
+    assert "-0.0" not in shown
 
 
 @pytest.mark.parametrize("since", ["7", "d", "2026-13-01", "99999d0", "soon"])
