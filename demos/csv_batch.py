@@ -46,9 +46,12 @@ def sort_message(engine: Engine, row: Row) -> Row:
 
 def sort_table(engine: Engine, rows: Iterator[Row]) -> Iterator[Row]:
     """Ask the model about each row, several at once, and give the rows with its answers in their order."""
-    with ThreadPoolExecutor(engine.max_parallel) as pool:
+    pool = ThreadPoolExecutor(engine.max_parallel)
+    try:
         while batch := list(islice(rows, 100)):
             yield from pool.map(partial(sort_message, engine), batch)
+    finally:  # after Ctrl-C the engine, which closes next, ends the answers: to wait for them takes long
+        pool.shutdown(wait=False)
 
 
 def run(engine: Engine, source: Path, output: Path) -> int:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
+from types import SimpleNamespace
 from typing import Any
 
 import csv_batch
@@ -104,3 +105,25 @@ def test_the_program_runs_as_it_is_printed(tiny_model: Path, tmp_path: Path) -> 
     assert [row["id"] for row in table(output)] == list("123456")
     missing = subprocess.run([*command[:2], "none.csv", *command[3:]], capture_output=True, text=True, timeout=120)
     assert (missing.returncode, "none.csv" in missing.stderr) == (1, True)
+
+
+def test_ctrl_c_waits_for_no_answer() -> None:
+    is_closed, ended = Event(), []
+
+    class Slow:
+        max_parallel = 2
+
+        def generate(self, message: str, **_: object) -> object:
+            if message != "first":
+                is_closed.wait(10)
+                ended.append(message)
+            return SimpleNamespace(text="{}")
+
+    table = csv_batch.sort_table(Slow(), iter([{"message": each} for each in ("first", "second", "third")]))
+    try:
+        assert next(table) == {"message": "first"}
+        with pytest.raises(KeyboardInterrupt):
+            table.throw(KeyboardInterrupt)
+        assert ended == []
+    finally:
+        is_closed.set()
