@@ -212,7 +212,7 @@ class ContextOverflow(EdgeSpecError):
     def __init__(
         self, num_tokens: int, context_length: int, whole_length: int | None = None, *, is_all: bool = True
     ) -> None:
-        advice = "shorten the prompt or choose a model with a longer context"
+        advice = "shorten the prompt, raise --context if you gave one, or choose a model with a longer context"
         if whole_length is not None and whole_length > context_length:
             advice = (
                 f"memory was too short for the model's {whole_length} when it was loaded: shorten the prompt, "

@@ -63,7 +63,7 @@ def list(home: Place | None = None) -> tuple[PreparedModel, ...]:
 
 def show(model: Place, home: Place | None = None) -> PreparedModel:
     """A prepared model, by its name or folder. Raises ModelError: It is not prepared."""
-    return _inventory(home).describe(_text(model))
+    return _inventory(home).describe(_text("model", model))
 
 
 def pull(
@@ -93,6 +93,7 @@ def pull(
         ModelError: There is no such model, it cannot be fetched, or is damaged.
         UsageError: The name is taken, or is none.
     """
+    _require_functions(report=report, progress=progress)
     place = ModelHome(
         _folder(home),
         offline,
@@ -102,9 +103,9 @@ def pull(
         is_quick=not check,
         progress=progress,
     )
-    inventory, wanted, form = Inventory(place), _text(model), form_of(_text(device))
+    inventory, wanted, form = Inventory(place), _text("model", model), form_of(_text("device", device))
     if name is not None and not ((here := place.find(wanted, form)) and here.name == name):
-        inventory.require_free(_text(name))
+        inventory.require_free(_text("name", name))
     lacks, has = partial(is_known_to_lack_half_floats, device), partial(nvidia_bytes, device)
     folder = inventory.repaired(partial(place.resolve, wanted, form, lacks_half_floats=lacks, nvidia_bytes=has))
     if name is not None and folder.name != name:
@@ -154,25 +155,26 @@ def export(
         SourceError: The source is missing, damaged or unsupported.
         UsageError: An argument makes no sense, or the name or folder is taken.
     """
+    _require_functions(report=report, progress=progress)
     if (name is None) == (output is None):
         raise UsageError(f"name is {name!r} and output {output!r}; give one of them")
-    form = form_of(_text(device))
+    form = form_of(_text("device", device))
     if precision is None:
         precision = "fp32" if form == "gpu" and is_known_to_lack_half_floats(device) else "source"
     opens = open_decoder if check or (check is None and _has_runtime(report)) else None
     ranges = _ranges(calibration)
     inventory = Inventory(ModelHome(_folder(home), offline, _in_words(report), opens, ranges, progress=progress))
     if name is not None:
-        inventory.require_free(_text(name))
-    folder = inventory.home.models / name if name is not None else Path(_text(output))
+        inventory.require_free(_text("name", name))
+    folder = inventory.home.models / name if name is not None else Path(_text("output", output))
     inventory.export(
-        _text(source),
+        _text("source", source),
         folder,
         revision,
         precision=precision,
         form=form,
         context_length=context_length,
-        adapter=None if adapter is None else Path(_text(adapter)),
+        adapter=None if adapter is None else Path(_text("adapter", adapter)),
     )
     if not keep_download:
         inventory.home.delete_spent()
@@ -187,7 +189,7 @@ def rename(model: str, name: str, home: Place | None = None) -> PreparedModel:
         UsageError: The name is taken, or is none.
     """
     inventory = _inventory(home)
-    return inventory.describe(str(inventory.rename(_text(model), _text(name))))
+    return inventory.describe(str(inventory.rename(_text("model", model), _text("name", name))))
 
 
 def verify(model: Place, home: Place | None = None) -> None:
@@ -197,7 +199,7 @@ def verify(model: Place, home: Place | None = None) -> None:
         IntegrityError: A file differs.
         ModelError: The model is not prepared, or lacks a file.
     """
-    _inventory(home).verify(_text(model))
+    _inventory(home).verify(_text("model", model))
 
 
 def remove(model: str, home: Place | None = None) -> int:
@@ -207,7 +209,7 @@ def remove(model: str, home: Place | None = None) -> int:
     """
     inventory = _inventory(home)
     freed = sum(each.bytes for each in inventory.models() if each.name == model)
-    return freed + inventory.remove(_text(model))[1]
+    return freed + inventory.remove(_text("model", model))[1]
 
 
 def prune(home: Place | None = None) -> int:
@@ -221,7 +223,7 @@ def _inventory(home: Place | None) -> Inventory:
 
 
 def _folder(home: Place | None) -> Path:
-    return default_home() if home is None else Path(_text(home))
+    return default_home() if home is None else Path(_text("home", home))
 
 
 def _in_words(report: Callable[[str], None]) -> Callable[[str], None]:
@@ -229,11 +231,17 @@ def _in_words(report: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: report(in_python(line))
 
 
-def _text(given: object) -> str:
+def _text(name: str, given: object) -> str:
     """Raises UsageError: It is no text and no path."""
     if not isinstance(given, (str, Path)):
-        raise UsageError(f"{given!r} is a {type(given).__name__}; wanted a text or a path")
+        raise UsageError(f"{name} is {given!r:.60}; wanted a text or a path")
     return str(given)
+
+
+def _require_functions(**given: object) -> None:
+    for name, each in given.items():
+        if not callable(each):
+            raise UsageError(f"{name} is {each!r:.60}; wanted a function")
 
 
 def _ranges(calibration: Sequence[str] | None) -> partial[Any] | None:

@@ -94,10 +94,11 @@ def test_what_cannot_be_done_is_a_public_error(home: Path, tiny_gguf: Path) -> N
         with pytest.raises(UsageError, match="wanted a text or a path"):
             models.pull(wrong)  # type: ignore[arg-type]
     unfit: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"name": 3}, "3 is a int; wanted a text"),
-        ({"name": "made", "device": None}, "None is a NoneType; wanted a text"),
+        ({"name": 3}, "name is 3; wanted a text"),
+        ({"name": "made", "device": None}, "device is None; wanted a text"),
         ({"name": "made", "context_length": -1}, "context_length= is -1, wanted 64 or more tokens"),
         ({"name": "made", "context_length": "64"}, "context_length= is '64', wanted 64 or more tokens"),
+        ({"name": "made", "progress": 3}, "progress is 3; wanted a function"),
         ({"name": "made", "calibration": "a text"}, "calibration is 'a text'; wanted a list of texts"),
     )
     for options, said in unfit:

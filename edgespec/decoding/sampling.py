@@ -268,7 +268,7 @@ class GumbelSampler:
         best = int(logits.argmax())
         if not math.isfinite(logits[best]):
             if math.isfinite(own.max()):
-                matching = " of what response_format allows" if self.constraint is not None else ""
+                matching = " that its format allows" if self.constraint is not None else ""
                 raise UsageError(
                     f"no token may follow here: logit_bias and what is banned leave none{matching}; ban less"
                 )

@@ -430,7 +430,10 @@ class Conversation:
                 )
                 num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
         if num_tokens > context:
-            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
+            overflow = ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
+            if self._overflow == "error" and most:
+                overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
+            raise overflow
         return num_dropped
 
     def _count(self, sent: Sequence[Turn], thinking: bool | None) -> int:

@@ -196,6 +196,8 @@ class AnswerSettings:
             raise UsageError(
                 "schema and response_format both say what the answer has to match; leave one of them out"
             )
+        if not isinstance(self.drafting, (Drafting, NoneType)):
+            raise UsageError(f"drafting is {self.drafting!r:.60}; wanted Drafting, such as Drafting(drafters=())")
         if type(self.priority) is not int:
             raise UsageError(f"priority is {self.priority!r}; wanted a whole number")
         seconds = self.timeout_s
@@ -301,9 +303,20 @@ class Request(NamedTuple):
 
 
 def require_known(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raises TypeError, as Python does for a function that lists its arguments: one is no field of options."""
+    """Raises TypeError, as Python does for a function that lists its arguments: one is no field of options.
+
+    Raises UsageError: One is of answers alone.
+    """
     for name in given:
         if name not in options.__annotations__:
+            if name in AnswerOptions.__annotations__:
+                where = (
+                    "say or stream of the"
+                    if name in ReplyOptions.__annotations__
+                    else "Engine.generate, without a"
+                )
+                field = f", or to {function} in sampling=" if name in SamplingOptions.__annotations__ else ""
+                raise UsageError(f"{name} is an option of an answer; give it to {where} conversation{field}")
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
 
 

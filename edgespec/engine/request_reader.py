@@ -18,7 +18,7 @@ from edgespec.engine.request import (
     require_writer,
     under_constraint,
 )
-from edgespec.errors import FormatError, UsageError
+from edgespec.errors import FormatError, ToolError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.banned_texts import BannedTexts, SpellingIndex
 from edgespec.text.prompt_encoder import (
@@ -62,6 +62,17 @@ class RequestReader:
             open_drafters: The names of those that may draft.
             target_context: The most tokens that the target takes, which may be fewer than the encoder's.
         """
+        try:
+            return self._read(prompt, options, open_drafters, target_context)
+        except UsageError as error:
+            if options.schema is not None and not isinstance(error, ToolError):
+                said = str(error).replace("the JSON schema of response_format", "the schema", 1)
+                error.args = (said.replace("response_format", "schema", 1),)
+            raise
+
+    def _read(
+        self, prompt: Prompt, options: AnswerSettings, open_drafters: tuple[str, ...], target_context: int
+    ) -> Request:
         require_writer(self.manifest)
         given, wanted = options.prefill, options.format
         if not options.raw and is_conversation(prompt):

@@ -41,7 +41,7 @@ class Transcript:
     @classmethod
     def read(cls, path: Path) -> "Transcript":
         """Raises UsageError: The file cannot be read, is damaged, or is no conversation."""
-        with explain_unreadable(path, "a conversation that /save wrote"):
+        with explain_unreadable(path, "a saved conversation"):
             text = decode_text(read_plain(path, _MAX_BYTES))
             header, *rest = list(read_lines_as(dict[str, Any], text)) or [{}]
             if header.get("format") != FORMAT:

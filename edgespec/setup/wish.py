@@ -53,7 +53,9 @@ def _is_function(name: str, value: object) -> None:
 def _is_length(name: str, value: int | str) -> None:
     is_number = type(value) is int or (isinstance(value, str) and value.isdecimal() and len(value) < 10)
     if value != "auto" and not (is_number and 0 <= int(value) <= MAX_FIXED_TOKENS):
-        raise UsageError(f"draft length is {str(value)[:40]!r}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens")
+        raise UsageError(
+            f"the draft length (--draft-length) is {value!s:.40}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens"
+        )
 
 
 def _are_drafters(name: str, value: str) -> None:
@@ -62,11 +64,11 @@ def _are_drafters(name: str, value: str) -> None:
 
 
 def _are_threads(name: str, value: object) -> None:
-    most = max_threads()
+    most, flag = max_threads(), name.removeprefix("num_").replace("_", "-")
     if not (type(value) is int and 1 <= value <= most):
         raise UsageError(
-            f"the number of threads is {value!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} for each "
-            "logical core of the processor"
+            f"the number of threads (--{flag}) is {value!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} "
+            "for each logical core of the processor"
         )
 
 

@@ -18,7 +18,7 @@ def format_bytes(num_bytes: float, decimals: int = 1) -> str:
     return f"{num_bytes / 1e3:.0f} kB" if num_bytes >= 1e3 else f"{num_bytes:.0f} bytes"
 
 
-def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
+def parse_bytes(size: int | str, what: str = "the memory limit (--memory)") -> int:
     """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1000, and Ki is 1024.
 
     Args:
@@ -36,7 +36,7 @@ def parse_bytes(size: int | str, what: str = "the memory limit") -> int:
     else:
         raise UsageError(f"{what} is {str(size)[:40]!r}; wanted bytes, such as 2G or 512M")
     if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
-        raise UsageError(f"{what} is '{str(size)[:40]}'; wanted 1M to a million T, such as 2G or 512M")
+        raise UsageError(f"{what} is {size!s:.40}; wanted 1M to a million T, such as 2G or 512M")
     return num_bytes
 
 

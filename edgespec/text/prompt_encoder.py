@@ -38,6 +38,7 @@ _OWN_NAMES = frozenset(
     }
 )
 _THOUGHT = "<think>\n{}\n</think>\n\n"
+_TEXT_PARTS = ("text", "input_text", "output_text")  # types of parts of a message
 _LONG = 16  # characters a token, more than nearly any text has
 
 Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
@@ -269,12 +270,19 @@ def _message(each: object) -> Turn:
             return _tool_message(role, each)
         if not {"role", "content"} <= each.keys():
             raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
+        _require_no_media(each["content"])
         each = Message(each["role"], _joined(each["content"]), each.get("reasoning_content") or "")
     if not isinstance(each, tuple) or len(each) not in (2, 3) or not all(isinstance(part, str) for part in each):
         raise UsageError(f"a message is {each!r}; wanted a role and a content, which is text")
     if each[0] not in ROLES:
         raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
     return Message(*each)
+
+
+def _require_no_media(content: object) -> None:
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, Mapping) and (kind := str(part.get("type", "text"))[:40]) not in _TEXT_PARTS:
+            raise UsageError(f"a message has a part of the type {kind!r}; wanted text alone: images are not read")
 
 
 def _joined(content: Any) -> Any:

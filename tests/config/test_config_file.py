@@ -86,7 +86,7 @@ def test_switch_of_the_file_is_undone_by_a_flag(path: Path) -> None:
         ('schedule = "best"\n', ":1: schedule is 'best'; wanted auto or serial or pipelined or hedged"),
         ("temperature = nan\n", ":1: temperature is 'nan'; wanted a number"),
         ("temperature = " + "9" * 400, ":1: temperature is"),
-        ('memory = "much"\n', ":1: memory: the memory limit is 'much'"),
+        ('memory = "much"\n', ":1: memory: the memory limit (--memory) is 'much'"),
         ("memory = true\n", ":1: memory is 'True'; wanted bytes"),
         ('draft-length = "long"\n', ":1: draft-length is 'long'; wanted auto"),
         ("[chat]\nseed = 1\n", ":1: no option 'chat'"),

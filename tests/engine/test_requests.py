@@ -366,8 +366,27 @@ def test_the_content_of_a_message_may_be_parts_of_text(engine: Engine) -> None:
     parts = [{"type": "text", "text": "in the"}, {"type": "text", "text": " an"}]
     assert engine.encode([{"role": "user", "content": parts}]).tolist() == engine.encode(MESSAGES).tolist()
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
-    with pytest.raises(UsageError, match="wanted a role and a content, which is text"):
+    with pytest.raises(UsageError, match="of the type 'image_url'; wanted text alone: images are not read"):
         engine.encode([{"role": "user", "content": [*parts, picture]}])
+    with pytest.raises(UsageError, match="wanted a role and a content, which is text"):
+        engine.encode([{"role": "user", "content": 3}])
+
+
+def test_errors_name_the_argument_that_was_given(engine: Engine) -> None:
+    with pytest.raises(UsageError, match=r"drafting is 3; wanted Drafting"):
+        engine.generate(PROMPT, drafting=3)
+    with pytest.raises(UsageError, match=r"temperature .* give it to say or stream .* sampling="):
+        engine.chat(temperature=0.5)
+    with pytest.raises(UsageError, match=r"timeout_s is an option of an answer; give it to say or stream"):
+        engine.chat(timeout_s=3)
+    for options in ({"schema": {"not": {}}}, {"schema": list[str], "max_tokens": 1}):
+        with pytest.raises(UsageError, match="schema") as refused:
+            engine.generate(PROMPT, **options)
+        assert "response_format" not in str(refused.value)
+    talk = engine.chat(max_tokens=4)
+    talk.say("in")
+    with pytest.raises(ContextOverflow, match=r"raise context= if you gave one.*overflow='drop-oldest'"):
+        talk.say("the in " * engine.context_length)
 
 
 def test_a_question_is_no_system_message(engine: Engine) -> None:

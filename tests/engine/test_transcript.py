@@ -44,7 +44,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is not a conversation that /save wrote"),
+        (b"", "is not a saved conversation"),
         (b"hello\n", "line 1 is no JSON"),
         (b"[1]\n", "line 1: expected `object`, got `array`"),
         (b'{"a": 1}\n', "it does not begin as one"),

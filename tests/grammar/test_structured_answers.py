@@ -165,7 +165,7 @@ def test_biases_penalties_bans_and_stops_go_together_with_a_format(plain: Engine
 
 
 def test_a_ban_of_all_that_may_follow_is_refused(plain: Engine) -> None:
-    with pytest.raises(UsageError, match="response_format allows"):
+    with pytest.raises(UsageError, match="none that its format allows"):
         plain.generate(PROMPT, banned=["a"], max_tokens=9, response_format={"type": "regex", "regex": "a{3}"})
 
 
