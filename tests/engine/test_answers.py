@@ -278,7 +278,7 @@ def test_a_task_has_a_whole_answer_while_others_have_theirs(engine_of: EngineOf,
         await engine.agenerate(PROMPT, **options)
 
     with pytest.raises(UsageError, match="max_tokens"):
-        asyncio.run(wrong(max_tokens=-1))
+        asyncio.run(wrong(max_tokens=-2))
     with pytest.raises(TypeError, match=r"Engine\.agenerate\(\) got an unexpected keyword argument 'tokens'"):
         asyncio.run(wrong(tokens=1))
     with pytest.raises(TimeoutError):
