@@ -10,11 +10,9 @@ import logging
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from time import monotonic
 from typing import TextIO
 
@@ -31,19 +29,9 @@ _PROGRESS_S = 0.1  # between two lines of progress
 
 
 def print_stderr(line: str) -> None:
-    """Print a line on stderr, with options as flags; characters that control a terminal are escaped.
-
-    A terminal gets it broken between words.
-    """
-    text = printable(in_flags(line))
-    if _is_terminal():
-        width = max(20, shutil.get_terminal_size().columns - 1)
-        fill = partial(
-            textwrap.fill, width=width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
-        text = "\n".join(fill(each) if len(each) > width else each for each in text.split("\n"))
+    """Print a line on stderr, with options as flags; characters that control a terminal are escaped."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(in_flags(line)), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         discard_output(sys.stderr)
 

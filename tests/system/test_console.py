@@ -106,19 +106,6 @@ def test_a_line_of_progress_stays_for_a_moment(monkeypatch: pytest.MonkeyPatch) 
         assert screen.lines == [""]
 
 
-def test_a_terminal_breaks_lines_between_words_and_a_pipe_gets_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    line = "to take a better model say: edgespec chat qwen2.5-1.5b"
-    for is_terminal, printed in (
-        (True, "edgespec: to take a better model say:\n  edgespec chat qwen2.5-1.5b\n"),
-        (False, f"edgespec: {line}\n"),
-    ):
-        screen = _screen(monkeypatch, is_terminal=is_terminal)
-        with log_to_stderr():
-            info(line)
-        assert screen.getvalue() == printed
-
-
 def test_a_pipe_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = _screen(monkeypatch, is_terminal=False)
     for settings in ({}, {"verbose": True}):
