@@ -81,8 +81,8 @@ def test_trees_are_probed_and_run(gpu: FakeGpu, model: Path, manifest: Manifest)
 @pytest.mark.parametrize(
     ("form", "fix"),
     [
-        ("cpu", "export it again with --device cuda, or use --device cpu"),
-        ("gpu", r"\(Gemma\) runs with --device webgpu"),
+        ("cpu", "export it again with device='cuda', or use device='cpu'"),
+        ("gpu", r"\(Gemma\) runs with device='webgpu'"),
     ],
 )
 def test_a_model_in_single_floats_is_refused_before_it_is_opened(

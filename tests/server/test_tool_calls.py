@@ -106,7 +106,7 @@ def test_what_is_no_call_stays_text(served: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": {}}, "tools", "array"),
+        ({"tools": {}}, "tools", "wanted a list"),
         ({"tools": [*TOOLS, {"type": "web_search"}]}, "tools[1].type", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
         ({"tools": TOOLS * 2}, "tools[1].function.name", "two tools named 'get_weather'"),
