@@ -273,7 +273,7 @@ class LayerWriter:
         return self.op("RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=rotary.rotated)
 
     def layer_inputs(self, input_ids: ir.Value, embedded: ir.Value) -> list[ir.Value]:
-        """What each layer reads of a token beside the residual stream, [batch, num_tokens, layer_input_size] each.
+        """Inputs of layers beside the residual stream, [batch, num_tokens, layer_input_size] each.
 
         Half is an embedding of its own, half is made of the usual one.
         """

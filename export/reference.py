@@ -101,7 +101,7 @@ class _Reference:
         return [_cap(x, config.logit_cap) for x in self._linear(normed, head)]
 
     def _layer_inputs(self, embedded: list[Floats], tokens: TokenIds) -> list[Floats]:
-        """What layers read of each token beside the residual stream, [num_tokens, num_layers, size] each."""
+        """The inputs of layers for each token beside the residual stream, [num_tokens, num_layers, size] each."""
         if not (size := self.config.layer_input_size):
             return []
         found: list[Floats] = []

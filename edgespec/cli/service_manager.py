@@ -1,4 +1,4 @@
-"""What starts programs by itself on each system: systemd, launchd and the Task Scheduler, as files and commands.
+"""Managers of services: systemd, launchd and the Task Scheduler, as files and commands.
 
 Runs nothing.
 """

@@ -42,7 +42,7 @@ _QUOTED = re.compile(r'\A("""|")(.*)\1\Z', re.DOTALL)
 def read_modelfile(
     text: str, path: Path, check: Callable[[dict[str, Any]], object] = lambda found: None
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a preset by a Modelfile says, without its name, and a note on each line that has no effect.
+    """The content of a preset by a Modelfile, without its name, and a note on each line that has no effect.
 
     path: Of the Modelfile; files that it names are sought from there.
     check: Raises UsageError for an option that has a value that no preset can have.

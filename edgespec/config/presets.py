@@ -91,7 +91,7 @@ class Preset:
         return "".join(f"{line}\n" for line in lines)
 
     def document(self) -> dict[str, Any]:
-        """What its file says."""
+        """The text of its file."""
         named = {name: getattr(self, name) for name in ("think", "schema", "tools")}
         lists = {"stop": list(self.stop), "messages": [dict(each) for each in self.messages]}
         return {

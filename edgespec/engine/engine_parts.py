@@ -41,7 +41,7 @@ class OpenDrafters:
     counter: UsageCounter | None = None
 
     def generation(self, model: LoadedModel) -> Generation:
-        """What makes answers with a model and these drafters."""
+        """The maker of answers with a model and these drafters."""
         return Generation(
             tokenizer=model.encoder.tokenizer,
             end_tokens=model.manifest.eos_token_ids,

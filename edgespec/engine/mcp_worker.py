@@ -217,7 +217,7 @@ async def _offered(client: Any) -> list[Any]:
 
 
 async def _call(place: _Place, asked: Mapping[str, str], most_s: float) -> dict[str, Any]:
-    """What a call gave. is_over: The server has ended or hangs, so that all are started anew for the next call."""
+    """The result of a call. is_over: The server has ended or hangs; all are started anew for the next call."""
     from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
     try:

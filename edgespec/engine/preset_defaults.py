@@ -1,4 +1,4 @@
-"""What a preset says of an answer, where its request leaves it open."""
+"""Defaults of an answer by a preset, where its request leaves them open."""
 
 from copy import copy
 from dataclasses import asdict, replace

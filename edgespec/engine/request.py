@@ -213,7 +213,7 @@ class AnswerSettings:
 
     @property
     def format(self) -> Mapping[str, Any] | None:
-        """What the answer has to match, as response_format states it. Raises FormatError: schema is none."""
+        """The format of the answer, as response_format states it. Raises FormatError: schema is none."""
         if self.schema is None:
             return self.response_format
         return {"type": "json_schema", "schema": read_schema(self.schema)}

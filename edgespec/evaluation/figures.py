@@ -28,7 +28,7 @@ def interval_text(interval: RatioInterval) -> str:
 
 
 def verdict_text(document: BenchDocument) -> str | None:
-    """Whether drafting pays here, in a sentence; None where nothing was decoded."""
+    """A sentence that says if drafting pays here; None where nothing was decoded."""
     ratio, interval = document["mean_ratio"], document.get("mean_ratio_interval")
     if ratio is None:
         return None

@@ -132,7 +132,7 @@ def ranking_in_words(document: Document) -> str:
 
 
 def _advice(drafters: Sequence[Document]) -> Iterator[str]:
-    """What to do, by what is known of them."""
+    """Advice on what to do, by what is known of them."""
     best = next((each for each in drafters if each["pays"] and not each["obstacle"]), None)
     if best is None:
         yield "keep drafting from the text, as --drafter auto does: no model is known to make it faster here"

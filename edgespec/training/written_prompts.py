@@ -75,7 +75,7 @@ class PromptWriter:
         return self._go_on(turns, longest, number)[0]
 
     def _go_on(self, prompt: Turns | TokenIds, longest: int, number: int | None) -> tuple[str, bool]:
-        """What the target writes, greedily without a number, and whether it came to an end."""
+        """The tokens that the target writes, greedily without a number, and True if it came to an end."""
         sampling = SamplingParams()
         if number is not None:
             sampling = SamplingParams(temperature=_TEMPERATURE, top_p=_TOP_P, seed=number)
