@@ -105,6 +105,10 @@ def test_a_tool_of_an_mcp_server_is_asked_for_too_and_ctrl_c_ends_it(tmp_path: P
     terminal.wait_for("I stop.")
     terminal.ready()
     terminal.leave()
+    path = latest_chat(tmp_path / "chats")
+    assert path is not None
+    results = [message.content for message in Transcript.read(path).messages if message.role == "tool"]
+    assert results == ["42", "error: the user ended this call while it ran"]
 
 
 def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:
