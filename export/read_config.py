@@ -112,6 +112,15 @@ def _require_read(stated: SourceSettings) -> None:
         )
 
 
+def _architecture_of(stored_name: str, stated: SourceSettings) -> str:
+    """The name of a GGUF file's family here: some files name two families alike, and differ in a setting."""
+    architecture = _GGUF_NAMES.get(stored_name, stored_name)
+    if architecture == "olmo2" and stated.get("attention.sliding_window"):
+        return "olmo3"
+    with_experts = {"llama": "mixtral", "granitemoehybrid": "granitemoehybrid_moe"}
+    return with_experts.get(architecture, architecture) if stated.get("expert_count") else architecture
+
+
 def config_from_gguf(
     path: object,
     metadata: Mapping[str, Any],
@@ -124,13 +133,7 @@ def config_from_gguf(
     """
     stored_name = str(metadata.get("general.architecture"))
     stated = SourceSettings(path, metadata, f"{stored_name}.")
-    architecture = _GGUF_NAMES.get(stored_name, stored_name)
-    if architecture == "llama" and stated.get("expert_count"):
-        architecture = "mixtral"
-    if architecture == "granitemoehybrid" and stated.get("expert_count"):
-        architecture = "granitemoehybrid_moe"
-    if architecture == "olmo2" and stated.get("attention.sliding_window"):
-        architecture = "olmo3"
+    architecture = _architecture_of(stored_name, stated)
     _require_read(stated)
     # A mistral file calls itself llama.
     family = family_of(path, "mistral" if architecture == "llama" else architecture)

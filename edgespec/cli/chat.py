@@ -94,6 +94,17 @@ def add_chat(parser: CommandParser) -> None:
         help="let MODEL reason before it answers, or not, if its chat template has that switch",
     )
     add_options(parser)
+    _add_files_of_passes(parser)
+    parser.show_first(
+        *("--prompt", "--attach", "--continue", "--schema", "--tools", "--think", "--system", "--max-tokens"),
+        *("--temperature", "--drafter", "--device", "--memory", "--context", "--no-history", "--offline"),
+        "--stats",
+    )
+    parser.set_defaults(run=_chat, transcript=None)
+
+
+def _add_files_of_passes(parser: CommandParser) -> None:
+    """Add the flags of files that tell what each pass did."""
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
     add_file(
@@ -104,20 +115,6 @@ def add_chat(parser: CommandParser) -> None:
     advanced.add_argument(
         "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
     )
-    parser.show_first(
-        *("--prompt", "--attach", "--continue", "--schema", "--tools", "--think", "--system", "--max-tokens"),
-        *(
-            "--temperature",
-            "--drafter",
-            "--device",
-            "--memory",
-            "--context",
-            "--no-history",
-            "--offline",
-            "--stats",
-        ),
-    )
-    parser.set_defaults(run=_chat, transcript=None)
 
 
 def _chat(options: argparse.Namespace) -> int:
