@@ -122,7 +122,7 @@ class Features:
             self._fuse.require({"features"}, {"hidden"})
 
     def want(self, reader: object, is_wanted: bool) -> bool:
-        """As HiddenStates has it."""
+        """Note whether a reader needs the states of passes to come; returns whether the last ones left theirs."""
         return self._store.want(reader, is_wanted)
 
     @property

@@ -57,7 +57,7 @@ class RecurrentStates:
         return max((min(position, held.end) for held in self._kept if held.num_settled <= position), default=0)
 
     def reachable_evenly(self, position: int, end: int) -> int:
-        """The same, where the number of tokens from there to the end is even, or all are run."""
+        """The last reachable position up to this one with an even number of tokens to the end; else 0."""
         while (found := self.reachable(position)) and (end - found) % 2:
             position = found - 1
         return found

@@ -84,7 +84,7 @@ class Preset:
         return parameter_lines({**suggested, **self.options}, self.stop)
 
     def modelfile(self) -> str:
-        """As a Modelfile, as far as that can say it."""
+        """The text of a Modelfile with the model, parameters, system message and examples; it holds no more."""
         lines = [f"FROM {self.model}", *(f"PARAMETER {each}" for each in self.parameters({}))]
         lines += [f'SYSTEM """{self.system}"""'] if self.system else []
         lines += [f'MESSAGE {each["role"]} """{each["content"]}"""' for each in self.messages]

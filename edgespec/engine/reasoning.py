@@ -40,7 +40,7 @@ CHANNELS = Marks(channels.ANALYSIS, channels.END, channels.NEXT + channels.FINAL
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
-    """Those that a model writes, by its tokenizer."""
+    """The marks around reasoning that a model with this tokenizer writes."""
     if tokenizer.channel_marks:
         return CHANNELS
     open, close = tokenizer.think_marks
@@ -247,7 +247,7 @@ class ModelReasoning:
         return PlacedBeginning(prompt, begun, (is_open or is_marked) and CLOSE not in text)
 
     def _place_by_tokens(self, prompt: TokenIds, begun: str) -> "PlacedBeginning":
-        """As place, where the marks are tokens, or headers of messages, and not the text that stands for them."""
+        """Puts the beginning of an answer behind a prompt, with marks as tokens or as headers of messages."""
         encode = partial(self.encoder.tokenizer.encode, is_behind_text=True)
         is_open, (before, mark, rest) = self.is_open(prompt), begun.lstrip().partition(CLOSE)
         is_marked = before.startswith(OPEN)

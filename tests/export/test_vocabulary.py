@@ -290,7 +290,7 @@ def test_a_tokenizer_is_made_of_each_pre_tokenizer() -> None:
 
 
 def test_tokenizer_of_gemma4_merges_as_its_file_lists() -> None:
-    """As SentencePiece does by the scores, but that no merge joins a line end to something else."""
+    """Merges are those that SentencePiece makes by scores, but none joins a line end to something else."""
     words = made_tokenizers.learn_words(["the hen in the inn  the\nthen\n\nhen <|x|>"] * 3, 40)
     listed, scored = (
         Tokenizer.from_str(vocabulary_from_gguf("made", made_tokenizers.gguf_keys(kind, words)).tokenizer_json)

@@ -131,7 +131,7 @@ def _sentencepiece(kind: str, words: Iterable[str] | None) -> dict[str, Any]:
 
 
 def _gemma4(words: Iterable[str] | None) -> dict[str, Any]:
-    """As the converter of Gemma 4 writes them: what tells calls and thoughts apart is user-defined."""
+    """Keys that the converter of Gemma 4 writes: what tells calls and thoughts apart is user-defined."""
     keys = _sentencepiece("spm", words)
     pieces = keys["tokenizer.ggml.tokens"]
     own = [piece for piece in pieces[259:] if len(piece) > 1]

@@ -164,7 +164,7 @@ _DELTA: dict[str, tuple[int | None, ...]] = {
 
 
 def _mamba_size(part: str, shape: Shape, num_groups: int) -> list[int]:
-    """Of a Mamba-2 layer with heads of 32 values and keys of 64."""
+    """The shape of a tensor of a Mamba-2 layer with heads of 32 values and keys of 64."""
     heads, values, mixed = shape.hidden // 16, 2 * shape.hidden, 2 * shape.hidden + 128 * num_groups
     of = {
         "in_proj.weight": [values + mixed + heads, shape.hidden],
