@@ -168,7 +168,7 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
     if config.sharing_layers or config.other_heads or config.layer_input_size:
         _require_own_keys(config, form, trimming.layers(config.num_layers))
     if config.is_mixed:
-        if form != "cpu":
+        if form == "npu" or (form == "gpu" and config.recurrence):
             raise DeviceUnavailable(
                 f"{config.architecture} has layers without attention, which are exported for the CPU only; use "
                 "--device cpu, or --drafter-device cpu for a drafter"

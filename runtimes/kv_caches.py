@@ -5,7 +5,7 @@ It is bound as past and as present, and the total length says how much of it cou
 
 A layer with a short convolution has a row for each token, in a buffer like that of a head's keys, behind rows of
 zeros that stand before a text. A pass reads the last few rows before it, and writes its own behind them: both are
-bound as views of the buffer.
+bound as views of the buffer. It is the host's, also beside a GPU, which copies the few rows of a pass.
 
 A graph traced from PyTorch copies past into present each pass, which is longer by the pass. A rewind shortens
 every head then, which leaves gaps that the graph cannot skip, so it is a copy as well.
@@ -185,7 +185,7 @@ class SharedCache:
             assert self._rows
             length = self._rows.num_before + capacity
             if past not in self._buffers or self._buffers[past].shape()[2] < length:
-                self._buffers[past] = self._allocate(past, (1, 1, length, self._rows.width), num_past)
+                self._buffers[past] = self._allocate(past, (1, 1, length, self._rows.width), num_past, "cpu")
         pairs = zip(self._names[::2], self._names[1::2], strict=True)
         for number, layer in zip(self._kv.attention_layers, pairs, strict=True):
             held = [self._buffers.get(past) for past, _ in layer]
@@ -201,16 +201,15 @@ class SharedCache:
                 self._binding.bind_ortvalue_output(present, value)
         self._capacity = capacity
 
-    def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
-        memory, index = self._device.memory, self._device.memory_index
-        is_own = memory == "cpu"
+    def _allocate(self, past: str, shape: tuple[int, ...], num_past: int, memory: str = "") -> Any:
+        memory = memory or self._device.memory
         value = None
-        if not is_own:
+        if memory != "cpu":
             value = self._session.create_ortvalue_from_shape_and_type(
-                shape, np.dtype(self._kv.dtype).type, memory, index
+                shape, np.dtype(self._kv.dtype).type, memory, self._device.memory_index
             )
-        if not self._can_copy:
-            return value
+            if not self._can_copy:
+                return value
         # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN. They
         # are written: np.zeros takes no memory before it is used, and would count as free until then.
         buffer, num_kept = np.empty(shape, self._kv.dtype), num_past and num_past + self._num_before.get(past, 0)
@@ -343,7 +342,7 @@ def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device:
     Raises DeviceUnavailable: The cache's form is not for the device.
     """
     if manifest.kv_cache.form == "shared_buffer":
-        if (manifest.kv_cache.convolutions or manifest.kv_cache.recurrence) and device.memory != "cpu":
+        if manifest.kv_cache.recurrence and device.memory != "cpu":
             raise DeviceUnavailable(
                 f"{manifest.name} has layers without attention, which run on the CPU, not on '{device.name}'; use "
                 "--device cpu",

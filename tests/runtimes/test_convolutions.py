@@ -1,6 +1,5 @@
 """Models with short convolutions, whose caches hold a row for each token of such a layer."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,10 @@ from calls import decoder
 from families import FAMILIES, weights_of
 
 from edgespec import SamplingParams, load
-from edgespec.errors import DeviceUnavailable, ManifestError
+from edgespec.errors import ManifestError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
 from edgespec.manifest import read_manifest
-from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.kv_caches import make_cache
 from edgespec.setup.open_model import self_drafter
 
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 600).astype(np.int32)
@@ -111,9 +108,3 @@ def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
 def test_a_drafter_that_needs_trees_is_refused(convolved_model: Path) -> None:
     with pytest.raises(ManifestError, match="layers without attention, which run chains"):
         load(convolved_model, drafter="lookahead", device="cpu")
-
-
-def test_other_devices_say_that_they_do_not_run_it(convolved_model: Path) -> None:
-    device = replace(find_device("cpu"), name="cuda", memory="cuda")
-    with pytest.raises(DeviceUnavailable, match=r"layers without attention, .* not on 'cuda'; use device='cpu'"):
-        make_cache(None, None, None, read_manifest(convolved_model), device)

@@ -1,0 +1,62 @@
+"""Families with other layers than attention and one MLP, on the WebGPU provider: a GPU, or one in software."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from families import FAMILIES, weights_of
+
+from edgespec import SamplingParams, load
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.node_placement import find_strays, read_node_placement
+from edgespec.runtimes.onnx import OnnxDecoder
+
+pytestmark = [
+    pytest.mark.webgpu,
+    pytest.mark.skipif(
+        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
+    ),
+]
+TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 80).astype(np.int32)
+
+
+@pytest.fixture(params=["lfm2"])
+def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A model folder in the gpu form and single precision, which every adapter runs."""
+    config = {**FAMILIES[request.param]["config"], "max_position_embeddings": 256}
+    tiny.write_huggingface(tmp_path / "hf", weights_of(request.param), config=config)
+    export_model(tmp_path / "hf", tmp_path / "gpu", precision="fp32", form="gpu")
+    return tmp_path / "gpu"
+
+
+def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
+    manifest, device = read_manifest(model), find_device("webgpu")
+    there, here = OnnxDecoder(model, manifest, device), OnnxDecoder(model, manifest, find_device("cpu"))
+    assert find_strays(read_node_placement(there._passes._session), device, 1) is None
+    there.logits(TOKENS[:40], 1)
+    for kept, num_new in ((40, 1), (41, 5), (43, 4), (44, 3), (20, 2), (21, 40), (7, 1), (0, 3)):
+        tokens = np.append(TOKENS[:kept], TOKENS[80 - num_new :])
+        found, expected = there.logits(tokens, num_new), here.logits(tokens, num_new)
+        np.testing.assert_allclose(found, expected, atol=1e-3, err_msg=f"{kept} {num_new}")
+
+
+def test_drafts_give_the_text_of_plain_decoding(model: Path, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights())
+    export_model(tmp_path / "tiny.gguf", tmp_path / "drafter", precision="int4")
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    texts = []
+    for options in (
+        {"drafter": "none"},
+        {"drafter": "suffix", "draft_length": 5},
+        {"drafter": str(tmp_path / "drafter"), "draft_length": 3, "schedule": "pipelined"},
+    ):
+        with load(model, device="webgpu", deterministic=True, **options) as engine:  # type: ignore[arg-type]
+            answer = engine.generate("the hen in the the hen in", sampling=sampling, max_tokens=40)
+            assert answer.stats.downgrades == ()
+            assert (answer.stats.num_drafted > 0) == (options["drafter"] != "none")
+            texts.append(answer.token_ids)
+    assert texts[1:] == texts[:1] * 2
