@@ -15,6 +15,7 @@ from interleaved import measure_in_turn
 
 from edgespec import load
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.run_ahead import Ticket
 
@@ -25,7 +26,7 @@ NUM_TOKENS = 96
 def time_loop_s(engine: Engine) -> float:
     """Seconds a pass in this thread, after the first."""
     request = Request(engine.encode(PROMPT), AnswerSettings(max_tokens=NUM_TOKENS))
-    passes = engine._drafting.generation(engine._model)._passes(engine.target, request, Ticket(), [], {})
+    passes = Generation(engine._model, engine._drafting)._passes(engine.target, request, Ticket(), [], {})
     next(passes)
     started = perf_counter()
     num_passes = sum(1 for _ in passes)

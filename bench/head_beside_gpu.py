@@ -79,7 +79,7 @@ from edgespec.setup.open_model import (
 from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.simulation.machines import Machine, bound
-from edgespec.simulation.virtual_lane import VirtualLane
+from edgespec.simulation.schedules import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.system.console import print_stderr
 from edgespec.types import TokenIds, append

@@ -46,7 +46,7 @@ from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
-from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
+from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError
 from edgespec.system.console import print_stderr

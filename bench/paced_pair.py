@@ -13,8 +13,8 @@ import numpy as np
 from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.simulation.machines import Machine
+from edgespec.simulation.schedules import VirtualLane
 from edgespec.simulation.synthetic import PacedDecoder
-from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds
 

@@ -33,8 +33,7 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.measure import LONGEST
 from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
 from edgespec.setup.open_model import ModelFolder, open_model
-from edgespec.setup.plan_option import MemoryNeeds, PlannedOption, Schedule
-from edgespec.setup.planner import draft_rates, make_plan
+from edgespec.setup.planner import MemoryNeeds, PlannedOption, Schedule, draft_rates, make_plan
 from edgespec.setup.profile import Place
 from edgespec.setup.resolve import resolve
 from edgespec.setup.setup import Chain

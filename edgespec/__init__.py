@@ -90,8 +90,8 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.measure import profile_target
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
-    from edgespec.setup.plan_option import ScheduleChoice
     from edgespec.setup.plan_words import plan_in_words
+    from edgespec.setup.planner import ScheduleChoice
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
@@ -198,7 +198,7 @@ _HOMES = _by_name(
         "models": "models",
         "runtimes.discovery": "DeviceReport devices",
         "setup.inventory": "CatalogModel PreparedModel",
-        "setup.plan_option": "ScheduleChoice",
+        "setup.planner": "ScheduleChoice",
         "setup.wish": "AcceptanceName",
         "system.progress": "LoadProgress",
         "text.chat_template": "CallMessage Message ResultMessage",

@@ -14,7 +14,7 @@ from lent import LentProcess
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.setup.catalog import CATALOG, CatalogFile
-from edgespec.setup.fetch import fetch
+from edgespec.setup.downloads import fetch
 from edgespec.system.disk import hold_lock
 
 

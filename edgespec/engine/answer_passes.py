@@ -1,6 +1,6 @@
-"""A pass of an answer: what of it belongs to the answer, how it is run, and how long it took."""
+"""A pass of an answer: what of it and of its text belongs to the answer, how it is run, and how long it took."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import nan
@@ -38,6 +38,50 @@ class TokenStop:
     def is_end(self, tokens: TokenIds, num_before: int) -> bool:
         """True if an answer that has tokens behind num_before of them ends with these."""
         return int(tokens[-1]) in self.eos_token_ids or len(tokens) - num_before >= self.max_tokens
+
+
+class TextStop:
+    """Cuts a stream of text at the first of several strings.
+
+    Text that may be the start of one is held back until it is clear.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = [string for string in strings if string]
+        self._held = ""
+        self._num_cut = 0
+        self.is_cut = False  # one was found
+
+    @property
+    def num_hidden(self) -> int:
+        """Characters at the end of the text so far that are not shown, or not yet."""
+        return len(self._held) + self._num_cut
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that can be shown, and whether the answer ends there."""
+        self._held += text
+        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if found:
+            shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
+            self.is_cut = True
+            return shown, True
+        keep = self._num_undecided()
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, False
+
+    def flush(self) -> str:
+        """The text that was held back, when no more comes."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _num_undecided(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self._strings), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(string.startswith(self._held[-size:]) for string in self._strings):
+                return size
+        return 0
 
 
 class AnswerPass(NamedTuple):

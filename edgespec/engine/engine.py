@@ -20,7 +20,7 @@ from edgespec.draft.speculation import Speculation
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
-from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
+from edgespec.engine.generation import Generation, LoadedModel, OpenDrafters
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.preset_defaults import begin_chat, by_preset, opened, sampling_by, settings_by
 from edgespec.engine.request import (
@@ -441,7 +441,7 @@ class Engine:
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)
-        stream = self._drafting.generation(self._model).stream(target, request, caches.queue, ticket, num_read)
+        stream = Generation(self._model, self._drafting).stream(target, request, caches.queue, ticket, num_read)
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

@@ -6,7 +6,7 @@ the count. Their text, and all that is made of it, is made where it is read.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -29,6 +29,7 @@ from edgespec.engine.answer_passes import (
     Announcing,
     AnswerClock,
     AnswerPass,
+    TextStop,
     TokenStop,
     answer_logprobs,
     prompt_passes,
@@ -36,12 +37,15 @@ from edgespec.engine.answer_passes import (
 )
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Stats, Tally, usage_of, was_alone
+from edgespec.engine.embedder import Embedder
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
+from edgespec.manifest import Manifest
 from edgespec.setup.usage import UsageCounter
-from edgespec.text.tokenizer import TextStream, Tokenizer
+from edgespec.text.prompt_encoder import PromptEncoder
+from edgespec.text.tokenizer import TextStream
 from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
 from edgespec.tools.call_parser import CallReader
 from edgespec.types import TokenIds, append
@@ -51,63 +55,61 @@ _MAX_UNLEARNED = 3
 _NONE_RERUN = Reruns()
 
 
-class TextStop:
-    """Cuts a stream of text at the first of several strings.
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The target of an engine: its description, and the encoder that reads texts.
 
-    Text that may be the start of one is held back until it is clear.
+    device_names: Of target and drafter.
+    near_tie: Tokens that are nearer are decided as in plain decoding, if they are.
+    embedder: Of a model that was trained for embeddings, which writes no text.
     """
 
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = [string for string in strings if string]
-        self._held = ""
-        self._num_cut = 0
-        self.is_cut = False  # one was found
-
-    @property
-    def num_hidden(self) -> int:
-        """Characters at the end of the text so far that are not shown, or not yet."""
-        return len(self._held) + self._num_cut
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown, and whether the answer ends there."""
-        self._held += text
-        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
-        if found:
-            shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
-            self.is_cut = True
-            return shown, True
-        keep = self._num_undecided()
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown, False
-
-    def flush(self) -> str:
-        """The text that was held back, when no more comes."""
-        shown, self._held = self._held, ""
-        return shown
-
-    def _num_undecided(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._strings), default=1) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
-            if any(string.startswith(self._held[-size:]) for string in self._strings):
-                return size
-        return 0
+    manifest: Manifest
+    encoder: PromptEncoder
+    device_names: tuple[str, str] = ("cpu", "cpu")
+    is_deterministic: bool = False
+    near_tie: float | None = None
+    embedder: Embedder | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class OpenDrafters:
+    """The drafters of an engine, and all that was learned of them.
+
+    answers: Where answers are stored for later drafts, if they are. learner: Learns from answers, if one does.
+    counter: Counts answers, if they are counted.
+    """
+
+    speculation: Speculation = field(default_factory=Speculation)
+    pool: DrafterPool = field(default_factory=DrafterPool)
+    answers: AnswerCache | None = None
+    learner: IdleLearner | None = None
+    counter: UsageCounter | None = None
+
+    def report(self) -> None:
+        """Report what has changed in the time without answers."""
+        self.pool.report_changes()
+        if self.learner:
+            self.learner.report_problem()
+
+    def close(self) -> None:
+        """Free the models, once what was learned is kept."""
+        if self.learner:
+            self.learner.close()
+        self.speculation.close()
+        self.pool.close()
+        if self.answers:
+            self.answers.save()
+        if self.counter:
+            self.counter.close()
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """Turns requests into answers with one target and its drafters."""
 
-    tokenizer: Tokenizer
-    end_tokens: Sequence[int]  # any of them ends an answer
-    speculation: Speculation
-    pool: DrafterPool
-    answers: AnswerCache | None  # where answers are stored for later drafts, if they are
-    device_names: tuple[str, str]  # devices of target and drafter
-    near_tie: float | None = None  # tokens that are nearer are decided as in plain decoding, if they are
-    learner: IdleLearner | None = None  # learns from answers, if one does
-    counter: UsageCounter | None = None  # counts answers, if they are counted
+    model: LoadedModel
+    drafting: OpenDrafters
 
     def stream(
         self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket, num_read: Callable[[], int]
@@ -122,18 +124,18 @@ class Generation:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        writer = AnswerWriter(self, request, ticket)
+        writer, drafters = AnswerWriter(self, request, ticket), self.drafting.speculation.drafters()
         passes = RunAhead(
             self._all_passes(target, request, ticket, writer, lambda: passes.hand_over()),
             queue,
             ticket,
-            is_prompt=any(each.can.run_ahead for each in self.speculation.drafters()),  # may be waited for
+            is_prompt=any(each.can.run_ahead for each in drafters),  # may be waited for
         )
         return AnswerStream(
             passes,
             writer,
             ticket,
-            self.pool.report_changes,
+            self.drafting.pool.report_changes,
             len(request.tokens),
             num_read,
             ends_loops=request.options.is_loop_ended,
@@ -172,13 +174,13 @@ class Generation:
             acceptance: Takes at the end how much of what each source guessed was accepted.
         """
         started, fed, caller = perf_counter(), target.num_fed, ticket.caller
-        token_stop, clock = TokenStop(self.end_tokens, request.max_tokens), AnswerClock(caller)
+        token_stop, clock = TokenStop(self.model.manifest.eos_token_ids, request.max_tokens), AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
         policy = PoolPolicy(
-            self.pool,
-            self.speculation,
+            self.drafting.pool,
+            self.drafting.speculation,
             _MAX_UNLEARNED,
             request.drafters,
             cache=lambda: ticket.cache or 0,
@@ -195,7 +197,7 @@ class Generation:
             self._accepting() as accept,
             closing(PassAhead(target, goes_on)) as ahead,
         ):
-            plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
+            plain = None if self.model.near_tie is None else PlainChoices(target, sampler, self.model.near_tie)
             # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
             decoder = plain or with_enough_rows(ahead if target.can.widths else target, request)
             blocks = speculative_decode(
@@ -206,7 +208,7 @@ class Generation:
                 accept,
                 request.max_tokens,
                 clock,
-                relieve=self.pool.relieve,
+                relieve=self.drafting.pool.relieve,
                 cancel=ticket.cancelled,
             )
             with closing(blocks):
@@ -228,7 +230,7 @@ class Generation:
     @contextmanager
     def _calling(self, caller: Caller, on_begin: Callable[[], None]) -> Iterator[None]:
         """The caller as an answer's passes need it; it does not refer to the answer afterwards."""
-        caller.may_join = self.near_tie is None  # which counts on passes that run alone
+        caller.may_join = self.model.near_tie is None  # which counts on passes that run alone
         caller.on_begin = on_begin
         try:
             yield
@@ -246,16 +248,16 @@ class Generation:
         finally:
             acceptance.update(policy.acceptance_changes())
             if policy.has_models:
-                drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
+                drafting.extend(each for each in self.drafting.pool.take_intervals() if each.start_s >= started)
 
     @contextmanager
     def _accepting(self) -> Iterator[Acceptance]:
         """The rule that accepts drafts; a head learns nothing within the block, and from it afterwards."""
-        if self.learner is None:
-            yield self.speculation.accept
+        if self.drafting.learner is None:
+            yield self.drafting.speculation.accept
             return
-        with self.learner.answering() as log:
-            yield log.noting(self.speculation.accept)
+        with self.drafting.learner.answering() as log:
+            yield log.noting(self.drafting.speculation.accept)
 
 
 class AnswerWriter:
@@ -272,7 +274,7 @@ class AnswerWriter:
         self._text_stop = TextStop(request.stop)
         self._calls: CallReader | None = None  # searches text beside calls by the stop strings
         self._reasoning: ReasoningGate | None = None  # in which nothing is a call
-        calls, tokenizer, shown = request.calls, generation.tokenizer, frozenset[int]()
+        calls, tokenizer, shown = request.calls, generation.model.encoder.tokenizer, frozenset[int]()
         if calls:
             shown = tokenizer.special_within(calls.format.marks())
             self._calls = CallReader(
@@ -339,8 +341,8 @@ class AnswerWriter:
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
         stats = self._stats(timeline)
-        if self._generation.counter:
-            self._generation.counter.count(usage_of(stats))
+        if self._generation.drafting.counter:
+            self._generation.drafting.counter.count(usage_of(stats))
         return replace(
             last,
             text=text,
@@ -353,8 +355,8 @@ class AnswerWriter:
         )
 
     def close(self) -> None:
-        if self._generation.answers:
-            self._generation.answers.add(self._request.tokens, self._tokens)
+        if self._generation.drafting.answers:
+            self._generation.drafting.answers.add(self._request.tokens, self._tokens)
 
     def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
         """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
@@ -406,19 +408,19 @@ class AnswerWriter:
     def _stats(self, timeline: Sequence[Interval]) -> Stats:
         """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
         generation, choice, tally = self._generation, self._request.drafters, self._tally
-        length = choice.draft_length or generation.speculation.draft_length
-        drafters = choice.select(generation.speculation.drafters())
+        length = choice.draft_length or generation.drafting.speculation.draft_length
+        drafters = choice.select(generation.drafting.speculation.drafters())
         is_alone = was_alone(self._caller.num_joined, self._caller.waited_s, tally.taken_s)
-        costs = generation.speculation.costs()
+        costs = generation.drafting.speculation.costs()
         costs.context_length = len(self._tokens)
         return tally.stats(
             num_redecided=self._reruns.num_tokens,
             num_reruns=self._reruns.num_passes,
             drafter="+".join(drafter.name for drafter in drafters) or "none",
             draft_length="auto" if length is None else str(length),
-            target_device=generation.device_names[0],
-            drafter_device=generation.device_names[1] if generation.pool.has_models else None,
-            downgrades=generation.pool.take_changes(),
+            target_device=generation.model.device_names[0],
+            drafter_device=generation.model.device_names[1] if generation.drafting.pool.has_models else None,
+            downgrades=generation.drafting.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
             gain=tally.gain(costs) if is_alone else None,

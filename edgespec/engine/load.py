@@ -24,7 +24,7 @@ from edgespec.draft.text_drafters import make_text_drafters
 from edgespec.engine.draft_models import make_sets, make_watch
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
-from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
+from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset
@@ -33,7 +33,7 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, M
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
-from edgespec.setup.plan_option import ScheduleChoice, branching_cost
+from edgespec.setup.planner import ScheduleChoice, branching_cost
 from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.row_proof import RowsDiffer, settle_rows

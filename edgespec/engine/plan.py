@@ -22,9 +22,8 @@ from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import Planned, weigh_models
 from edgespec.setup.open_model import ModelFolder, read_folder, require_whole_model
 from edgespec.setup.pair import FILE_NAME
-from edgespec.setup.plan_option import Plan
 from edgespec.setup.plan_words import document_of
-from edgespec.setup.planner import decide
+from edgespec.setup.planner import Plan, decide
 from edgespec.setup.resolve import compare_devices, find_known_devices, resolve
 from edgespec.setup.row_proof import settle_placement
 from edgespec.setup.wish import Wish

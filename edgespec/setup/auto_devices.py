@@ -33,7 +33,7 @@ from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, read_folder, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, read_pair
-from edgespec.setup.plan_option import Plan
+from edgespec.setup.planner import Plan
 
 
 def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:

@@ -16,8 +16,7 @@ from edgespec.setup.foresee import ModelForms, foresee_drafter, foresee_target
 from edgespec.setup.measured_placements import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.setup.memory_fit import memory_needs, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats
-from edgespec.setup.plan_option import Layout, Plan
-from edgespec.setup.planner import Weighed, weigh
+from edgespec.setup.planner import Layout, Plan, Weighed, weigh
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile
 from edgespec.setup.row_proof import settle_placement
 from edgespec.types import Report

@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from edgespec.draft.limits import MIN_GAIN_OF_SCHEDULE
 from edgespec.runtimes.devices import Device
-from edgespec.setup.plan_option import AnySchedule, Plan, PlannedOption
-from edgespec.setup.planner import Weighed, decide
+from edgespec.setup.planner import AnySchedule, Plan, PlannedOption, Weighed, decide
 from edgespec.system.disk import replace_file
 from edgespec.system.typed_json import read_as, read_json
 from edgespec.system.units import format_speed

@@ -39,8 +39,7 @@ from edgespec.setup.measured_placements import known_layout, without_trees
 from edgespec.setup.memory_fit import MemoryReading, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.setup.pair import Pair
-from edgespec.setup.plan_option import shortage
-from edgespec.setup.planner import plan_on
+from edgespec.setup.planner import plan_on, shortage
 from edgespec.setup.profile import Profile
 
 _HALVINGS = 40

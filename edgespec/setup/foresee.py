@@ -18,7 +18,7 @@ from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, nvidia_bytes
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, Shape
-from edgespec.setup.half_floats import are_read_at_once, prefers_half_floats
+from edgespec.setup.foreseen_export import are_read_at_once, prefers_half_floats
 from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key

@@ -20,11 +20,9 @@ from edgespec.manifest import FILE_NAME, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
-from edgespec.setup.downloads import Downloads
-from edgespec.setup.fetch import fetch
-from edgespec.setup.foreseen_export import judge, published
+from edgespec.setup.downloads import Downloads, fetch
+from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
 from edgespec.setup.given_names import given_name
-from edgespec.setup.half_floats import fits_in_half_floats, prefers_half_floats
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id

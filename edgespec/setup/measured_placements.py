@@ -29,8 +29,18 @@ from edgespec.setup.open_model import (
     open_model,
     weights_size,
 )
-from edgespec.setup.plan_option import Layout, Plan, Schedule, ScheduleChoice, shortage
-from edgespec.setup.planner import Weighed, is_counted, plan_on, schedule_of, weigh
+from edgespec.setup.planner import (
+    Layout,
+    Plan,
+    Schedule,
+    ScheduleChoice,
+    Weighed,
+    is_counted,
+    plan_on,
+    schedule_of,
+    shortage,
+    weigh,
+)
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile, write_learned_stats
 from edgespec.types import Report
 

@@ -24,7 +24,7 @@ from edgespec.memory.ladder import Bytes
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.plan_option import MemoryNeeds
+from edgespec.setup.planner import MemoryNeeds
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from edgespec.draft.acceptance_rates import Key
 from edgespec.setup.drafter_ranking import PossibleDrafter, drafter_document, short_rows
-from edgespec.setup.plan_option import Layout, Plan, PlannedOption
-from edgespec.setup.planner import draft_rates, is_counted
+from edgespec.setup.planner import Layout, Plan, PlannedOption, draft_rates, is_counted
 from edgespec.setup.profile import MeasuringTime, Place, drafter_key
 from edgespec.system.printable import printable
 from edgespec.system.units import format_bytes, format_speed

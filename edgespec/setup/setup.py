@@ -17,7 +17,7 @@ from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import choose_schedule, choose_threads
 from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, layers_read, weights_size
-from edgespec.setup.plan_option import Schedule
+from edgespec.setup.planner import Schedule
 from edgespec.setup.profile import LearnedStats
 from edgespec.setup.resolve import NamedDrafter, Resolved
 from edgespec.setup.wish import ANSWERS, Wish

@@ -1,4 +1,7 @@
-"""A model of the hub at one commit, as files on this disk. Its headers are read before its weights are fetched."""
+"""A model of the hub at one commit, as files on this disk. Its headers are read before its weights are fetched.
+
+Files that huggingface_hub and LM Studio have fetched are used where these have them.
+"""
 
 import json
 import shutil
@@ -12,9 +15,17 @@ from urllib.parse import quote
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.export import gguf, safetensors
 from edgespec.manifest import Origin
-from edgespec.setup.hub import MAX_JSON_BYTES, ask, download, explain_errors, extend, file_url, is_offline
+from edgespec.setup.hub import (
+    MAX_JSON_BYTES,
+    ask,
+    digest_of,
+    download,
+    explain_errors,
+    extend,
+    file_url,
+    is_offline,
+)
 from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
-from edgespec.setup.shared_files import cached_commit, is_whole, shared_folders
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.text_files import read_plain
@@ -276,3 +287,45 @@ def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
 
 def _record_path(place: Path, revision: str) -> Path:
     return place / "revisions" / f"{quote(revision, safe='')}.json"
+
+
+_LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")  # in the home; the second until 2024
+
+
+def shared_folders(repository: str, sha: str) -> Iterator[Path]:
+    """Folders that may hold the files of a repository at a commit."""
+    yield _cache_of(repository) / "snapshots" / sha
+    for place in _LM_STUDIO:
+        yield Path.home() / place / repository
+
+
+def is_whole(folder: Path, files: Iterable[RemoteFile]) -> bool:
+    """True if a folder has some files with the bytes that their commit lists."""
+    return all(_has(folder / file.name, file) for file in files)
+
+
+def _has(path: Path, file: RemoteFile) -> bool:
+    if not path.is_file() or path.stat().st_size != file.bytes:
+        return False
+    # The cache of huggingface_hub names files by their digest, and links to them.
+    return path.resolve().name == file.digest or digest_of(path, file) == file.digest
+
+
+def cached_commit(repository: str, revision: str) -> Commit | None:
+    """A commit as huggingface_hub has it, without a network; None where it has none of that name."""
+    place = _cache_of(repository)
+    named = place / "refs" / revision
+    sha = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
+    folder = place / "snapshots" / quote(sha, safe="")
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = tuple(
+        RemoteFile(name=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, digest=path.resolve().name)
+        for path in paths
+    )
+    return Commit(repository=repository, sha=sha, license=None, files=files) if files else None
+
+
+def _cache_of(repository: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"

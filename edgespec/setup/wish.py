@@ -13,7 +13,7 @@ from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
-from edgespec.setup.plan_option import ScheduleChoice
+from edgespec.setup.planner import ScheduleChoice
 from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes
 from edgespec.types import Report

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from edgespec.draft.timeline import Interval
-from edgespec.simulation.schedules import Scenario, decode, virtual_devices
-from edgespec.simulation.virtual_lane import VirtualLane
+from edgespec.simulation.schedules import Scenario, VirtualLane, decode, virtual_devices
 
 # Before a picture begins, so that what the policy tries first is not in it.
 _NUM_SKIPPED_TOKENS = 200

@@ -19,7 +19,7 @@ from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import Pair, PairCheck, record_check
-from edgespec.setup.plan_option import SCHEDULES
+from edgespec.setup.planner import SCHEDULES
 from edgespec.setup.profile import FILE_NAME
 
 

@@ -31,9 +31,8 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.simulation.schedules import virtual_devices
+from edgespec.simulation.schedules import VirtualLane, virtual_devices
 from edgespec.simulation.synthetic import PacedDecoder
-from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Distribution, Logits, Sampler, TokenIds, append
 

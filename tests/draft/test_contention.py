@@ -13,8 +13,8 @@ from edgespec.draft.draft_model import DraftCosts, DraftModelStats, split_surpri
 from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.model_drafter import ModelDrafter
+from edgespec.simulation.schedules import VirtualLane
 from edgespec.simulation.synthetic import VOCAB_SIZE, PacedDecoder, synthetic_drafter, synthetic_target
-from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import append
 

@@ -30,8 +30,8 @@ from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.errors import DrafterFault
+from edgespec.simulation.schedules import VirtualLane
 from edgespec.simulation.synthetic import VOCAB_SIZE, PacedDecoder, synthetic_drafter, synthetic_target
-from edgespec.simulation.virtual_lane import VirtualLane
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, TokenIds, append
 

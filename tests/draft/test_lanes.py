@@ -11,7 +11,7 @@ from threads_left import wait_for_threads_since
 
 from edgespec.draft.lanes import Job, Lane, ThreadLane
 from edgespec.errors import DrafterFault
-from edgespec.simulation.virtual_lane import VirtualLane
+from edgespec.simulation.schedules import VirtualLane
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import VirtualClock
 

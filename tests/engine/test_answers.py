@@ -31,7 +31,7 @@ from edgespec.draft.lanes import ThreadLane
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
-from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
+from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.manifest import read_manifest

@@ -25,8 +25,7 @@ from edgespec.setup.drafting_target import rate_of
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, record_check
-from edgespec.setup.plan_option import Layout
-from edgespec.setup.planner import plan_on
+from edgespec.setup.planner import Layout, plan_on
 from edgespec.setup.profile import FILE_NAME, DrafterProfile, LearnedStats, Profile, write_learned_stats
 from edgespec.setup.resolve import find_known_devices
 from edgespec.setup.row_proof import settle_placement

@@ -29,7 +29,7 @@ from edgespec import (
     VocabularyMismatch,
     load,
 )
-from edgespec.engine.engine_parts import LoadedModel
+from edgespec.engine.generation import LoadedModel
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest

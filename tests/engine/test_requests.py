@@ -22,7 +22,7 @@ from edgespec import (
     load,
 )
 from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
-from edgespec.engine.engine_parts import LoadedModel
+from edgespec.engine.generation import LoadedModel
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import SuggestedSampling
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.answer_passes import TokenStop
-from edgespec.engine.generation import TextStop
+from edgespec.engine.answer_passes import TextStop, TokenStop
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
 from edgespec.setup import auto_devices, device_options
 from edgespec.setup.auto_devices import find_candidates
 from edgespec.setup.device_search import FOLDER
-from edgespec.setup.plan_option import MemoryNeeds
+from edgespec.setup.planner import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.wish import Wish
 

@@ -16,8 +16,7 @@ from edgespec.setup.device_search import (
     where_of,
     write_decision,
 )
-from edgespec.setup.plan_option import Layout, Plan
-from edgespec.setup.planner import make_plan
+from edgespec.setup.planner import Layout, Plan, make_plan
 from edgespec.setup.profile import Place
 
 CPU, GPU = Place("cpu", 2), Place("webgpu", 2)

@@ -10,8 +10,7 @@ from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.errors import MemoryExhausted
 from edgespec.setup.device_search import Refusal, Where, search
-from edgespec.setup.plan_option import MemoryNeeds, Plan
-from edgespec.setup.planner import Weighed, weigh
+from edgespec.setup.planner import MemoryNeeds, Plan, Weighed, weigh
 from edgespec.setup.profile import Place
 
 CPU, GPU, NPU = Where("cpu", "cpu"), Where("gpu", "cpu"), Where("npu", "cpu")

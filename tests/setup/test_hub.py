@@ -26,7 +26,7 @@ from edgespec.engine.load import load
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CATALOG, CatalogFile, HubRepository, HubSource
-from edgespec.setup.fetch import fetch
+from edgespec.setup.downloads import fetch
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource, fetch_snapshot

@@ -15,8 +15,21 @@ from edgespec.draft.model_rates import alternatives_key
 from edgespec.draft.overlap import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Head, Manifest
-from edgespec.setup.plan_option import Layout, MemoryNeeds, Plan, PlannedOption, branching_cost, shortage
-from edgespec.setup.planner import decide, draft_rates, is_counted, make_plan, plan_on, schedule_of, weigh
+from edgespec.setup.planner import (
+    Layout,
+    MemoryNeeds,
+    Plan,
+    PlannedOption,
+    branching_cost,
+    decide,
+    draft_rates,
+    is_counted,
+    make_plan,
+    plan_on,
+    schedule_of,
+    shortage,
+    weigh,
+)
 from edgespec.setup.profile import DrafterProfile, Place, drafter_key
 from edgespec.system.units import format_bytes
 

@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_the_blocks(
 ) -> None:
     full = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=1 << 30))
     with monkeypatch.context() as patch:
-        patch.setattr("edgespec.setup.half_floats.shutil", full)
+        patch.setattr("edgespec.setup.foreseen_export.shutil", full)
         folder = home.resolve(str(blocks), "gpu", nvidia_bytes=lambda: 24 << 30)
     assert read_manifest(folder).precision == "source"
     assert "fp16 takes more than the 1.1 GB free on disk" in said[0]

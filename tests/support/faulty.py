@@ -19,7 +19,7 @@ from edgespec.draft.lanes import ThreadLane
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
-from edgespec.engine.engine_parts import LoadedModel, OpenDrafters
+from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import Manifest, read_manifest, write_manifest
 from edgespec.memory.free_memory import HOST, FreeMemory

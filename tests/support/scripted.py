@@ -13,7 +13,7 @@ from table_decoder import TableDecoder
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine
-from edgespec.engine.engine_parts import LoadedModel
+from edgespec.engine.generation import LoadedModel
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import read_manifest
 from edgespec.simulation.synthetic import HeldTokens

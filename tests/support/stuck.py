@@ -10,7 +10,7 @@ from lent import LentProcess
 
 from edgespec import Engine
 from edgespec.decoding.decoder import Decoder
-from edgespec.engine.engine_parts import LoadedModel
+from edgespec.engine.generation import LoadedModel
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.manifest import read_manifest
 from edgespec.text.prompt_encoder import PromptEncoder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.generation import TextStop
+from edgespec.engine.answer_passes import TextStop
 from edgespec.tools.call_events import CallEnd, CallStart, Part, TextPart, join_calls
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
