@@ -8,6 +8,7 @@
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make differential  tokens, chat templates and logits beside transformers, tokenizers and llama.cpp; PARTS=…
 # make families      each family's logits, rows and texts in one table; FAMILIES=… for some of them
+# make heads         drafting heads of published shapes beside the code of their formats; HEADS=… for some of them
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
 # make check-models MODELS="FILE.gguf …"   export each in four precisions, check them, and print what they lose
@@ -18,7 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-serve test-suites test-transformers test-optimum test-train test-webgpu test-npu differential families check types bench check-models wheel clean
+.PHONY: chat test test-serve test-suites test-transformers test-optimum test-train test-webgpu test-npu differential families heads check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -51,6 +52,11 @@ differential: $(VENV)-differential/.test
 
 families: $(VENV)/.test
 	PYTHONPATH=scripts:tests/support $(BIN)/python scripts/families_table.py $(FAMILIES)
+
+# DeepSeek's code is no package: it is cloned, or read from a folder that has it.
+heads: $(VENV)-heads/.test
+	PYTHONPATH=scripts:tests/support $(VENV)-heads/bin/python scripts/heads_table.py \
+		--deepspec $(or $(DEEPSPEC),$(VENV)-heads/DeepSpec) $(HEADS)
 
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
@@ -106,6 +112,16 @@ $(VENV)-differential/.test: pyproject.toml
 	-$(VENV)-differential/bin/python -m pip install --quiet --disable-pip-version-check xllamacpp
 	@touch $@
 
+# speculators without its needs for training, which are gigabytes.
+$(VENV)-heads/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-heads
+	$(VENV)-heads/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
+		torch==2.13.0 transformers==5.15.0 loguru pydantic-settings openai datasets
+	$(VENV)-heads/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		speculators==0.9.0 hs-connectors==0.9.0 dflash==0.1.0
+	-$(if $(DEEPSPEC),,git clone --quiet --depth 1 https://github.com/deepseek-ai/DeepSpec $(VENV)-heads/DeepSpec)
+	@touch $@
+
 $(VENV)-serve/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-serve
 	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
@@ -124,4 +140,4 @@ $(VENV)-npu/.test: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-transformers $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential $(VENV)-heads .types build dist *.egg-info

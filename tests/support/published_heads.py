@@ -8,11 +8,16 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edgespec.export.decoder_config import Layer
+from edgespec.export.rotary import plain_rotary
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -61,6 +66,26 @@ class PublishedHead:
                 file.write(np.ones(self.tokens, np.uint8).tobytes())
             file.truncate(first + end)
         return folder
+
+
+def layers_of(head: PublishedHead) -> dict[str, Any]:
+    """The settings of a head's layers."""
+    inner = head.config.get("transformer_layer_config") or head.config.get("text_config")
+    return {**head.config, **(inner or {})}
+
+
+def shaped(target: LoadedSource, head: PublishedHead) -> LoadedSource:
+    """The target with the sizes of a head's own, whose weights are not read."""
+    hidden, vocab_size, num_layers = head.target
+    layer, inner = target.config.layers[0], layers_of(head)
+    sizes: dict[str, Any] = {"hidden_size": hidden, "vocab_size": vocab_size}
+    if "text_config" in head.config:  # whose layers are like the target's
+        rope, size = inner["rope_parameters"], inner["head_dim"]
+        layer = Layer(rotary=plain_rotary(rope["rope_theta"], int(size * rope["partial_rotary_factor"])))
+        sizes |= {"num_heads": inner["num_attention_heads"], "head_dim": size}
+    embedding = StoredTensor("embedding", Path("none"), 0, vocab_size, hidden, "BF16")
+    config = replace(target.config, layers=(layer,) * num_layers, **sizes)
+    return replace(target, config=config, tensors={"embedding": embedding})
 
 
 def layers(
@@ -188,6 +213,30 @@ def eagle3(
     return PublishedHead(
         name=name, config=config, shapes={**shapes, **(change or {})}, target=(hidden, *target),
         tokens=tokens if tokens < target[0] else 0, reads=reads, **more,
+    )  # fmt: skip
+
+
+def mtp(name: str, sizes: tuple[int, int, int, int], num_layers: int, **more: Any) -> PublishedHead:
+    """The layer of a Qwen3.5 checkpoint for multi-token prediction, in a file of its own.
+
+    sizes: hidden, inner, heads and kv_heads.
+    """
+    hidden, inner, heads, kv_heads = sizes
+    shapes = {f"mtp.layers.0.{part}": shape for part, shape in layer(hidden, inner, heads, kv_heads, 256).items()}
+    shapes["mtp.layers.0.self_attn.q_proj.weight"] = (2 * heads * 256, hidden)  # with gates
+    shapes |= {f"mtp.layers.0.self_attn.{part}_norm.weight": (256,) for part in "qk"}
+    names = ("layers.0.input_layernorm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    shapes |= {f"mtp.{norm}.weight": (hidden,) for norm in names}
+    rope = {**COPIED["rope_parameters"], "partial_rotary_factor": 0.25}
+    text = {
+        "model_type": "qwen3_5_text", "hidden_size": hidden, "intermediate_size": inner, "head_dim": 256,
+        "num_hidden_layers": num_layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "vocab_size": QWEN36, "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "rope_parameters": rope,
+    }  # fmt: skip
+    return PublishedHead(
+        name=name, config={"model_type": "qwen3_5", "text_config": text},
+        shapes={**shapes, "mtp.fc.weight": (hidden, 2 * hidden)}, target=(hidden, QWEN36, num_layers),
+        reads=(num_layers,), **more,
     )  # fmt: skip
 
 
@@ -536,6 +585,9 @@ def published() -> Iterator[PublishedHead]:
         num_drafted=8,
         change={"mask_hidden": (1, 1, 3 * 4096), "embed_tokens.weight": (QWEN, 4096)},
     )
+    yield mtp("the MTP layer of Qwen/Qwen3.5-0.8B", (1024, 3584, 8, 2), 24)
+    yield mtp("the MTP layer of Qwen/Qwen3.5-4B", (2560, 9216, 16, 4), 32)
+    yield mtp("the MTP layer of Qwen/Qwen3.6-27B", (5120, 17408, 24, 4), 64)
     yield eagle3(
         "lightseekorg/kimi-k2.6-eagle3.1-mla",
         (7168, 18432, 64, 64, 128),
