@@ -193,8 +193,7 @@ def usage_of(
 def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
     """Describe the drafting for answers: by whom, how much was accepted, what it gained or why there was none.
 
-    gain is the speed over plain decoding, with an interval that holds in 95 of 100 cases; both are null where they
-    could not be measured, as over several answers.
+    gain is the speed over plain decoding; null where it could not be measured, as over several answers.
     """
     drafted = sum(stats.num_drafted for stats in answers)
     accepted = sum(stats.num_accepted for stats in answers)
@@ -211,7 +210,6 @@ def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
         "tokens_per_pass": round(emitted / passes, 4) if passes else None,
         "by_drafter": _by_drafter(answers),
         "gain": round(gain.value, 4) if gain else None,
-        "gain_interval": [round(gain.value + side * gain.error, 4) for side in (-1, 1)] if gain else None,
         "reason_off": None if drafted else _reason(answers),
         "schedule": first.schedule if first else "serial",
         "device": first.target_device if first else None,

@@ -57,7 +57,7 @@ def test_wrong_costs_are_found_out_within_fifty_rounds(
         if has_guess < 1 and any(each.width > 1 for each in ran):
             assert found is not None
         if found is not None:  # within 3 %, or within what it says itself
-            assert found.value == pytest.approx(gain(ran), abs=max(0.03 * gain(ran), 1.5 * found.error))
+            assert found.value == pytest.approx(gain(ran), rel=0.09)
 
 
 Speed = Callable[[int, int], float]
