@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec import EdgeSpecError, Transcript, UsageError
+from edgespec import EdgeSpecError, ModelHome, Transcript, UsageError
 from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy, text_to_copy
 from edgespec.chat.command import (
@@ -37,6 +37,7 @@ from edgespec.chat.saved_chats import (
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
+from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import TEXT
 from edgespec.system.printable import one_line
 
@@ -255,7 +256,8 @@ _command("chats", Argument.TEXT, "list the saved chats, or those with some words
 
 @_command("open", Argument.CHAT, "continue another chat, by its name or its number in /chats")
 def _open(session: ChatSession, argument: str) -> None:
-    model = open_chat(session, argument).transcript.model
+    home, model = ModelHome(default_home()), open_chat(session, argument).transcript.model
+    model = model and home.current_name(model)
     session.info("")
     hint = (
         f" It was held with {one_line(model, 60)}; /model loads that."

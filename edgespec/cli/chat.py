@@ -378,7 +378,7 @@ def _open_transcripts(
 
     last = Transcript.read(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):
-        options.model = last.model
+        options.model = model_home().current_name(last.model)
     if options.no_history:
         return None, last
     return AutosaveFile(

@@ -103,7 +103,8 @@ class ModelNames:
         Raises ApiError: 404, there is no such model, with similar names; 400, none is named among several.
         """
         names = self.names()
-        for name in (asked or "", (asked or "").removesuffix(LATEST)):
+        plain = (asked or "").removesuffix(LATEST)
+        for name in (asked or "", plain, self.home.current_name(plain)):
             if name in names:
                 return name
         if not asked:

@@ -1,15 +1,18 @@
 """Names that a user gave to models of the home, by the names that their folders had before."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.manifest import FILE_NAME
 from edgespec.setup.catalog import CATALOG
 from edgespec.system.disk import replace_file
 from edgespec.system.text_files import read_plain
 
 _FILE = "names.json"
+_WAS = "was/"  # before each name that a model had, which may also be that of another source's folder
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
 _MOST_BYTES = 1 << 20
 
@@ -26,16 +29,27 @@ def require_name(name: str) -> None:
 
 
 def given_name(home: Path, folder_name: str) -> str | None:
-    """The name that a user gave to the model that a folder name stands for."""
-    return _read(home).get(folder_name)
+    """The name that a user gave to the prepared model that a folder name stands for."""
+    given = _read(home).get(folder_name)
+    return given if given and (home / "models" / given / FILE_NAME).is_file() else None
+
+
+def current_name(home: Path, name: str) -> str:
+    """The name that a model has now which was called by a name or by its folder before; else the name as it is."""
+    own = home / "models"
+    old = name.removeprefix(f"{own}{os.sep}")
+    now = _read(home).get(f"{_WAS}{old}")
+    is_gone = now is not None and not os.path.exists(name) and not os.path.exists(own / old)
+    return now if now is not None and is_gone and (own / now).is_dir() else name
 
 
 def note_name(home: Path, old: str, new: str) -> None:
-    """Remember that a model has another name now, under the name that its folder had at first."""
-    names = _read(home)
-    first = next((folder for folder, given in names.items() if given == old), old)
-    kept = {folder: given for folder, given in names.items() if given != new}
-    replace_file(home / _FILE, json.dumps({**kept, first: new}, indent=1).encode())
+    """Remember that a model has another name now, under the name that its folder had at first and since."""
+    names = {former: given for former, given in _read(home).items() if given != new and former != f"{_WAS}{new}"}
+    has_first = any(given == old and not former.startswith(_WAS) for former, given in names.items())
+    moved = {former: new if given == old else given for former, given in names.items()}
+    noted = moved if has_first else {**moved, old: new}
+    replace_file(home / _FILE, json.dumps({**noted, f"{_WAS}{old}": new}, indent=1).encode())
 
 
 def _read(home: Path) -> dict[str, str]:

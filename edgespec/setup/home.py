@@ -22,7 +22,7 @@ from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
-from edgespec.setup.given_names import given_name
+from edgespec.setup.given_names import current_name, given_name
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id
@@ -142,10 +142,8 @@ class ModelHome:
         model = self.presets.model_of(model)
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             path = Path(model).expanduser()
-            if _is_ready(path):
-                return path
-            if model not in CATALOG and not path.is_file() and not (path / "config.json").is_file():
-                return self._own_folder(model)
+            is_source = model in CATALOG or path.is_file() or (path / "config.json").is_file()
+            return path if _is_ready(path) else None if is_source else self._own_folder(model)
         return None
 
     def pair_folder(self, model: str) -> Path | None:
@@ -156,9 +154,14 @@ class ModelHome:
         return None
 
     def _own_folder(self, name: str) -> Path | None:
-        """The model or pair folder of this home that has a name; None where there is none."""
+        """The model or pair folder of this home that has or had a name; None where there is none."""
+        name = self.current_name(name)
         is_name = bool(name) and Path(name).name == name and not name.startswith(".")
         return folder if is_name and _is_ready(folder := self.models / name) else None
+
+    def current_name(self, model: str) -> str:
+        """The name of a model, in place of one that it had before it was renamed."""
+        return current_name(self.path, model)
 
     def _describe_unknown(self, model: str, path: Path) -> str:
         """Why a name stands for no model; path is the same name read as a path."""
@@ -380,10 +383,7 @@ class ModelHome:
 
     def _place(self, folder_name: str) -> Path:
         """The folder of a model of the home; one that the user has named has that name."""
-        given = given_name(self.path, folder_name)
-        if given and (self.models / given / FILE_NAME).is_file():
-            return self.models / given
-        return self.models / folder_name
+        return self.models / (given_name(self.path, folder_name) or folder_name)
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
         """Export a source to a folder, unless another process does so meanwhile."""

@@ -103,7 +103,7 @@ class Inventory:
 
     def find(self, model: str) -> Path:
         """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
-        model = self.home.presets.model_of(model)
+        model = self.home.current_name(self.home.presets.model_of(model))
         if model in {own.name for own in self.models()}:
             return self.home.models / model
         if not model or not Path(model).is_dir():

@@ -120,6 +120,23 @@ def test_a_chat_that_goes_on_shows_what_was_said(tiny_model: Path, tmp_path: Pat
     terminal.leave()
 
 
+def test_a_chat_goes_on_with_its_model_under_the_name_that_this_has_now(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "models" / "tiny")
+    terminal = Terminal("chat", "tiny", *SHORT, home=tmp_path)
+    terminal.ready()
+    terminal.ask("the in", "tokens/s")
+    terminal.leave()
+    assert run(tmp_path, "models", "rename", "tiny", "small")[0] == 0
+    terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
+    terminal.ready()
+    terminal.ask("the in", "tokens/s")
+    terminal.ask("/open 1", "messages")
+    assert "was held with" not in terminal.written
+    terminal.leave()
+    (chat,) = (tmp_path / "chats").glob("*.jsonl")
+    assert json.loads(chat.read_text().splitlines()[0])["model"] == "small"
+
+
 def test_a_log_of_passes_names_its_ratio_and_a_trace_explains_its_signs(tiny_model: Path, tmp_path: Path) -> None:
     rounds, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
     options = ("--log-rounds", rounds, "--trace", trace)

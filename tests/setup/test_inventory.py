@@ -6,6 +6,7 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -130,6 +131,30 @@ def test_a_model_of_a_file_gets_a_name_by_which_it_is_listed_served_loaded_and_r
     assert main(["models", "rm", "yours"]) == 0
     assert home.find(str(file)) is None
     assert main(["models", "ls", "--json"]) == 0
+
+
+def test_a_name_of_old_finds_the_model_until_another_one_has_it(
+    home: ModelHome, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    was = home.resolve("tiny")
+    for old, new in pairwise(["tiny", "small", "large"]):
+        assert main(["models", "rename", old, new]) == 0
+    now = home.models / "large"
+    assert [home.resolve(name) for name in ("tiny", "small", str(was), "large")] == [now] * 4
+    assert Inventory(home).verify("small")[0] > 3
+    assert ModelNames(home).require("tiny:latest") == "large"
+    assert main(["export", str(tiny_gguf), "--name", "small", "--precision", "int8", "--no-check"]) == 0
+    assert [home.resolve(name).name for name in ("tiny", "small")] == ["large", "small"]
+    assert main(["models", "rm", "tiny"]) == 3, "what is deleted is named by its name of now"
+    assert main(["models", "rm", "large"]) == 0
+    with pytest.raises(ModelError, match="no model 'tiny'"):
+        home.resolve("tiny")
+
+
+def test_a_repository_is_not_taken_for_the_model_that_had_its_name(home: ModelHome) -> None:
+    for old, new in pairwise(["tiny", "small", "large"]):
+        assert main(["models", "rename", old, new]) == 0
+    assert home.find("org/small") is None
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "x" * 97])
