@@ -53,7 +53,7 @@ def _add_contents(action: CommandParser) -> None:
     )
     action.add_argument("--stop", action="append", metavar="TEXT", help="end answers before TEXT; repeatable")
     add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
-    add_file(action, "--tools", "let the chat's model call the functions of FILE.py")
+    add_file(action, "--tools", "let the model call the functions of FILE.py, in edgespec chat alone")
     action.add_argument(
         "--think", action=Switch, default=None, help="let the model reason before it answers, or not"
     )
@@ -73,6 +73,11 @@ def _create(options: argparse.Namespace) -> None:
     _require_model_file(split_precision(preset.model)[0])
     home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
+    if preset.tools:
+        info(
+            f"its tools hold in edgespec chat {name}; in Python give tools=, and to a server --mcp, or tools with "
+            "each request"
+        )
     print_result(options, {"name": name, "path": str(path), **preset.document()}, path)
 
 

@@ -55,7 +55,7 @@ class Services:
     @asynccontextmanager
     async def lease(self, name: str, priority: int = 0) -> AsyncIterator[Lease]:
         """The use of the model of a name, which may be a preset's; raises what ModelHost.lease raises."""
-        loaded_as, preset = await in_thread(self.names.loaded_as, name)
+        loaded_as, preset = await in_thread(self.names.served_as, name)
         async with self.host.lease(loaded_as, priority) as lease:
             lease.preset = preset
             yield lease
@@ -236,7 +236,7 @@ async def _lease_answers(
             raise Preempted
         engine = lease.engine
         requests = await services.admission.wait_for(in_thread(plan.requests, engine))
-        opened = [await _open_answer(services.admission, engine, each) for each in requests]
+        opened = [await _open_answer(services, engine, each) for each in requests]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
         reasoning = [count_reasoning(each, engine) for each in requests]
         answers = Answers(lease, requests, opened, firsts, reasoning)
@@ -248,15 +248,19 @@ async def _lease_answers(
             _record(services.metrics, record_of(request.scope), answers)
 
 
-async def _open_answer(admission: Admission, engine: Engine, request: AnswerRequest) -> OpenAnswer:
+async def _open_answer(services: Services, engine: Engine, request: AnswerRequest) -> OpenAnswer:
     """Encode and check a request, while other tasks run; raises what Engine.stream raises.
 
     Raises ApiError: 400, no answer can match its format.
     """
-    ask = partial(engine.stream, request.prompt, **request.options)
+    options, most = request.options, services.limits.num_tokens
+    if most is not None and options.get("max_tokens") is None:
+        of_preset = engine.preset and engine.preset.answer_options.get("max_tokens")
+        options = {**options, "max_tokens": min(most, of_preset or most)}
+    ask = partial(engine.stream, request.prompt, **options)
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     try:
-        stream = await admission.wait_for(in_daemon(ask))
+        stream = await services.admission.wait_for(in_daemon(ask))
     except FormatError as error:
         raise explain_format(error, request.format_field) from None
     return OpenAnswer(stream.prompt_tokens, _chunks(stream))

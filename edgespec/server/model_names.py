@@ -1,6 +1,7 @@
 """The models that clients may name: those that are prepared in the model home, and the one of the command line."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -112,7 +113,8 @@ class ModelNames:
                 return names[0]
             raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
         if self.home.presets.has(asked):
-            model = self.home.presets.read(asked).model
+            with _explained(self.home):
+                model = self.home.presets.read(asked).model
             raise ApiError(
                 404,
                 f"the preset '{asked}' is of the model '{model[:_NAME_LENGTH]}', which is not prepared here; run: "
@@ -141,6 +143,8 @@ class ModelNames:
         """The name under which a model is loaded, and the preset that its answers are then made by.
 
         A preset that changes nothing of the loading shares the model that it is of.
+
+        Raises EdgeSpecError: The file of the preset cannot be used.
         """
         preset = self.home.presets.find(name)
         if preset is None or preset.load_arguments or (folder := self._folder(name)) is None:
@@ -151,6 +155,11 @@ class ModelNames:
             return name, None
         check_preset(preset)
         return found, preset
+
+    def served_as(self, name: str) -> tuple[str, Preset | None]:
+        """What loaded_as returns. Raises ApiError: 503, the file of the preset cannot be used."""
+        with _explained(self.home):
+            return self.loaded_as(name)
 
     def source(self, name: str) -> str:
         """The name or the folder that load() is to be given for a name."""
@@ -165,6 +174,16 @@ class ModelNames:
             return None if model is None else self.home.find(model)
         except EdgeSpecError:
             return None
+
+
+@contextmanager
+def _explained(home: ModelHome) -> Iterator[None]:
+    """Tell clients what is wrong with a preset, and not where the home is."""
+    try:
+        yield
+    except EdgeSpecError as error:
+        said = str(error).replace(str(home.presets.path), "presets")
+        raise ApiError(503, said, param="model", code="preset_damaged") from None
 
 
 def _read(name: str, folder: Path, preset: Preset | None = None) -> Iterator[ServedModel]:

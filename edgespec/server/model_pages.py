@@ -1,5 +1,6 @@
 """The pages beside answers: models, texts to tokens and back, health and metrics."""
 
+from contextlib import suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -36,7 +37,13 @@ def _documents(services: Services) -> list[dict[str, Any]]:
     own = {"id": names.own_name, "object": "model", "created": 0, "owned_by": "edgespec"}
     if names.own_name is not None:
         found = {names.own_name: own, **found}
-    return [{**document, "is_loaded": names.loaded_as(name)[0] in loaded} for name, document in found.items()]
+
+    def is_loaded(name: str) -> bool:
+        with suppress(ApiError):  # a preset that cannot be used
+            return names.served_as(name)[0] in loaded
+        return False
+
+    return [{**document, "is_loaded": is_loaded(name)} for name, document in found.items()]
 
 
 async def tokenize(services: Services, request: Request) -> Response:

@@ -50,7 +50,7 @@ async def _load(services: Services, request: Request, writer: "OllamaWriter") ->
     """Load the model of a request that asks nothing, or close it where it is not to stay."""
     asked, closes = writer.asked, writer.keep_alive_s == 0
     name = await services.name_for(request, asked.model)
-    loaded_as, _ = await in_thread(services.names.loaded_as, name)
+    loaded_as, _ = await in_thread(services.names.served_as, name)
     if not closes or loaded_as in services.host.loaded:
         with services.admission.place(1):
             async with services.host.lease(loaded_as) as lease:

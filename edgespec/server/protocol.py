@@ -373,13 +373,13 @@ def within(param: str, value: int | None, low: int, high: int | None = None) -> 
 
 
 def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
-    """The most tokens of an answer; None for as many as fit, -1 also where a preset says fewer.
+    """The most tokens of an answer; None for what a preset says and fits, -1 for as many as fit.
 
     Raises ApiError: 400, fewer than none are asked for.
     """
-    stated = None if asked == -1 else asked
-    bounds = [bound for bound in (within(param, stated, 0), limits.num_tokens) if bound is not None]
-    return min(bounds, default=asked)
+    stated = within(param, None if asked == -1 else asked, 0)
+    bounds = [bound for bound in (stated, limits.num_tokens) if bound is not None]
+    return None if asked is None else min(bounds, default=asked)
 
 
 Text = str | list[int]

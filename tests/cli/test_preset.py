@@ -13,6 +13,7 @@ from edgespec.cli.arguments import model_home
 from edgespec.cli.main import main
 from edgespec.config.modelfile import read_modelfile
 from edgespec.config.presets import PresetFolder, parse_preset
+from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
 MODELFILE = """FROM tiny
@@ -279,6 +280,16 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         assert main(["preset", "create", "own", "--from", "poet", "--drafter", "none"]) == 0
         assert served.post("/api/chat", {**ollama, "model": "own"}).json()["message"]["content"] == wanted.text
         assert served.services.host.loaded == ["own"], "its drafter is chosen when it is loaded"
+        (home / "presets" / "own.toml").write_text("model = [")
+        (home / "presets" / "poet.toml").write_text('model = "tiny"\ntemperature = -1.0\n')
+        for name, said in (("own", "presets/own.toml: Invalid"), ("poet", "'poet': temperature is -1.0; wanted")):
+            refused = served.post("/v1/chat/completions", {**asked, "model": name})
+            assert refused.status_code == 503
+            assert said in refused.json()["error"]["message"]
+            assert str(home) not in refused.text
+            assert said in served.post("/api/chat", {**ollama, "model": name}).json()["error"]
+        assert served.client.get("/v1/models").status_code == served.client.get("/api/tags").status_code == 200
+        (home / "presets" / "poet.toml").write_text('model = "tiny"\n')
         (home / "models" / "tiny").unlink()
         gone = served.post("/v1/chat/completions", asked)
         assert gone.status_code == 404
@@ -286,3 +297,26 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
             "the preset 'poet' is of the model 'tiny', which is not prepared here"
             in gone.json()["error"]["message"]
         )
+
+
+def test_the_smaller_limit_of_a_server_and_a_preset_holds(home: Path) -> None:
+    names = ModelNames(model_home())
+    for limit, expected in ((20, 9), (5, 5)):
+        with serving(names, lambda name: load(names.source(name)), limits=Limits(num_tokens=limit)) as served:
+            asked: dict[str, Any] = {
+                "model": "poet",
+                "messages": [{"role": "user", "content": "the an"}],
+                "seed": 5,
+            }
+            length = served.post("/v1/chat/completions", asked).json()["usage"]["completion_tokens"]
+            assert length == expected
+            stated = {**asked, "stream": False, "options": {"num_predict": -1, "seed": 5}}
+            assert served.post("/api/chat", stated).json()["eval_count"] == limit
+
+
+def test_a_preset_with_tools_says_where_they_hold(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def now() -> str:\n    return 'noon'\n")
+    code, _, err = run(capsys, "preset", "create", "helper", "--from", "tiny", "--tools", tmp_path / "own.py")
+    assert (code, "its tools hold in edgespec chat helper; in Python give tools=" in err) == (0, True), err
