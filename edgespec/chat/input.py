@@ -13,7 +13,6 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import History, InMemoryHistory
-from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
@@ -212,7 +211,7 @@ class ChatInput:
         self._edits = bool(default)
         if self._edits:
             status = replace(status, hint=f"you change {edited}; Ctrl-C leaves it as it was")
-        if self._type_ahead.stop():
+        if self._type_ahead.stop(splits=not self.is_multi_line):
             status = replace(status, hint=_WAITS)
         try:
             with create_app_session(self._input, self._output):
@@ -227,14 +226,11 @@ class ChatInput:
 
     def permit(self, name: str, show: Callable[[str], None]) -> Permission | None:
         """Ask whether a tool may be run; None: Ctrl-C. What was typed before waits for the next message."""
-        self._type_ahead.stop()
-        waiting = get_typeahead(self._input)
         try:
-            return ask_permission(name, self._ask_line, show, is_typing=bool(waiting))
+            return ask_permission(name, self._ask_line, show, is_typing=self._type_ahead.pause())
         except KeyboardInterrupt:
             return None
         finally:
-            store_typeahead(self._input, [*waiting, *get_typeahead(self._input)])
             if self._is_open:
                 self._type_ahead.start()
 

@@ -3,7 +3,7 @@
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread, current_thread, main_thread
 from types import FrameType
@@ -15,6 +15,7 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 
+from edgespec.chat.command import is_command, is_open_block
 from edgespec.system.terminal import is_in_foreground
 
 _BACKGROUND_S = 0.2
@@ -30,12 +31,14 @@ class TypeAhead:
 
     def __init__(self, input: Input, output: Output, hide_keys: Callable[[], None] = lambda: None) -> None:
         self._input, self._output, self._hide_keys = input, output, hide_keys
-        self._keys: list[KeyPress] = []
+        self._keys: list[KeyPress] = []  # that wait for a prompt
         self._thread: Thread | None = None
         self._stop_file = -1
         self._before: Any = None
 
     def start(self) -> None:
+        # What followed an Enter at the prompt itself lies with prompt_toolkit.
+        self._keys += get_typeahead(self._input)
         self._bracket_pastes()
         if not hasattr(signal, "SIGCONT"):  # Windows keeps keys by itself, in an order that stop reads
             return
@@ -47,8 +50,18 @@ class TypeAhead:
             self._thread = Thread(target=self._read, args=(file, wake), name="type-ahead", daemon=True)
             self._thread.start()
 
-    def stop(self) -> bool:
-        """Give what was typed to the next prompt; return whether it has an Enter, which now begins a new line."""
+    def stop(self, *, splits: bool = True) -> bool:
+        """Give what was typed to the next prompt; return whether it has an Enter, which now begins a new line.
+
+        splits: Lines that are commands are messages of their own, one a prompt.
+        """
+        self.pause()
+        keys, self._keys = next_message(self._keys) if splits else (self._keys, [])
+        store_typeahead(self._input, [unsent(key) for key in keys])
+        return bool(self._keys) or any(key.key == Keys.ControlM for key in keys)
+
+    def pause(self) -> bool:
+        """Read no more keys until start; return whether any wait."""
         if self._thread:
             os.close(self._stop_file)
             self._thread.join()
@@ -58,15 +71,13 @@ class TypeAhead:
         if self._before is not None:
             signal.signal(signal.SIGCONT, self._before)
             self._before = None
-        # What followed an Enter at the prompt itself lies with prompt_toolkit already.
-        keys, self._keys = [*get_typeahead(self._input), *self._keys], []
-        store_typeahead(self._input, [unsent(key) for key in keys if key.key != Keys.CPRResponse])
-        return any(key.key == Keys.ControlM for key in keys)
+        self._keys = [key for key in self._keys if key.key != Keys.CPRResponse]
+        return bool(self._keys)
 
     def end(self) -> None:
         """Leave the terminal as it was; what was typed last goes."""
-        self.stop()
-        get_typeahead(self._input)
+        self.pause()
+        self._keys = []
         self._output.disable_bracketed_paste()
         self._output.flush()
 
@@ -94,6 +105,26 @@ class TypeAhead:
                     return
         finally:
             os.close(wake)
+
+
+def next_message(keys: Sequence[KeyPress]) -> tuple[list[KeyPress], list[KeyPress]]:
+    """The keys of the first message, and those behind it; a typed line that is a command is its own message."""
+    start = 0  # of a line
+    ends = [i for i, key in enumerate(keys) if key.key == Keys.ControlM]
+    for end in (*ends, len(keys)):
+        if _is_typed_command(keys[start:end]) and not is_open_block(_text(keys[:start])):
+            last, following = (start - 1, start) if start else (end, end + 1)
+            return list(keys[:last]), list(keys[following:])
+        start = end + 1
+    return list(keys), []
+
+
+def _is_typed_command(line: Sequence[KeyPress]) -> bool:
+    return bool(line) and line[0].key == "/" and is_command(_text(line))
+
+
+def _text(keys: Sequence[KeyPress]) -> str:
+    return "".join("\n" if key.key == Keys.ControlM else key.data for key in keys)
 
 
 def unsent(key: KeyPress) -> KeyPress:

@@ -150,17 +150,31 @@ def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -
 
 
 def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -> None:
-    typed = "next\n/save talk\nlast"
-    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three"], typed: ["GOT IT"]}, pause_s=0.3)
+    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three"], "next\nlast": ["GOT IT"]}, pause_s=0.3)
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.enter("next")
-    terminal.enter("/save talk")
     terminal.enter("lasd\x7ft")
     terminal.ready()
     assert "what you typed meanwhile waits here" in terminal.settle()
-    assert [line.strip() for line in terminal.screen().splitlines() if "save" in line] == ["/save talk"]
     terminal.ask("", "GOT IT")
+    terminal.leave()
+
+
+def test_a_command_typed_during_an_answer_waits_as_a_message_of_its_own(tmp_path: Path) -> None:
+    answers = {"count": ["one ", "two ", "three"], "next": ["GOT IT"], "last": ["LAST"]}
+    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.type(f"next\r/save {tmp_path / 'talk'}\r/system\rlast\r")
+    terminal.ready()
+    assert "what you typed meanwhile waits here" in terminal.settle()
+    assert "save" not in terminal.screen()
+    terminal.ask("", "GOT IT")
+    assert not (tmp_path / "talk").exists()
+    terminal.ask("", "messages saved")
+    terminal.ask("", "no system message")
+    terminal.ask("", "LAST")
     terminal.leave()
 
 
@@ -193,11 +207,13 @@ def test_what_is_typed_while_a_model_loads_is_not_echoed_and_waits(tiny_model: P
     terminal.ready()
     screen = terminal.settle()
     assert screen.count("the in") == 1
-    assert "> the in\n  /save file" in screen
+    assert "> the in" in screen
+    assert "/save" not in screen, "which is a message of its own"
     assert not (tmp_path / "chats").exists()
     terminal.type(CTRL_C)
     terminal.ask("the", "tokens/s")
-    terminal.type("\x04")
+    assert "> /save file" in terminal.settle()
+    terminal.type(CTRL_C + "\x04")
     terminal.wait_for("left, echo True")
 
 
