@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.config.presets import PresetFolder
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.export.settings import describe_unfinished
-from edgespec.manifest import FILE_NAME, Origin, read_manifest
+from edgespec.manifest import FILE_NAME, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
@@ -385,26 +385,23 @@ class ModelHome:
         """The folder of a model of the home; one that the user has named has that name."""
         return self.models / (given_name(self.path, folder_name) or folder_name)
 
-    def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
-        """Export a source to a folder, unless another process does so meanwhile."""
+    def export(self, source: LocalSource, output: Path, *, is_checked: bool = True, **settings: Any) -> Manifest:
+        """Export a source to a folder, as export_model() does, and note if its download is needed no more."""
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
+        settings |= {"origin": source.origin, "open_decoder": self.open_decoder if is_checked else None}
+        settings |= {"measure_ranges": self.measure_ranges, "report": self.report, "progress": self.progress}
+        manifest = export_model(source.path, output, **settings)
+        if source.fetched and manifest.check is not None:
+            self.spent.append(source.fetched)
+        return manifest
+
+    def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
+        """Export a source to a folder, unless another process does so meanwhile."""
+        how = {"precision": precision, "form": form, "is_quick": self.is_quick}
+        most_bytes, is_checked = total_memory() if form == "cpu" else None, not (self.is_quick and form == "npu")
         try:
-            manifest = export_model(
-                source.path,
-                folder,
-                precision=precision,
-                form=form,
-                origin=source.origin,
-                open_decoder=None if self.is_quick and form == "npu" else self.open_decoder,
-                is_quick=self.is_quick,
-                measure_ranges=self.measure_ranges,
-                most_bytes=total_memory() if form == "cpu" else None,
-                report=self.report,
-                progress=self.progress,
-            )
-            if source.fetched and manifest.check is not None:
-                self.spent.append(source.fetched)
+            self.export(source, folder, is_checked=is_checked, most_bytes=most_bytes, **how)
         except UsageError:
             if not (folder / FILE_NAME).is_file():
                 raise

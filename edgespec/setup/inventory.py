@@ -158,7 +158,6 @@ class Inventory:
 
         settings: Fields of ExportOptions.
         """
-        from edgespec.export.convert import export_model  # 0.3 s
         from edgespec.export.options import ExportOptions
         from edgespec.export.output import require_writable
         from edgespec.export.plan import foresee_cost
@@ -168,21 +167,7 @@ class Inventory:
         def judge(view: Preview) -> None:
             require_writable(output, foresee_cost(view.path, options, view.sizes).write_bytes)
 
-        home = self.home
-        found = home.locate(source, revision, judge)
-        manifest = export_model(
-            found.path,
-            output,
-            origin=found.origin,
-            open_decoder=home.open_decoder,
-            measure_ranges=home.measure_ranges,
-            report=home.report,
-            progress=home.progress,
-            **settings,
-        )
-        if found.fetched and manifest.check is not None:
-            home.spent.append(found.fetched)
-        return manifest
+        return self.home.export(self.home.locate(source, revision, judge), output, **settings)
 
     def require_free(self, name: str) -> None:
         """Raises UsageError: No model of the home can be given a name."""
