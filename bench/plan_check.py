@@ -35,8 +35,7 @@ from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
 from edgespec.setup.open_model import ModelFolder, open_model
 from edgespec.setup.planner import MemoryNeeds, PlannedOption, Schedule, draft_rates, make_plan
 from edgespec.setup.profile import Place
-from edgespec.setup.resolve import resolve
-from edgespec.setup.setup import Chain
+from edgespec.setup.resolve import Chain, resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.cancel import Cancel
 from edgespec.system.console import info, log_to_stderr
@@ -84,18 +83,10 @@ class OpenPlacement:
         self, target: ModelFolder, drafter: ModelFolder, placement: Placement, schedules: Sequence[Schedule]
     ) -> None:
         self.decoder = open_model(target, placement.device, num_threads=placement.num_threads, shares_cores=True)
-        chains = [
-            Chain(
-                target=target,
-                models=(drafter,),
-                text=None,
-                placement=placement,
-                is_reproducible=False,
-                schedule=schedule,
-            )
-            for schedule in schedules
-        ]
-        self._open = {chain.schedule: open_chain(chain, Cancel(), lambda line: None) for chain in chains}
+        self._open = {
+            each: open_chain(Chain((drafter,), schedule=each), target, placement, Cancel(), lambda line: None)
+            for each in schedules
+        }
 
     def policy(self, option: PlannedOption) -> DraftPolicy:
         if option.schedule == "plain":

@@ -31,16 +31,19 @@ from edgespec.memory.estimate import (
 from edgespec.memory.free_memory import HOST
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
+from edgespec.setup.device_choice import Placement
 from edgespec.setup.measure import measure_passes
-from edgespec.setup.memory_fit import MemoryReading
 from edgespec.setup.open_model import ModelFolder, load_translation, open_drafter, read_tokenizer, weights_size
-from edgespec.setup.setup import Chain, Setup
+from edgespec.setup.resolve import Chain
+from edgespec.setup.setup import Setup
 from edgespec.system.cancel import Cancel
 from edgespec.types import Report
 
 
 def open_chain(
     chain: Chain,
+    target: ModelFolder,
+    placement: Placement,
     cancel: Cancel,
     report: Report,
     hidden_states: HiddenStates | None = None,
@@ -57,8 +60,7 @@ def open_chain(
         UsageError: The first is to draft alternatives and cannot run trees.
         VocabularyMismatch: A model has too few tokens of the one that it drafts for.
     """
-    target, placement, schedule = chain.target, chain.placement, chain.schedule
-    device = placement.drafter_device
+    device, schedule = placement.drafter_device, chain.schedule
     inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [])
     lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
@@ -118,7 +120,7 @@ def make_sets(
         return texts_bytes(manifest, names, widest)
 
     return drafter_sets(
-        [_candidates(chain, setup.memory.reading, hidden_states, learner) for chain in setup.drafters],
+        [_candidates(setup, chain, hidden_states, learner) for chain in setup.drafters],
         setup.texts | {each.name for each in cached},
         frozenset({"suffix", "lookahead"} if window else {"suffix"}),
         bytes_of_texts,
@@ -139,9 +141,10 @@ def make_watch(setup: Setup, sets: Iterable[DrafterSet]) -> MemoryWatch:
 
 
 def _candidates(
-    chain: Chain, reading: MemoryReading, hidden_states: HiddenStates | None, learner: HeadLearner | None
+    setup: Setup, chain: Chain, hidden_states: HiddenStates | None, learner: HeadLearner | None
 ) -> list[Candidate]:
     """A chain, and what is left of it without its first model, without its first two, and so on."""
+    reading = setup.memory.reading
     needed = [
         bytes_by_place(estimate_memory(model.manifest, weights_size(model)), reading.drafter_place, reading.free)
         for model in chain.models
@@ -150,7 +153,14 @@ def _candidates(
         Candidate(
             model.manifest.name,
             sum_bytes(needed[i:]),
-            partial(open_chain, chain.shortened(i), hidden_states=hidden_states, learner=learner),
+            partial(
+                open_chain,
+                chain.shortened(i),
+                setup.target,
+                setup.placement,
+                hidden_states=hidden_states,
+                learner=learner,
+            ),
         )
         for i, model in enumerate(chain.models)
     ]

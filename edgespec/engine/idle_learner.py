@@ -11,7 +11,7 @@ from edgespec.draft.quarantine import describe_error
 from edgespec.draft.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
 from edgespec.setup.learned_file import LearnedFile
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.resolve import NamedDrafter
+from edgespec.setup.resolve import Chain
 from edgespec.system.cancel import Flag
 from edgespec.system.command_line import quote
 from edgespec.system.threads import end_at_exit, has_ended, lower_priority
@@ -229,7 +229,7 @@ class IdleLearner:
 
 
 def make_learner(
-    domain: str, models: Sequence[ModelFolder], unused: NamedDrafter | None, report: Report
+    domain: str, models: Sequence[ModelFolder], unused: Chain | None, report: Report
 ) -> IdleLearner | None:
     """The learner of the first head that can learn; None where no such head drafts, which is reported.
 

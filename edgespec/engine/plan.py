@@ -19,13 +19,13 @@ from edgespec.setup.drafter_ranking import Ranking
 from edgespec.setup.drafter_search import rank_drafters
 from edgespec.setup.drafting_target import find_target
 from edgespec.setup.home import ModelHome
-from edgespec.setup.measured_placements import Planned, weigh_models
+from edgespec.setup.measured_placements import weigh_models
 from edgespec.setup.open_model import ModelFolder, read_folder, require_whole_model
 from edgespec.setup.pair import FILE_NAME
 from edgespec.setup.plan_words import document_of
 from edgespec.setup.planner import Plan, decide
 from edgespec.setup.resolve import compare_devices, find_known_devices, resolve
-from edgespec.setup.row_proof import settle_placement
+from edgespec.setup.row_proof import settle_mode
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import join_words
 
@@ -40,13 +40,11 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
     drafters: Sequence[ModelFolder]
     compared = compare_devices(wish, remeasure=remeasure)
     if compared is not None:
-        target, drafters = compared.target, compared.drafters
-        planned = compared.options.planned(compared.plan)
-        placement = compared.options.place(compared.decision.where)
-        chosen = planned.plan.chosen
-        flags = {"device": chosen.target.device}
-        if chosen.drafter_place:
-            flags["drafter-device"] = chosen.drafter_place.device
+        target, drafters, plan = compared.target, compared.drafters, compared.plan
+        placement, measured = compared.options.place(compared.decision.where), compared.options.measurements
+        flags = {"device": plan.chosen.target.device}
+        if plan.chosen.drafter_place:
+            flags["drafter-device"] = plan.chosen.drafter_place.device
     else:
         resolved = resolve(wish)
         require_writer(resolved.target.manifest)
@@ -63,11 +61,10 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
             free=resolved.free,
             report=wish.report,
         )
-        plan = decide(found.weighed, found.text_drafters)
-        planned = Planned(plan, found.layouts, found.learned_stats, found.took)
+        plan, measured = decide(found.weighed, found.text_drafters), found.measured
         flags = {flag: name for flag, name in devices.items() if name != "auto"}
-    if any(planned.took):
-        opening_s, measuring_s = planned.took
+    if any(measured.took):
+        opening_s, measuring_s = measured.took
         wish.report(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
     words = [cascade.models[0] for cascade in wish.names.cascades]
     ranking = rank_for_placement(
@@ -80,13 +77,11 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
         memory_limit=wish.limit_bytes,
     )
     return document_of(
-        planned.plan,
-        planned.layouts,
-        planned.learned_stats.chances,
-        planned.took,
+        plan,
+        measured,
         model=target.manifest.name,
         drafters=[drafter.manifest.name for drafter in drafters],
-        command=_chat_command(planned.plan, wish, drafters, flags),
+        command=_chat_command(plan, wish, drafters, flags),
         ranked_drafters=ranking.drafters,
     )
 
@@ -140,7 +135,7 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
         require_whole_model(folder.manifest, model)
         require_writer(folder.manifest)
         placement = choice.resolve_auto(placement, folder.manifest, [])
-        placement = settle_placement(folder, placement)
+        placement = settle_mode(folder, placement)[0]
     return rank_for_placement(
         home, model, folder, placement, devices={"device": device, "drafter-device": drafter_device}
     )

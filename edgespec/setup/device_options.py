@@ -13,12 +13,12 @@ from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.device_search import Refusal, Where
 from edgespec.setup.foresee import ModelForms, foresee_drafter, foresee_target
-from edgespec.setup.measured_placements import Planned, WeighedModels, weigh_models, without_trees
+from edgespec.setup.measured_placements import Measurements, WeighedModels, weigh_models, without_trees
 from edgespec.setup.memory_fit import memory_needs, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats
 from edgespec.setup.planner import Layout, Plan, Weighed, weigh
-from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile
-from edgespec.setup.row_proof import settle_placement
+from edgespec.setup.profile import MeasuringTime, Profile
+from edgespec.setup.row_proof import settle_mode
 from edgespec.types import Report
 
 _EMULATOR = "is emulated in software, and auto never chooses an emulator"
@@ -52,7 +52,9 @@ class DeviceOptions:
         """Options of a placement by what was measured of its target, now or earlier, and by probes."""
         placement, (device, other) = self.place(where), self._devices(where)
         size = self.target.size(device, self.devices.values())
-        here = (found.layouts[0].profile for at, found in self.measured.items() if at.device == where.device)
+        here = (
+            each.measured.layouts[0].profile for at, each in self.measured.items() if at.device == where.device
+        )
         measured = next(here, None)
         known = measured or self._saved_profile(device, placement)
         profile = known or foresee_target(size, self.probes[where.device], device.form)
@@ -126,12 +128,12 @@ class DeviceOptions:
         device, other = self._devices(where)
         return None not in [self.target.find(device), *(each.find(other) for each in self.drafters)]
 
-    def planned(self, plan: Plan) -> Planned:
-        """A plan with all measurements, those made now and those known before."""
-        found = list(self.measured.values())
+    @property
+    def measurements(self) -> Measurements:
+        """All of them, those made now and those known before."""
+        found = [each.measured for each in self.measured.values()]
         took = reduce(MeasuringTime.plus, (each.took for each in found), MeasuringTime())
-        layouts = [layout for each in found for layout in each.layouts]
-        return Planned(plan, layouts, LearnedStats(chances=self.past()), took)
+        return Measurements([layout for each in found for layout in each.layouts], self.past(), took)
 
     def with_text_drafters(self, plan: Plan) -> Plan:
         """A plan with the names of what drafts from the text where its target runs."""
@@ -146,7 +148,7 @@ class DeviceOptions:
         target = self.target.find(device)
         if target is None or not placement.deterministic:
             return placement
-        return settle_placement(target, placement)
+        return settle_mode(target, placement)[0]
 
     def _devices(self, where: Where) -> tuple[Device, Device]:
         return self.devices[where.device], self.devices[where.drafter_device]

@@ -5,7 +5,7 @@ What is not prepared on this machine is found as the catalogue and the table of 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.draft.limits import MAX_PLANNED_TOKENS
@@ -31,8 +31,8 @@ from edgespec.setup.foresee import ModelSize, file_bytes, foresee_model
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import known_layout
 from edgespec.setup.open_model import ModelFolder, known_stats, self_drafter, weights_bytes, weights_size
-from edgespec.setup.pair import DRAFTER, TARGET, Pair, read_pair
-from edgespec.setup.row_proof import settle_placement
+from edgespec.setup.pair import DRAFTER, TARGET, read_pair
+from edgespec.setup.row_proof import settle_mode
 from edgespec.system.command_line import join_words
 
 
@@ -60,21 +60,11 @@ def _command(name: str, words: Sequence[str], devices: Mapping[str, str]) -> str
 _LARGEST_SHARE = 0.5  # of the target's weights, that a drafter model may have
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnPair:
-    """A pair of the target that is looked at, in the forms of its devices.
+def describe_pair(folder: Path, target: DraftingTarget) -> tuple[PossibleDrafter, ModelFolder] | None:
+    """The drafter of the pair in a folder, with its check, and in the form for its device.
 
-    target: The target as the pair has it, and the pair's name in commands.
+    None where there is no pair of this target, where it lacks forms for the devices, or is damaged.
     """
-
-    pair: Pair
-    target: DraftingTarget
-    own: ModelFolder
-    drafter: ModelFolder
-
-
-def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
-    """The pair in a folder; None where it is none of this target, lacks forms for the devices, or is damaged."""
     placement = target.placement
     with suppress(EdgeSpecError, OSError):
         if (pair := read_pair(folder)) is None:
@@ -86,18 +76,11 @@ def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
         source = own.manifest.source
         if target.names.isdisjoint(plain_name(name) for name in (source.name, source.repository) if name):
             return None
-        size = ModelSize(manifest=own.manifest, file_bytes=weights_bytes(own))
-        placement = settle_placement(own, placement)
+        size, placement = ModelSize(own.manifest, weights_bytes(own)), settle_mode(own, placement)[0]
         within = replace(target, model=str(folder), folder=own, size=size, placement=placement)
-        return OwnPair(pair=pair, target=within, own=own, drafter=drafter)
+        check = evidence_of_check(pair, (own, drafter), placement)
+        return replace(describe_prepared(within, drafter, check), use=chat_in(str(folder), target)), drafter
     return None
-
-
-def describe_pair(found: OwnPair) -> PossibleDrafter:
-    """The drafter of a pair, with its check."""
-    check = evidence_of_check(found.pair, (found.own, found.drafter), found.target.placement)
-    described = describe_prepared(found.target, found.drafter, check)
-    return replace(described, use=chat_in(str(found.pair.folder), found.target))
 
 
 def describe_prepared(
@@ -316,8 +299,12 @@ def rank_drafters(
         named: Drafter models that the user has named, by their words of --drafter.
     """
     placement = target.placement
-    own = [pair for folder in pairs if (pair := read_own_pair(folder, target)) is not None]
-    found = [*map(describe_pair, own), *_find_models(target, home, own, named), *_find_known(target, own)]
+    found, paired = [], []
+    for folder in pairs:
+        if (pair := describe_pair(folder, target)) is not None:
+            found.append(pair[0])
+            paired.append(pair[1])
+    found += [*_find_models(target, home, paired, named), *_find_known(target, paired)]
     return Ranking(
         model=target.model,
         target=target.folder.manifest.name if target.folder else target.model,
@@ -329,9 +316,9 @@ def rank_drafters(
 
 
 def _find_models(
-    target: DraftingTarget, home: ModelHome, pairs: Iterable[OwnPair], named: Mapping[str, ModelFolder]
+    target: DraftingTarget, home: ModelHome, paired: Iterable[ModelFolder], named: Mapping[str, ModelFolder]
 ) -> Iterator[PossibleDrafter]:
-    """Models of this machine, and smaller ones of the catalogue."""
+    """Models of this machine, and smaller ones of the catalogue; paired: Drafters that are in pairs already."""
     form, family = target.placement.drafter_device.form, smaller_of_family(target.names)
     prepared = {name: path for name in sorted(family) if (path := home.find(name, form)) is not None}
     chosen = {name: model for name, path in prepared.items() if (model := read_model(path)) is not None}
@@ -339,7 +326,7 @@ def _find_models(
     for path in sorted(home.models.glob("[!.]*")):
         if path not in found and (drafter := read_model(path)) is not None and _suits(target, drafter):
             found[path] = (path.name, drafter)
-    left_out = {pair.drafter.folder for pair in pairs} | ({target.folder.folder} if target.folder else set())
+    left_out = {drafter.folder for drafter in paired} | ({target.folder.folder} if target.folder else set())
     for path, (word, model) in found.items():
         if path not in left_out:
             yield replace(describe_prepared(target, model), use=chat_with(target, f"auto+{word}"))
@@ -347,9 +334,9 @@ def _find_models(
         yield describe_listed(target, home, name)
 
 
-def _find_known(target: DraftingTarget, pairs: Iterable[OwnPair]) -> Iterator[PossibleDrafter]:
+def _find_known(target: DraftingTarget, paired: Iterable[ModelFolder]) -> Iterator[PossibleDrafter]:
     """Known drafters of a target, but for those that are in a pair already."""
-    imported = {pair.drafter.manifest.source.repository for pair in pairs}
+    imported = {drafter.manifest.source.repository for drafter in paired}
     for known in KNOWN_DRAFTERS:
         if known.name in imported or not known.drafts_for(target.names):
             continue

@@ -3,12 +3,13 @@
 Schedule and threads of a target and its drafter are chosen by the measurements, and by the free memory.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import TEXT
+from edgespec.draft.acceptance_rates import Key
 from edgespec.draft.limits import MIN_GAIN_OF_SPLIT
 from edgespec.draft.lookahead import best_window
 from edgespec.manifest import Manifest
@@ -31,7 +32,6 @@ from edgespec.setup.open_model import (
 )
 from edgespec.setup.planner import (
     Layout,
-    Plan,
     Schedule,
     ScheduleChoice,
     Weighed,
@@ -190,12 +190,11 @@ def known_layout(drafter: Manifest, placement: Placement, known: LearnedStats) -
     return refined_layout(profile, drafter, placement, known)
 
 
-class Planned(NamedTuple):
-    """A plan, and the measurements that it rests on."""
+class Measurements(NamedTuple):
+    """What options of models rest on: costs in each placement, acceptance counts, the time that measuring took."""
 
-    plan: Plan
     layouts: Sequence[Layout]
-    learned_stats: LearnedStats
+    past: Mapping[Key, tuple[float, float]]
     took: MeasuringTime
 
 
@@ -203,9 +202,7 @@ class WeighedModels(NamedTuple):
     """The options of models on given devices, and the measurements that they rest on."""
 
     weighed: Sequence[Weighed]
-    layouts: Sequence[Layout]
-    learned_stats: LearnedStats
-    took: MeasuringTime
+    measured: Measurements
     text_drafters: Sequence[str]
 
 
@@ -250,16 +247,17 @@ def weigh_models(
         unopened=_unopened(target, drafters, placement, report),
     )
     layouts, took = placements.layouts(remeasure=remeasure)
-    past = known_stats(target)
+    past = known_stats(target).chances
     sizes = [(each.manifest, weights_size(each)) for each in (target, *drafters)]
     weighed = weigh(
         target.manifest,
         {each.manifest.name: without_trees(each.manifest, placement.drafter_device) for each in drafters},
         layouts,
-        past.chances,
+        past,
         memory_needs(placement, space, sizes, _kept),
     )
-    return WeighedModels(weighed, layouts, past, took, _text_drafters(texts, target, placement, layouts[0]))
+    text_drafters = _text_drafters(texts, target, placement, layouts[0])
+    return WeighedModels(weighed, Measurements(layouts, past, took), text_drafters)
 
 
 def without_trees(drafter: Manifest, device: Device) -> Manifest:

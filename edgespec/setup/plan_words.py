@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.draft.acceptance_rates import Key
 from edgespec.setup.drafter_ranking import PossibleDrafter, drafter_document, short_rows
+from edgespec.setup.measured_placements import Measurements
 from edgespec.setup.planner import Layout, Plan, PlannedOption, draft_rates, is_counted
-from edgespec.setup.profile import MeasuringTime, Place, drafter_key
+from edgespec.setup.profile import Place, drafter_key
 from edgespec.system.printable import printable
 from edgespec.system.units import format_bytes, format_speed
 
@@ -188,9 +188,7 @@ def _count(number: int, what: str) -> str:
 
 def document_of(
     plan: Plan,
-    layouts: Sequence[Layout],
-    past: Mapping[Key, tuple[float, float]],
-    took: MeasuringTime,
+    measured: Measurements,
     *,
     model: str,
     drafters: Sequence[str],
@@ -199,7 +197,6 @@ def document_of(
 ) -> dict[str, Any]:
     """The chosen option, the refused ones with the reasons, and the measurements.
 
-    past: Acceptance counts, as acceptance_rates.AcceptanceRates holds them.
     drafters: Names of the models that were weighed. ranked_drafters: All that could draft for the target.
     """
     return {
@@ -212,11 +209,14 @@ def document_of(
         "options": [_option(option) for option in plan.options],
         "refused": [_option(option) for option in plan.refused],
         "chances": {
-            name: {"kept_by_position": draft_rates(past, name).accepted, "is_counted": is_counted(past, name)}
+            name: {
+                "kept_by_position": draft_rates(measured.past, name).accepted,
+                "is_counted": is_counted(measured.past, name),
+            }
             for name in drafters
         },
-        "measured": [_layout(layout) for layout in layouts],
-        "took": took._asdict(),
+        "measured": [_layout(layout) for layout in measured.layouts],
+        "took": measured.took._asdict(),
         "ranked_drafters": [drafter_document(each) for each in ranked_drafters],
     }
 

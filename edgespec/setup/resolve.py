@@ -29,6 +29,7 @@ from edgespec.setup.head_target import require_own_target
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
+from edgespec.setup.planner import Schedule
 from edgespec.setup.row_proof import known_proof, settle_mode
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
@@ -36,15 +37,28 @@ from edgespec.types import Report
 
 
 @dataclass(frozen=True, slots=True)
-class NamedDrafter:
-    """A drafter as a user names it: models of which each drafts for the one before it, and a text drafter."""
+class Chain:
+    """Models of which each drafts for the one before it, the first for the target.
 
-    models: tuple[ModelFolder, ...]
-    text: str | None  # the text drafter of the last model, if any
+    text: The text drafter of the last model, if any.
+    schedule: When the first works; like the fields after it, as the setup decides it.
+    is_reproducible: What the models draw must not depend on the passes that they have run before.
+    has_trees: The target's rows are so cheap that trees of drafts may pay.
+    """
+
+    models: tuple[ModelFolder, ...]  # at least one
+    text: str | None = None
+    schedule: Schedule = "serial"
+    is_reproducible: bool = False
+    has_trees: bool = False
 
     @property
     def name(self) -> str:
         return self.models[0].manifest.name
+
+    def shortened(self, num_models: int) -> "Chain":
+        """The chain without its first num_models."""
+        return replace(self, models=self.models[num_models:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +75,13 @@ class Resolved:
     home: ModelHome
     target: ModelFolder
     names: DrafterNames
-    drafters: Sequence[NamedDrafter]
+    drafters: Sequence[Chain]
     devices: DeviceChoice
     placement: Placement
     proof: RowProof | None
     free: ReadFreeMemory
     auto: Mapping[str, str]
-    unused: NamedDrafter | None = None
+    unused: Chain | None = None
 
     def without(self, error: EdgeSpecError) -> str:
         """The device that does not run its model, where auto may take another one instead.
@@ -166,7 +180,7 @@ class _FoundModels(NamedTuple):
 
     target: ModelFolder
     names: DrafterNames
-    drafters: Sequence[NamedDrafter]
+    drafters: Sequence[Chain]
     of_pair: tuple[Pair, tuple[Path, Path]] | None
 
 
@@ -174,7 +188,8 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
     """Find the target and its drafters in the forms for their devices, preparing them first if need be."""
     model, asked = str(wish.model), wish.names
     target_form, drafter_form = devices.forms(placement)
-    models.find(model, target_form or "cpu")  # an unknown name is refused before any model is fetched
+    if asked.cascades:
+        models.find(model, target_form or "cpu")  # an unknown name is refused before any model is fetched
     for cascade in asked.cascades:
         for name in cascade.models:
             if name != SELF:
@@ -189,7 +204,7 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
             )
         return _FoundModels(target, parse("none"), (), None)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
-    drafters: list[NamedDrafter] = []
+    drafters: list[Chain] = []
     for cascade in names.cascades:
         found = [
             ModelFolder(target.folder, self_drafter(target.manifest))
@@ -199,7 +214,7 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
             ]
             for name in cascade.models
         ]
-        drafters.append(NamedDrafter(tuple(found), cascade.text))
+        drafters.append(Chain(tuple(found), cascade.text))
     for drafter in drafters:
         require_own_target(target.manifest, [each.manifest for each in drafter.models], drafter.text)
     of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None

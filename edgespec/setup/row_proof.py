@@ -9,7 +9,6 @@ from functools import partial
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
-from edgespec.runtimes.devices import Device
 from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
@@ -24,32 +23,19 @@ class RowsDiffer(Exception):
     """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
 
 
-def _expects_rows(asked: bool | None, target: ModelFolder, device: Device, proof: RowProof | None) -> bool:
-    """True if a target is opened in deterministic mode: as asked, or unless it is known not to hold on its device.
-
-    A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
-    so that these have the mode only if asked. A vector of a text is read in one way alone.
-    """
-    if asked is not None:
-        return asked
-    manifest = target.manifest
-    if manifest.kv_cache.form == "static" or device.is_software or manifest.pooling:
-        return False
-    return proof is None or proof.holds
-
-
-def settle_placement(target: ModelFolder, placement: Placement) -> Placement:
-    """The placement with the mode in which load() opens a target there unless it is asked for another one."""
-    return settle_mode(target, placement, None)[0]
-
-
 def settle_mode(
-    target: ModelFolder, placement: Placement, asked: bool | None
+    target: ModelFolder, placement: Placement, asked: bool | None = None
 ) -> tuple[Placement, RowProof | None]:
-    """The placement with the mode in which a target is opened there, and what is known of deterministic mode."""
-    proof = known_proof(target, placement)
-    has_rows = _expects_rows(asked, target, placement.device, proof)
-    return replace(placement, deterministic=has_rows), proof
+    """The placement with the mode in which a target is opened there, and what is known of deterministic mode.
+
+    The mode is deterministic as asked, or unless it is known not to hold there. A model in the static form would
+    read its prompts token by token, and an emulator takes a minute for the proof, so that these have the mode only
+    if asked. A vector of a text is read in one way alone.
+    """
+    proof, manifest = known_proof(target, placement), target.manifest
+    never = manifest.kv_cache.form == "static" or placement.device.is_software or manifest.pooling is not None
+    usual = not never and (proof is None or proof.holds)
+    return replace(placement, deterministic=usual if asked is None else asked), proof
 
 
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:

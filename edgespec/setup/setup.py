@@ -17,9 +17,8 @@ from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import choose_schedule, choose_threads
 from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, layers_read, weights_size
-from edgespec.setup.planner import Schedule
 from edgespec.setup.profile import LearnedStats
-from edgespec.setup.resolve import NamedDrafter, Resolved
+from edgespec.setup.resolve import Chain, Resolved
 from edgespec.setup.wish import ANSWERS, Wish
 
 
@@ -49,23 +48,6 @@ def read_tables(wish: Wish, found: Resolved) -> Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
-    """Models of which each drafts for the one before it, the first for the target."""
-
-    target: ModelFolder
-    models: tuple[ModelFolder, ...]  # at least one
-    text: str | None  # the text drafter of the last model, if any
-    placement: Placement
-    is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
-    schedule: Schedule
-    has_trees: bool = False  # the target's rows are so cheap that trees of drafts may pay
-
-    def shortened(self, num_models: int) -> "Chain":
-        """The chain without its first num_models."""
-        return replace(self, models=self.models[num_models:])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Setup:
     """The whole answer to what is opened, where and how.
 
@@ -85,7 +67,7 @@ class Setup:
     home: ModelHome
     target: ModelFolder
     drafters: tuple[Chain, ...]
-    unused: NamedDrafter | None
+    unused: Chain | None
     texts: frozenset[str]
     window: Window | None
     placement: Placement
@@ -209,7 +191,7 @@ def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: 
 def _chain(
     wish: Wish,
     target: ModelFolder,
-    drafter: NamedDrafter,
+    drafter: Chain,
     placement: Placement,
     known: LearnedStats,
     has_trees: bool,
@@ -221,15 +203,8 @@ def _chain(
     schedule = choose_schedule(wish.when, target.manifest, first, placement, known)
     # What a head draws ahead depends on which hidden states the target has given by then.
     is_bound = is_reproducible and first.head is not None
-    return Chain(
-        target=target,
-        models=drafter.models,
-        text=drafter.text,
-        placement=placement,
-        is_reproducible=is_reproducible,
-        schedule="serial" if is_bound else schedule,
-        has_trees=has_trees,
-    )
+    schedule = "serial" if is_bound else schedule
+    return replace(drafter, schedule=schedule, is_reproducible=is_reproducible, has_trees=has_trees)
 
 
 def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from edgespec.setup.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, rec
 from edgespec.setup.planner import Layout, plan_on
 from edgespec.setup.profile import FILE_NAME, DrafterProfile, LearnedStats, Profile, write_learned_stats
 from edgespec.setup.resolve import find_known_devices
-from edgespec.setup.row_proof import settle_placement
+from edgespec.setup.row_proof import settle_mode
 
 NO_ROOM = FreeMemory(0, "a test")
 STEP_S = 0.02
@@ -58,7 +58,7 @@ def learn(home: ModelHome, chances: Mapping[tuple[str, int], tuple[float, float]
     """Store costs of the target and of its drafter, and acceptance, as if they had been measured here."""
     target = ModelFolder(home.models / folder, read_manifest(home.models / folder))
     _, placement = find_known_devices(home, "big", "auto", "auto")
-    placement = settle_placement(target, placement)
+    placement = settle_mode(target, placement)[0]
     drafter = DrafterProfile(step_s=0.2 * STEP_S, row_s=0.0, branches=SERIAL_BRANCHES)
     key = placement.drafter_key("tiny-int4")
     profile = Profile(passes_s=PASSES_S, prefill_s=0.001, drafters={key: drafter})

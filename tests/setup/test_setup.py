@@ -18,7 +18,7 @@ from edgespec.setup.home import ModelHome
 from edgespec.setup.memory_fit import MemoryReading
 from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.profile import DrafterProfile, LearnedStats, Profile
-from edgespec.setup.resolve import NamedDrafter, Resolved
+from edgespec.setup.resolve import Chain, Resolved
 from edgespec.setup.setup import Setup, Tables, decide
 from edgespec.setup.wish import Wish
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 def found(drafter: str = "none", placement: Placement = PLACEMENT, **more: Any) -> Resolved:
-    drafters = [NamedDrafter((SMALL,), None)] if parse(drafter).cascades else []
+    drafters = [Chain((SMALL,))] if parse(drafter).cascades else []
     stated: dict[str, Any] = {
         "proof": None,
         "free": lambda: FreeMemory(0, "a test"),
