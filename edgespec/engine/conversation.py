@@ -14,13 +14,7 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import (
-    ReplyOptions,
-    Settings,
-    TalkOptions,
-    check_path,
-    require_known,
-)
+from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, check_path, require_known
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -74,7 +68,6 @@ class Conversation:
         self.thinking, self.thinking_budget = given.thinking, given.thinking_budget
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
-        self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
         self._is_written = False  # by a person
@@ -184,7 +177,7 @@ class Conversation:
             self._require_idle()
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
-            rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)]
+            rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]
             return self._begin(rounds, self._num_tries, options, begun, is_written=self._is_written)
 
     @property
@@ -209,8 +202,7 @@ class Conversation:
                 )
             pairs = zip(asked.calls, results, strict=True)
             given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
-            last = self._rounds[-1]
-            last = last._replace(steps=(*last.steps, asked, *given))
+            last = self._rounds[-1]._replace(steps=(*self._rounds[-1].steps, asked, *given))
             return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
     def run(
@@ -259,8 +251,7 @@ class Conversation:
             self._require_idle()
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
-            self._cut_short.pop(len(self._rounds) - 1, None)
-            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer), None
+            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer, cut_short=None), None
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers. Raises UsageError: no such number of messages."""
@@ -292,16 +283,19 @@ class Conversation:
 
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
-        rounds, cut_short = self._rounds, self._cut_short
+        rounds = self._rounds
         if self._is_unanswered and self._asked is None and (made := self._made):
-            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made)]
-            cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
+            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made, cut_short="cancelled")]
         return Transcript(
             messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
             sampling=self.sampling,
-            cut_short=tuple((len(self._messages(rounds[: i + 1])) - 1, cut_short[i]) for i in sorted(cut_short)),
+            cut_short=tuple(
+                (len(self._messages(rounds[:i])) - 1, each.cut_short)
+                for i, each in enumerate(rounds, 1)
+                if each.cut_short
+            ),
         )
 
     def restore(self, transcript: Transcript) -> None:
@@ -309,10 +303,10 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
-        self.system, rounds, cut_short = read_rounds(transcript)
+        self.system, rounds = read_rounds(transcript)
         self.sampling = transcript.sampling or self.sampling
         sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
-        self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
+        self._restore(rounds, bisect_left(sizes, transcript.num_dropped))
 
     def save(self, path: str | Path) -> None:
         """Write a file (JSON Lines) that load reads. Raises EdgeSpecError: it cannot be written."""
@@ -342,12 +336,11 @@ class Conversation:
 
     def _cut(self, num_rounds: int) -> None:
         """Forget all but the first rounds."""
-        cut_short = {i: reason for i, reason in self._cut_short.items() if i < num_rounds}
-        self._restore(self._rounds[:num_rounds], cut_short, min(self._num_dropped, num_rounds))
+        self._restore(self._rounds[:num_rounds], min(self._num_dropped, num_rounds))
 
-    def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
+    def _restore(self, rounds: list[Round], num_dropped: int) -> None:
         with self._lock:
-            self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
+            self._rounds, self._num_dropped = rounds, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
             self._asked = None
 
@@ -402,7 +395,6 @@ class Conversation:
         stream = engine.stream(sent, **{**stated, "system": "", **options})
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
-        self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._is_written, self._chunks, self._asked = begun, is_written, [], None
         reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
@@ -453,6 +445,5 @@ class Conversation:
             return
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
-        self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
-        if finish_reason != "stop":
-            self._cut_short[len(self._rounds) - 1] = finish_reason
+        cut_short = None if finish_reason == "stop" else finish_reason
+        self._rounds[-1] = self._rounds[-1]._replace(answer=answer, cut_short=cut_short)

@@ -137,11 +137,13 @@ class Round(NamedTuple):
     """A message of the user and the answer to it; None where there is no word of an answer.
 
     steps: Calls of tools between both, each followed by what its tools gave.
+    cut_short: Why the answer did not end by itself, as Chunk.finish_reason has it.
     """
 
     user: str
     answer: str | None
     steps: tuple[Turn, ...] = ()
+    cut_short: str | None = None
 
 
 def messages_of(rounds: Sequence[Round]) -> list[Turn]:
@@ -159,8 +161,8 @@ def answered_rounds(rounds: Sequence[Round]) -> list[Round]:
     return [each for each in rounds if each.answer is not None]
 
 
-def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
-    """System message, rounds, and why answers were cut short, by round.
+def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round]]:
+    """System message and rounds.
 
     Raises UsageError: A message is neither a user's, nor the answer to one, nor a step between both.
     """
@@ -168,7 +170,6 @@ def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round], dict[i
     first = int(bool(messages) and messages[0].role == "system")
     reasons = dict(transcript.cut_short)
     rounds: list[Round] = []
-    cut_short = {}
     for i, message in enumerate(messages[first:], first):
         is_open = bool(rounds) and rounds[-1].answer is None
         if message.role == "user":
@@ -176,12 +177,10 @@ def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round], dict[i
         elif is_open and (isinstance(message, CallMessage) or (message.role == "tool" and rounds[-1].steps)):
             rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
         elif is_open and message.role == "assistant":
-            rounds[-1] = rounds[-1]._replace(answer=message.content)
-            if i in reasons:
-                cut_short[len(rounds) - 1] = reasons[i]
+            rounds[-1] = rounds[-1]._replace(answer=message.content, cut_short=reasons.get(i))
         else:
             raise UsageError(
                 f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what "
                 "a tool gave that an answer called"
             )
-    return messages[0].content if first else None, rounds, cut_short
+    return messages[0].content if first else None, rounds
