@@ -210,7 +210,10 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     if target.manifest.chat_template:
         renderer.start()
     decoder = _open_target(setup)
-    learner = _learner(setup)
+    learner = None
+    if wish.learn:  # from answers, for the first drafter of a chain
+        firsts = [chain.models[0] for chain in setup.drafters]
+        learner = make_learner(wish.learn, firsts, setup.unused, wish.report)
     if learner is not None:
         undone.callback(learner.close)
     settle_rows(target, decoder, setup.placement, wish.deterministic, setup.proof, wish.report)
@@ -247,14 +250,6 @@ def _open_target(setup: Setup) -> Decoder:
         hidden_layers=setup.hidden_layers,
         progress=setup.wish.progress,
     )
-
-
-def _learner(setup: Setup) -> IdleLearner | None:
-    """Learns from answers for the first drafters of the chains, if the user wants it."""
-    if not setup.wish.learn:
-        return None
-    firsts = [chain.models[0] for chain in setup.drafters]
-    return make_learner(setup.wish.learn, firsts, setup.unused, setup.wish.report)
 
 
 def _open_drafters(

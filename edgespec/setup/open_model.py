@@ -146,8 +146,10 @@ def weights_bytes(model: ModelFolder) -> int:
     size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
     if manifest.head is not None:
         return size
-    whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
-    return size * manifest.kv_cache.num_layers // whole
+    own = manifest.self_drafter
+    if own is None or manifest.graph != own.graph:
+        return size
+    return size * manifest.kv_cache.num_layers // read_manifest(folder).kv_cache.num_layers
 
 
 def weights_size(model: ModelFolder) -> WeightsSize:
