@@ -14,7 +14,7 @@ from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
-from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
+from edgespec.engine.reasoning import CLOSE, OPEN, ReasoningGate, split_reasoning
 from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
 from edgespec.tools.call_events import CallEvent, join_calls
@@ -304,3 +304,54 @@ def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:
     """
     above, judged, accepted = draft.above, draft.judged(emitted), [-1, *draft.matching(emitted[:-1])]
     return len(judged), any(above[node] == accepted[-1] for node, _ in judged)
+
+
+class AnswerFrame:
+    """Takes the text of an answer in pieces, and leaves out the marks around what comes behind the reasoning.
+
+    The first mark stands before all else there, the second behind it; the white space beside them is left out too.
+    """
+
+    def __init__(self, marks: Sequence[str], *, is_open: bool) -> None:
+        self._gate = ReasoningGate(is_open=is_open)
+        self._opening, self._closing = marks or ("", "")
+        self._skips_space = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that is known to be none of the marks by now."""
+        if not (self._closing or self._skips_space):
+            return text
+        reasoning, text = self._gate.push(text)
+        return reasoning + self._within(text)
+
+    def end(self) -> str:
+        """The text that was held back."""
+        reasoning, text = self._gate.end()
+        found, self._held = reasoning + self._within(text) + self._held, ""
+        return found
+
+    def _within(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        if self._opening:
+            begun = text.lstrip()
+            if begun != self._opening and self._opening.startswith(begun):
+                self._held = text
+                return ""
+            if not begun.startswith(self._opening):
+                self._opening = self._closing = ""
+                return text
+            text, self._opening, self._skips_space = begun.removeprefix(self._opening), "", True
+        if self._skips_space:
+            text = text.lstrip()
+            self._skips_space = not text
+        if not self._closing:
+            return text
+        before, mark, rest = text.partition(self._closing)
+        if mark:
+            self._closing, self._skips_space = "", True
+            return before.rstrip() + self._within(rest)
+        num_begun = next(n for n in range(len(self._closing) - 1, -1, -1) if text.endswith(self._closing[:n]))
+        shown = text[: len(text) - num_begun].rstrip()
+        self._held = text[len(shown) :]
+        return shown

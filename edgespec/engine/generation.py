@@ -36,7 +36,7 @@ from edgespec.engine.answer_passes import (
     with_enough_rows,
 )
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import Chunk, Stats, Tally, usage_of, was_alone
+from edgespec.engine.answers import AnswerFrame, Chunk, Stats, Tally, usage_of, was_alone
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
@@ -274,18 +274,19 @@ class AnswerWriter:
         self._text_stop = TextStop(request.stop)
         self._calls: CallReader | None = None  # searches text beside calls by the stop strings
         self._reasoning: ReasoningGate | None = None  # in which nothing is a call
-        calls, tokenizer, shown = request.calls, generation.model.encoder.tokenizer, frozenset[int]()
+        calls, tokenizer = request.calls, generation.model.encoder.tokenizer
+        shown = tokenizer.special_within((*request.answer_marks, *(calls.format.marks() if calls else ())))
         if calls:
-            shown = tokenizer.special_within(calls.format.marks())
             self._calls = CallReader(
                 calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop
             )
             # All of an answer may be a call where one is demanded, from its beginning.
-            if calls.use.choice == "auto" and (calls.opens_reasoning or not len(request.prefill)):
-                self._reasoning = ReasoningGate(is_open=calls.opens_reasoning)
+            if calls.use.choice == "auto" and (request.opens_reasoning or not len(request.prefill)):
+                self._reasoning = ReasoningGate(is_open=request.opens_reasoning)
         self._text_stream = TextStream(tokenizer, shown, request.prompt if request.is_raw else ())
         for token in request.prefill.tolist():  # which may end within a character
             self._text_stream.push([token])
+        self._frame = AnswerFrame(request.answer_marks, is_open=request.opens_reasoning)
         self._tokens: TokenIds = np.zeros(0, np.int32)  # with those after a stop string
         self._num_written = 0  # characters, with those that may belong to a stop string
         self._starts: list[int] = []  # where the text of the tokens of _logprobs begins
@@ -327,7 +328,9 @@ class AnswerWriter:
         reason = last.finish_reason
         parts = [*in_order(last.text, last.tool_calls, last.call_places)]
         if not self._is_cut:
-            parts += self._parts_of_text(self._written(self._text_stream.flush()))
+            parts += self._parts_of_text(
+                self._written(self._frame.push(self._text_stream.flush()) + self._frame.end())
+            )
             parts += self._read_calls(*self._reasoning.end()) if self._reasoning and not self._is_cut else []
         if self._calls:
             parts += self._calls.flush()
@@ -368,7 +371,7 @@ class AnswerWriter:
             if self._request.stop and self._request.options.logprobs is not None:
                 start = self._num_written + self._text_stream.num_held
                 self._starts.append(max([start, *self._starts[-1:]]))  # none are held while one is incomplete
-            parts += self._parts_of_text(self._written(self._text_stream.push([token])))
+            parts += self._parts_of_text(self._written(self._frame.push(self._text_stream.push([token]))))
             if self._is_cut:
                 return parts, i + 1
         return parts, len(tokens)

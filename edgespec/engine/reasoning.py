@@ -192,6 +192,12 @@ class ModelReasoning:
         )
 
     @property
+    def answer_marks(self) -> tuple[str, ...]:
+        """The texts that the model writes around an answer behind its reasoning."""
+        family = self.manifest.architecture
+        return next((marks for name, marks in channels.ANSWER_MARKS.items() if family.startswith(name)), ())
+
+    @property
     def _has_channels(self) -> bool:
         return self._marks is CHANNELS
 

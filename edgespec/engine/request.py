@@ -255,13 +255,11 @@ class CallReading(NamedTuple):
     """The tools that an answer may call, and how its calls are found.
 
     holds_arguments: Pass on whole calls alone.
-    opens_reasoning: The prompt has begun the reasoning, in which nothing is a call.
     """
 
     use: ToolUse
     format: CallFormat
     holds_arguments: bool = False
-    opens_reasoning: bool = False
 
 
 class Request(NamedTuple):
@@ -272,6 +270,8 @@ class Request(NamedTuple):
     constraint: What the answer has to match, prefill included; None for any text.
     calls: Which tools it may call; None for none.
     is_raw: The prompt is a text, or token ids, that the answer continues.
+    opens_reasoning: The prompt has begun the reasoning, in which nothing is a call.
+    answer_marks: Texts around what comes behind the reasoning, which are left out; none where there are no such.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -282,6 +282,8 @@ class Request(NamedTuple):
     constraint: TokenConstraint | None = None
     calls: CallReading | None = None
     is_raw: bool = False
+    opens_reasoning: bool = False
+    answer_marks: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> SamplingParams:

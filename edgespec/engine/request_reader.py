@@ -108,9 +108,19 @@ class RequestReader:
                 from edgespec.tools.call_grammar import constrained_format
 
                 form = constrained_format(form)
-            calls = CallReading(use, form, options.whole_tool_calls, opens_reasoning)
+            calls = CallReading(use, form, options.whole_tool_calls)
         is_raw = options.raw or is_ids(prompt)
-        request = Request(tokens, options, begun, drafters, self._mask_of(options), calls=calls, is_raw=is_raw)
+        request = Request(
+            tokens,
+            options,
+            begun,
+            drafters,
+            self._mask_of(options),
+            calls=calls,
+            is_raw=is_raw,
+            opens_reasoning=opens_reasoning,
+            answer_marks=() if is_raw or (len(begun) and not opens_reasoning) else self.reasoning.answer_marks,
+        )
         require_answerable(request, self.manifest, context)
         self._require_exact(request)
         budget = options.thinking_budget

@@ -22,6 +22,7 @@ from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
 _TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")
 _ANY_TEXT = "(?s:.*)"
+_NAME_BEFORE_JSON = r"\s*[\w:-]+\s*\{"
 # The white space that templates put into JSON, from which models learned it, and no other.
 _SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # None, as in answers where no tools are given.
@@ -80,7 +81,7 @@ class _Writer:
             rules.append(f"calls: {self._calls('')}")
             return "\n".join([*self._start_behind(opening, text_schema), *rules, ""])
         rules.append(f"calls: {self._calls(opening)}")
-        trigger = opening.strip()
+        trigger = next(iter(self._parts(opening.strip())), "")
         if trigger and self._literal(trigger)[0] != "<":
             rules.append(f"rest: {self._calls(opening[len(trigger) :])}")
         return "\n".join([*self._start(trigger, text_schema), *rules, ""])
@@ -148,11 +149,16 @@ class _Writer:
         if self._use.choice != "auto":
             return ["start: calls"]
         assert isinstance(self._format.body, NamedBody)
-        name = self._literal(f"{self._format.body.text_name}\n")
+        stated = self._format.body.text_name
+        name = self._literal(f"{stated}\n") if stated else ""
         if text_schema is not None:
             return ["start: calls | text", f"text: {name} {_json(text_schema, _COMPACT)}"]
-        before = f"before[lazy]: /{_ANY_TEXT}{_escape(opening)}/"
-        return [f"start: calls | {name} before calls | {name} TEXT?", before, f"TEXT: {_without(opening)}"]
+        other = "" if stated else f" & ~/{_NAME_BEFORE_JSON}{_ANY_TEXT}/"  # no text looks like a call
+        if (mark := self._literal(opening))[0] == "<":  # a token, which no text holds
+            return [f"start: ({name} TEXT {mark})? calls | {name} TEXT?", f"TEXT: /(?s:.+)/{other}"]
+        before = f"before[lazy]: /{_ANY_TEXT}{_escape(opening)}/{other}"
+        start = f"start: calls | {name} before calls | {name} TEXT?"
+        return [start, before, f"TEXT: {_without(opening)}{other}"]
 
     def _tool_rules(self, rule: str, tool: Tool) -> list[str]:
         body = self._format.body
@@ -231,14 +237,16 @@ class _Writer:
 
     def _literal(self, text: str) -> str:
         """A text as it has to stand, with special tokens where it spells them."""
-        pieces = self._cut.split(text) if self._cut else [text]
         return _join(
             *(
                 f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
-                for piece in pieces
-                if piece
+                for piece in self._parts(text)
             )
         )
+
+    def _parts(self, text: str) -> list[str]:
+        """A text, cut at special tokens."""
+        return [piece for piece in (self._cut.split(text) if self._cut else [text]) if piece]
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str]:

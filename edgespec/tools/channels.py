@@ -21,6 +21,8 @@ THINK_MARKS = (
     ("<think:opensource>", "</think:opensource>"),
     ("<|channel>", "<channel|>"),
 )
+# Texts around an answer behind the reasoning, by how the names of the families begin that write them.
+ANSWER_MARKS = {"ernie4_5": ("<response>", "</response>"), "hunyuan": ("<answer>", "</answer>")}
 THINK_HEADERS = {"<|channel>": "thought\n"}  # what stands behind the first mark and before the reasoning
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _RECIPIENT, _ANALYSIS = re.compile(r"\bto=([^\s<]+)"), re.compile(r"<\|channel\|>\s*analysis\b")

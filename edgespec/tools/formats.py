@@ -247,6 +247,21 @@ FORMATS = (
         joint="",
     ),
     CallFormat("glm", (("<tool_call>", "</tool_call>"),), _GLM, signs=(("<arg_key>",),)),
+    CallFormat(  # its templates state no form: a message is a call where it begins with the name of a tool
+        "glm4",
+        (("<|assistant|>", ""),),
+        NamedBody(between=("\n",)),
+        signs=(("<|observation|>", "metadata"),),
+        is_open=True,
+        joint="",
+    ),
+    CallFormat(
+        "hunyuan",
+        (("<tool_call>", "</tool_call>"),),
+        NamedBody(between=("\n```json\n",), after="\n```"),
+        signs=(("<tool_calls>", "<tool_call>", "```json"),),
+        outer=("<tool_calls>", "</tool_calls>"),
+    ),
     CallFormat(
         "mistral-args",
         (("[TOOL_CALLS]", ""),),

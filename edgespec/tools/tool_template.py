@@ -34,6 +34,10 @@ _READS_THINKING_PARTS = r"""['"]thinking['"]"""
 _READS_REASONING = r"\b(?:thinking|thought|reasoning)\b"  # other names for it
 _VARIABLES = ("tools", "xml_tools")
 _RESPONSES = "tool_responses"  # of a message with calls, in the templates of Gemma 4
+_OBSERVATION, _CALLED = (
+    "observation",
+    "metadata",
+)  # the role of results and the name of a tool in those of GLM-4-0414
 
 
 Render = Callable[..., str]
@@ -112,7 +116,9 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
     if template is None:
         return render
     if _RESPONSES in template:
-        render = _fit_results(template, render, special)
+        render = _fit_results(template, render, special, _join_results)
+    elif _OBSERVATION in template and _CALLED in template:
+        render = _fit_results(template, render, special, _observe_results)
     render = _fit_reasoning(template, render, special)
     if search(_READS_PARTS, template) is None:
         return render
@@ -130,19 +136,39 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
     return _with_parts(render, in_parts) if in_parts else render
 
 
-def _fit_results(template: str, render: Render, special: Mapping[str, str]) -> Render:
-    """Renders with results as responses, unless the template makes such of results in messages of their own."""
+_Change = Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]]
+"""Messages to messages."""
+
+
+def _fit_results(template: str, render: Render, special: Mapping[str, str], change: _Change) -> Render:
+    """Renders with changed messages, unless the template makes the same of results in messages of their own."""
     called = [_USER, _call("", False), _result()]
-    joined, plain = _Probe(template, _with_responses(render), special), _Probe(template, render, special)
-    is_needed = joined.shows(_RESULT, called) and joined.text(called) != plain.text(called)
-    return joined.render if is_needed else render
+    changed, plain = _Probe(template, _with(render, change), special), _Probe(template, render, special)
+    is_needed = changed.shows(_RESULT, called) and changed.text(called) != plain.text(called)
+    return changed.render if is_needed else render
 
 
-def _with_responses(render: Render) -> Render:
-    def render_joined(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        return render(template, messages=_join_results(messages), **names)
+def _with(render: Render, change: _Change) -> Render:
+    def render_changed(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+        return render(template, messages=change(messages), **names)
 
-    return render_joined
+    return render_changed
+
+
+def _observe_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages in which a result is an observation, and a call a message with the name of the tool."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        if message["role"] == "tool":
+            found.append({**message, "role": _OBSERVATION})
+        elif not calls or message.get("content"):
+            found.append({name: value for name, value in message.items() if name != "tool_calls"})
+        for call in calls:
+            given = call["arguments"]
+            written = given if isinstance(given, str) else dumps(given, ensure_ascii=False)
+            found.append({"role": "assistant", _CALLED: call["name"], "content": written})
+    return found
 
 
 def _join_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -172,11 +198,9 @@ def _parsed(content: Any) -> Any:
 
 
 def _with_parts(render: Render, roles: Collection[str]) -> Render:
-    def render_parts(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        given = [_in_parts(each) if each["role"] in roles else each for each in messages]
-        return render(template, messages=given, **names)
-
-    return render_parts
+    return _with(
+        render, lambda messages: [_in_parts(each) if each["role"] in roles else each for each in messages]
+    )
 
 
 def _fit_reasoning(template: str, render: Render, special: Mapping[str, str]) -> Render:
@@ -217,10 +241,7 @@ def _with_reasoning(render: Render, key: str, *, is_alone: bool) -> Render:
             return {**rest, "content": "", key: f"{thought}\n\n{content}"}
         return {**rest, key: thought}
 
-    def render_fitted(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        return render(template, messages=[*map(fit, messages)], **names)
-
-    return render_fitted
+    return _with(render, lambda messages: [*map(fit, messages)])
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def scripted_engine(
     *,
     seed: int | None = None,
     header: str = ScriptedDecoder.header,
+    architecture: str = "llama",
 ) -> Engine:
     """An engine with the tokenizer of a model folder, and further special tokens.
 
@@ -95,7 +96,12 @@ def scripted_engine(
     decoder: Any = ScriptedDecoder(tokenizer, answer, header=header)
     if seed is not None:
         decoder = TableDecoder(decoder.vocab_size, seed=seed, context_length=decoder.context_length)
-    manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)
+    manifest = replace(
+        read_manifest(model),
+        architecture=architecture,
+        vocab_size=decoder.vocab_size,
+        context_length=decoder.context_length,
+    )
     return Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, tokenizer, template, LentProcess())),
         TargetCaches(decoder),

@@ -261,6 +261,12 @@ def test_end_of_turn_ends_an_answer_even_where_it_is_no_control_token() -> None:
     assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (1, 5)
 
 
+def test_a_call_of_glm4_ends_an_answer_where_the_file_names_the_end_of_a_turn_alone() -> None:
+    pieces, types = ["<unk>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>"], [2, 3, 3, 3, 3]
+    metadata = sentencepiece_metadata(pieces, types, **{"tokenizer.ggml.eos_token_id": 2})
+    assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (1, 2, 4)
+
+
 @pytest.mark.parametrize(
     ("architecture", "spelled"), [("phi3", ["▁hello"]), ("llama", ["▁", "<unk>", "he", "llo"])]
 )

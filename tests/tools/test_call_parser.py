@@ -86,7 +86,7 @@ def test_text_before_calls_is_content(format: CallFormat, holds: bool) -> None:
     if not format.frames[0][0]:
         return  # a call is all of an answer
     call = write_calls(format, [WrittenCall("get_weather", {"city": "Rom"})])
-    begin = "all\n" if format.is_open else ""
+    begin = "all\n" if getattr(format.body, "text_name", None) else ""
     text, found, _ = parse_everywhere(f"{begin}I look {{it}} up.\n\n{call}", format, holds=holds)
     assert (text, found) == ("I look {it} up.", [("get_weather", {"city": "Rom"})])
 
@@ -107,7 +107,7 @@ def test_what_is_no_call_is_passed_on_to_the_letter(format: CallFormat, holds: b
     ):
         if "Rom}" in text and not holds:
             continue  # its beginning has been passed on as a call
-        begin = "all\n" if format.is_open else ""
+        begin = "all\n" if getattr(format.body, "text_name", None) else ""
         assert parse_everywhere(begin + text, format, holds=holds)[:2] == (text, []), text
 
 
