@@ -13,7 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup.catalog import CATALOG
 from edgespec.setup.repository import HubId, parse_hub_id
-from edgespec.setup.snapshot import Preview, require_files
+from edgespec.setup.snapshot import HubFolder, Preview
 from edgespec.system.disk import require_disk_space
 from edgespec.types import Report
 
@@ -29,17 +29,14 @@ def judge(models: Path, precision: str, form: str, preview: Preview) -> None:
     require_disk_space(models, preview.fetch_bytes + cost.write_bytes)
 
 
-def published(name: str, folder: Path, report: Report, *, offline: bool) -> HubId | None:
-    """The file in 4 bits that the makers of a catalogue model publish; None where it cannot be had.
-
-    folder: For what is fetched from the hub.
-    """
+def published(name: str, hub: HubFolder) -> HubId | None:
+    """The file in 4 bits that the makers of a catalogue model publish; None where it cannot be had."""
     gguf = parse_hub_id(CATALOG[name].gguf) if name in CATALOG else None
     if gguf is not None:
         try:
-            require_files(gguf, folder, offline=offline)
+            hub.choose(gguf)
         except ModelError as error:
-            report(f"taking safetensors, which are three times as large: {error}")
+            hub.report(f"taking safetensors, which are three times as large: {error}")
             return None
     return gguf
 

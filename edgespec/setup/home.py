@@ -27,12 +27,11 @@ from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id
 from edgespec.setup.snapshot import (
+    HubFolder,
     Judge,
     LocalSource,
     Preview,
     explain_folder_errors,
-    fetch_snapshot,
-    preview_snapshot,
 )
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
@@ -108,7 +107,7 @@ class ModelHome:
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
                 return self._from_path(path.resolve(), wanted)
             if hub_id := _hub_id(name):
-                fetch = partial(self._fetch_snapshot, hub_id, "main")
+                fetch = partial(self._hub.fetch, hub_id, "main")
                 return self._prepare(hub_id.name, wanted, "source", fetch)
             for folder in (path, self.models / model):
                 require_pair_file(folder)
@@ -194,7 +193,7 @@ class ModelHome:
         Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
         """
         if hub_id := _hub_id(source):
-            return self._fetch_snapshot(hub_id, revision or "main", judge)
+            return self._hub.fetch(hub_id, revision or "main", judge)
         if revision is not None:
             raise UsageError(
                 f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
@@ -238,8 +237,7 @@ class ModelHome:
         if hub_id is None:
             yield Preview(path=self.locate(source, revision).path, sizes={}, fetch_bytes=0)
             return
-        settings = {"revision": revision or "main"}
-        with preview_snapshot(hub_id, self._hub_folder, self.report, offline=self.offline, **settings) as found:
+        with self._hub.preview(hub_id, revision or "main") as found:
             yield found
 
     @property
@@ -247,24 +245,13 @@ class ModelHome:
         return self.path / "models"
 
     @property
-    def _hub_folder(self) -> Path:
-        return self.path / "downloads" / "hub"
-
-    def _fetch_snapshot(self, hub_id: HubId, revision: str, judge: Judge | None) -> LocalSource:
-        return fetch_snapshot(
-            hub_id,
-            self._hub_folder,
-            self.report,
-            revision=revision,
-            offline=self.offline,
-            progress=self.progress,
-            judge=judge,
-        )
+    def _hub(self) -> HubFolder:
+        return HubFolder(self.path / "downloads" / "hub", self.report, self.offline, self.progress)
 
     def _fetch(self, entry: CatalogEntry, judge: Judge | None = None) -> LocalSource:
         source = entry.source
         if isinstance(source, HubRepository):
-            found = self._fetch_snapshot(HubId(source.repository), source.revision, judge)
+            found = self._hub.fetch(HubId(source.repository), source.revision, judge)
             origin = replace(found.origin, license=found.origin.license or entry.license)
             return replace(found, origin=origin)
         folder = self.path / "downloads"
@@ -363,12 +350,8 @@ class ModelHome:
         if wanted.is_prepared:
             raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
-        if (
-            gguf := published(name, self._hub_folder, self.report, offline=self.offline)
-            if asked is None and form != "npu" and not gpu_bytes
-            else None
-        ):
-            precision, fetch_source = "source", partial(self._fetch_snapshot, gguf, "main")
+        if gguf := published(name, self._hub) if asked is None and form != "npu" and not gpu_bytes else None:
+            precision, fetch_source = "source", partial(self._hub.fetch, gguf, "main")
         if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
             raise ModelError(
                 f"{name} is not prepared in w8a16, for which its activations are measured on prompts; "

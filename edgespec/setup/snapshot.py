@@ -74,12 +74,10 @@ Judge = Callable[[Preview], None]
 class _Snapshot:
     """The files that a model needs, of a commit that a revision names; here: the folder for them on this disk."""
 
+    hub: "HubFolder"
     commit: Commit
     revision: str
     here: Path
-    report: Report
-    progress: ReportProgress
-    offline: bool
 
     def missing(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
         return [file for file in files if not self.has(file)]
@@ -99,12 +97,12 @@ class _Snapshot:
         require_disk_space(self.here, needed)
         for file in missing:
             repository, sha = self.commit.repository, self.commit.sha
-            self.report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {repository} at {sha[:12]}")
+            self.hub.report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {repository} at {sha[:12]}")
             with explain_write_errors(self.here, needed), explain_errors(repository, self.revision):
-                download(self.url(file), file, self.here / file.name, self.report, self.progress)
+                download(self.url(file), file, self.here / file.name, self.hub.report, self.hub.progress)
 
     def require_fetching(self, missing: list[RemoteFile]) -> None:
-        if missing and self.offline:
+        if missing and self.hub.is_offline:
             raise ModelError(f"{missing[0].name} of {self.commit.repository} {_OFFLINE}")
 
     @contextmanager
@@ -138,7 +136,7 @@ class _Snapshot:
             count = min(count, file.bytes)
             if not self.has(file):
                 with explain_write_errors(self.here, count), explain_errors(self.commit.repository, self.revision):
-                    path = extend(self.url(file), file, self.here / file.name, self.report, count)
+                    path = extend(self.url(file), file, self.here / file.name, self.hub.report, count)
             with path.open("rb") as start:
                 copy.write_bytes(start.read(count))
             if count == file.bytes or kind.has_whole_header(copy, file.bytes):
@@ -146,88 +144,87 @@ class _Snapshot:
             count *= _GROWTH
 
 
-def fetch_snapshot(
-    hub_id: HubId,
-    folder: Path,
-    report: Report,
-    *,
-    revision: str = "main",
-    offline: bool = False,
-    progress: ReportProgress = lambda progress: None,
-    judge: Judge | None = None,
-) -> LocalSource:
-    """Fetch the files of a model at the commit that revision names now, unless they are below folder already.
+@dataclass(frozen=True)
+class HubFolder:
+    """Models of the hub below one folder, which all repositories share.
 
-    Args:
-        folder: Shared by all repositories.
-        revision: A branch, tag or commit.
-        offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
-        judge: Called before weights are fetched, once all else and their headers are here.
-
-    Raises:
-        ModelError: The repository, the revision or the file is missing, or access to it; it holds nothing that
-            can be exported, or several files to choose from; no network, or offline and never fetched.
-        IntegrityError: Fetched bytes differ from those that the commit lists.
-        DiskFull: There is no room.
+    offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
     """
-    with _open(hub_id, folder, report, revision, offline, progress) as (snapshot, texts, weights):
-        if missing := snapshot.missing(weights):
-            snapshot.require_fetching(missing)
-            require_disk_space(snapshot.here, sum(file.bytes for file in missing))
-            if judge is not None:
-                with snapshot.preview(texts, weights) as preview:
-                    judge(preview)
-            snapshot.complete(weights)
-    commit = snapshot.commit
-    return LocalSource(
-        path=_source_path(snapshot.here, weights),
-        origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
-        fetched=snapshot.here.parent if missing else None,
-    )
 
+    path: Path
+    report: Report
+    offline: bool = False
+    progress: ReportProgress = lambda progress: None
 
-def require_files(hub_id: HubId, folder: Path, *, offline: bool) -> None:
-    """Raises as fetch_snapshot does where it finds nothing to fetch."""
-    place = folder / hub_id.repository.replace("/", "--")
-    commit = _read_record(hub_id, place, "main") if offline or is_offline() else ask(hub_id, "main")
-    choose_files(commit, hub_id.choice)
+    @property
+    def is_offline(self) -> bool:
+        return self.offline or is_offline()
 
+    def fetch(self, hub_id: HubId, revision: str = "main", judge: Judge | None = None) -> LocalSource:
+        """Fetch the files of a model at the commit that revision names now, unless they are here already.
 
-@contextmanager
-def preview_snapshot(
-    hub_id: HubId, folder: Path, report: Report, *, revision: str = "main", offline: bool = False
-) -> Iterator[Preview]:
-    """A model of the hub without its weights; arguments and errors are those of fetch_snapshot."""
-    with ExitStack() as stack:
-        with _open(hub_id, folder, report, revision, offline, lambda progress: None) as (snapshot, texts, weights):
-            preview = stack.enter_context(snapshot.preview(texts, weights))
-        yield preview
+        Args:
+            revision: A branch, tag or commit.
+            judge: Called before weights are fetched, once all else and their headers are here.
 
+        Raises:
+            ModelError: The repository, the revision or the file is missing, or access to it; it holds nothing that
+                can be exported, or several files to choose from; no network, or offline and never fetched.
+            IntegrityError: Fetched bytes differ from those that the commit lists.
+            DiskFull: There is no room.
+        """
+        with self._open(hub_id, revision) as (snapshot, texts, weights):
+            if missing := snapshot.missing(weights):
+                snapshot.require_fetching(missing)
+                require_disk_space(snapshot.here, sum(file.bytes for file in missing))
+                if judge is not None:
+                    with snapshot.preview(texts, weights) as preview:
+                        judge(preview)
+                snapshot.complete(weights)
+        commit = snapshot.commit
+        return LocalSource(
+            path=_source_path(snapshot.here, weights),
+            origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
+            fetched=snapshot.here.parent if missing else None,
+        )
 
-@contextmanager
-def _open(
-    hub_id: HubId, folder: Path, report: Report, revision: str, offline: bool, progress: ReportProgress
-) -> Iterator[tuple[_Snapshot, list[RemoteFile], list[RemoteFile]]]:
-    """A snapshot with all its files but the weights, and the lists of both; only one process at a time has it."""
-    offline = offline or is_offline()
-    place = folder / hub_id.repository.replace("/", "--")
-    commit = _read_record(hub_id, place, revision) if offline else ask(hub_id, revision)
-    chosen = choose_files(commit, hub_id.choice)
-    here = place / commit.sha / hub_id.repository.rpartition("/")[2]
-    snapshot = _Snapshot(
-        commit=commit, revision=revision, here=here, report=report, progress=progress, offline=offline
-    )
-    texts = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
-    for other in shared_folders(hub_id.repository, commit.sha):
-        if is_whole(other, chosen) and is_whole(other, weights := _weights(commit, chosen, other)):
-            report(f"the files of {commit.repository} are in {other}, and are used there")
-            yield replace(snapshot, here=other), texts, weights
-            return
-    with _lock(here, report):
-        if not offline:
-            _record(commit, place, {revision, commit.sha})
-        snapshot.complete(texts)
-        yield snapshot, texts, _weights(commit, chosen, here)
+    def choose(self, hub_id: HubId, revision: str = "main") -> tuple[Commit, list[RemoteFile]]:
+        """A commit, and the files of it that a model needs; raises as fetch does if there is nothing to fetch."""
+        place = self._place(hub_id)
+        commit = _read_record(hub_id, place, revision) if self.is_offline else ask(hub_id, revision)
+        return commit, choose_files(commit, hub_id.choice)
+
+    @contextmanager
+    def preview(self, hub_id: HubId, revision: str = "main") -> Iterator[Preview]:
+        """A model without its weights; arguments and errors are those of fetch."""
+        with ExitStack() as stack:
+            with replace(self, progress=lambda at: None)._open(hub_id, revision) as (snapshot, texts, weights):
+                preview = stack.enter_context(snapshot.preview(texts, weights))
+            yield preview
+
+    @contextmanager
+    def _open(
+        self, hub_id: HubId, revision: str
+    ) -> Iterator[tuple[_Snapshot, list[RemoteFile], list[RemoteFile]]]:
+        """A snapshot with all its files but the weights, and the lists of both; one process at a time has it."""
+        commit, chosen = self.choose(hub_id, revision)
+        place = self._place(hub_id)
+        here = place / commit.sha / hub_id.repository.rpartition("/")[2]
+        snapshot = _Snapshot(hub=self, commit=commit, revision=revision, here=here)
+        texts = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
+        for other in shared_folders(hub_id.repository, commit.sha):
+            if is_whole(other, chosen) and is_whole(other, weights := _weights(commit, chosen, other)):
+                self.report(f"the files of {commit.repository} are in {other}, and are used there")
+                yield replace(snapshot, here=other), texts, weights
+                return
+        with _lock(here, self.report):
+            if not self.is_offline:
+                _record(commit, place, {revision, commit.sha})
+            snapshot.complete(texts)
+            yield snapshot, texts, _weights(commit, chosen, here)
+
+    def _place(self, hub_id: HubId) -> Path:
+        return self.path / hub_id.repository.replace("/", "--")
 
 
 def _weights(commit: Commit, chosen: list[RemoteFile], folder: Path) -> list[RemoteFile]:

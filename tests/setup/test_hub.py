@@ -29,7 +29,7 @@ from edgespec.setup.catalog import CATALOG, CatalogFile, HubRepository, HubSourc
 from edgespec.setup.downloads import fetch
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import HubId
-from edgespec.setup.snapshot import LocalSource, fetch_snapshot
+from edgespec.setup.snapshot import HubFolder, LocalSource
 from edgespec.system.disk import hold_lock
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
@@ -80,7 +80,8 @@ def ggufs(*names: str) -> dict[str, bytes]:
 
 def get(folder: Path, hub_id: HubId = TINY, said: list[str] | None = None, **settings: object) -> LocalSource:
     report = (said if said is not None else []).append
-    return fetch_snapshot(hub_id, folder, report, **settings)  # type: ignore[arg-type]
+    asked: Any = {name: settings.pop(name) for name in ("revision", "judge") if name in settings}
+    return HubFolder(path=folder, report=report, **settings).fetch(hub_id, **asked)  # type: ignore[arg-type]
 
 
 # -- what is fetched ---------------------------------------------------------------------------------

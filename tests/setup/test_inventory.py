@@ -243,11 +243,11 @@ def test_pull_fetches_a_pair_at_its_commits(
 ) -> None:
     asked = []
 
-    def fetched(hub_id: HubId, *_: object, revision: str, **__: object) -> LocalSource:
+    def fetched(hub: object, hub_id: HubId, revision: str, judge: object) -> LocalSource:
         asked.append((hub_id.repository, revision))
         return LocalSource(path=tiny_gguf, origin=Origin(repository=hub_id.repository, revision=revision))
 
-    monkeypatch.setattr("edgespec.setup.home.fetch_snapshot", fetched)
+    monkeypatch.setattr("edgespec.setup.home.HubFolder.fetch", fetched)
     assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
     folders = json.loads(capsys.readouterr().out)
     pair = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
@@ -323,15 +323,14 @@ def test_dry_run_takes_names_of_the_catalogue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("edgespec.setup.home.preview_snapshot", seen := Mock(return_value=nullcontext(None)))
+    monkeypatch.setattr("edgespec.setup.home.HubFolder.preview", seen := Mock(return_value=nullcontext(None)))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Mock(free=1 << 40))
     assert main(["export", name, "--output", str(tmp_path / "out"), "--dry-run", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
     assert (plan["source"], plan["fetch_bytes"]) == (name, CATALOG[name].fetch_bytes)
     source = CATALOG[name].source
     if isinstance(source, HubRepository):
-        assert seen.call_args.args[0] == HubId(source.repository)
-        assert seen.call_args.kwargs["revision"] == source.revision
+        assert seen.call_args.args == (HubId(source.repository), source.revision)
     assert not (tmp_path / "home").exists()
 
 
