@@ -223,7 +223,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     caches, pool = _open_drafters(setup, decoder, learner, answers)
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
-    speculation = pool.with_relief(lambda: learned_speculation(setup, pool, decoder))
+    speculation = pool.with_relief(partial(learned_speculation, setup, pool, decoder))
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
     model = _loaded(setup, decoder, _encoder(setup, renderer))

@@ -84,16 +84,16 @@ class ModelHome:
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
-        return self._resolve(model, _Wanted(form, split_precision(model)[1], **about))
+        folder = self._resolve(model, _Wanted(form, split_precision(model)[1], **about))
+        assert folder is not None
+        return folder
 
     def find(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
         """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
-        try:
-            return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
-        except _NotPrepared:
-            return None
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
 
-    def _resolve(self, model: str, wanted: "_Wanted") -> Path:
+    def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
+        """As resolve() does; None where the model is not prepared and may not be prepared now."""
         if not (model := self.presets.model_of(model)).strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, _ = split_precision(model)
@@ -303,7 +303,7 @@ class ModelHome:
     def _use_marks(self) -> Path:
         return self.path / "used"
 
-    def _from_path(self, source: Path, wanted: "_Wanted") -> Path:
+    def _from_path(self, source: Path, wanted: "_Wanted") -> Path | None:
         files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
@@ -319,8 +319,10 @@ class ModelHome:
 
     def _prepare(
         self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[Judge], LocalSource]
-    ) -> Path:
+    ) -> Path | None:
         """The folder of a source, by its name and what is wanted of it, exported unless it is there.
+
+        None where it is not there and is not to be exported.
 
         usual: The precision that a folder without a precision in its name has.
         """
@@ -348,7 +350,7 @@ class ModelHome:
                     "the device has no half floats: the model is prepared in fp32, which takes more memory"
                 )
         if wanted.is_prepared:
-            raise _NotPrepared
+            return None
         precision = asked or ("fp16" if form == "npu" else usual)
         if gguf := published(name, self._hub) if asked is None and form != "npu" and not gpu_bytes else None:
             precision, fetch_source = "source", partial(self._hub.fetch, gguf, "main")
@@ -400,10 +402,6 @@ class _Wanted:
     lacks_half_floats: Callable[[], bool] = lambda: False
     nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported
-
-
-class _NotPrepared(Exception):
-    """The model would have to be exported first."""
 
 
 def _folder_name(name: str, form: str, precision: str | None) -> str:

@@ -40,7 +40,8 @@ def settle_mode(
 
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
     """The proof of a target from an earlier session; None without one."""
-    return read_row_proof(target.folder, _key(target, placement))
+    key = proof_key(target.manifest, placement.device, placement.num_threads)
+    return read_row_proof(target.folder, key)
 
 
 def settle_rows(
@@ -85,7 +86,8 @@ def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: 
     finally:
         show_progress("")
     if target.manifest.is_ours:
-        write_row_proof(target.folder, _key(target, placement), proof, report)
+        key = proof_key(target.manifest, placement.device, placement.num_threads)
+        write_row_proof(target.folder, key, proof, report)
     if proof.seconds > _QUIET_S:
         verdict = "do not change" if proof.holds else "can change"
         report(
@@ -104,7 +106,3 @@ def _refusal(target: ModelFolder, placement: Placement, proof: RowProof) -> Devi
         f"greedy text of plain decoding there{elsewhere}",
         device=name,
     )
-
-
-def _key(target: ModelFolder, placement: Placement) -> str:
-    return proof_key(target.manifest, placement.device, placement.num_threads)
