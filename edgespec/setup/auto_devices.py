@@ -41,20 +41,26 @@ def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:
 
     Raises ModelError: There is no such model.
     """
-    fixed = models.fixed_folder(name)
-    if fixed is None:
-        return _forms_in_home(models, name)
-    pair = read_pair(fixed)
+    fixed, about = models.fixed_folder(name), cache(device_facts)
+    pair = read_pair(fixed) if fixed else None
 
     def find(device: Device) -> ModelFolder | None:
+        if fixed is None:
+            folder = models.find(name, device.form, **about(device))
+            return read_folder(folder, models.report) if folder else None
         folder = fixed if pair is None else pair.part(part, device.form)
-        if folder is None:
-            return None
-        found = read_folder(folder)
-        return found if device.kind == "cpu" or found.manifest.form == device.form else None
+        found = read_folder(folder) if folder else None
+        return found if found and (device.kind == "cpu" or found.manifest.form == device.form) else None
 
-    # Somebody else has made the folders: there are no other forms.
-    return ModelForms(name=name, find=_remember(find), prepare=None, foresee=_never)
+    def prepare(device: Device) -> ModelFolder:
+        models.report(f"preparing {name} for {device.name}")
+        return read_folder(models.resolve(name, device.form, **about(device)), models.report)
+
+    def foresee(device: Device) -> ModelSize:
+        return foresee_model(models, name, device.form, nvidia_bytes(device.name))
+
+    # Where somebody else has made the folders, there are no other forms.
+    return ModelForms(name, _remember(find), prepare if fixed is None else None, foresee)
 
 
 def forms_of_self(target: ModelForms) -> ModelForms:
@@ -64,24 +70,7 @@ def forms_of_self(target: ModelForms) -> ModelForms:
         found = target.find(device)
         return found and ModelFolder(found.folder, self_drafter(found.manifest))
 
-    return ModelForms(name=target.name, find=find, prepare=None, foresee=_never)
-
-
-def _forms_in_home(models: ModelHome, name: str) -> ModelForms:
-    about = cache(device_facts)
-
-    def find(device: Device) -> ModelFolder | None:
-        folder = models.find(name, device.form, **about(device))
-        return read_folder(folder, models.report) if folder else None
-
-    def prepare(device: Device) -> ModelFolder:
-        models.report(f"preparing {name} for {device.name}")
-        return read_folder(models.resolve(name, device.form, **about(device)), models.report)
-
-    def foresee(device: Device) -> ModelSize:
-        return foresee_model(models, name, device.form, nvidia_bytes(device.name))
-
-    return ModelForms(name=name, find=_remember(find), prepare=prepare, foresee=foresee)
+    return ModelForms(target.name, find, None, target.foresee)
 
 
 def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device], ModelFolder | None]:
@@ -94,10 +83,6 @@ def _remember(find: Callable[[Device], ModelFolder | None]) -> Callable[[Device]
         return known.get(device.name)
 
     return look
-
-
-def _never(device: Device) -> ModelSize:
-    raise AssertionError(f"a folder that is there needs not be foreseen on {device.name}")
 
 
 AUTO, CPU = "auto", "cpu"

@@ -83,7 +83,7 @@ _NPU_BYTES = 2.0  # half floats
 _NPU_CONTEXT = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelForms:
     """A model by the device that is to run it.
 
