@@ -185,6 +185,7 @@ def rename(model: str, name: str, home: Place | None = None) -> PreparedModel:
     """Give a prepared model another name.
 
     Raises:
+        EdgeSpecError: A program has it open.
         ModelError: It is not prepared.
         UsageError: The name is taken, or is none.
     """
@@ -205,7 +206,9 @@ def verify(model: Place, home: Place | None = None) -> None:
 def remove(model: str, home: Place | None = None) -> int:
     """Delete a prepared model, and what was downloaded for it alone; returns the bytes that this frees.
 
-    Raises ModelError: It is not prepared.
+    Raises:
+        EdgeSpecError: A program has it open.
+        ModelError: It is not prepared.
     """
     inventory = _inventory(home)
     freed = sum(each.bytes for each in inventory.models() if each.name == model)

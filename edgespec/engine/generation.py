@@ -5,7 +5,7 @@ the count. Their text, and all that is made of it, is made where it is read.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -77,7 +77,7 @@ class OpenDrafters:
     """The drafters of an engine, and all that was learned of them.
 
     answers: Where answers are stored for later drafts, if they are. learner: Learns from answers, if one does.
-    counter: Counts answers, if they are counted.
+    counter: Counts answers, if they are counted. held: Other programs see by it that the models are open.
     """
 
     speculation: Speculation = field(default_factory=Speculation)
@@ -85,6 +85,7 @@ class OpenDrafters:
     answers: AnswerCache | None = None
     learner: IdleLearner | None = None
     counter: UsageCounter | None = None
+    held: ExitStack = field(default_factory=ExitStack)
 
     def report(self) -> None:
         """Report what has changed in the time without answers."""
@@ -102,6 +103,7 @@ class OpenDrafters:
             self.answers.save()
         if self.counter:
             self.counter.close()
+        self.held.close()
 
 
 @dataclass(frozen=True, slots=True)

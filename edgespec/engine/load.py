@@ -217,8 +217,9 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     if learner is not None:
         undone.callback(learner.close)
     settle_rows(target, decoder, setup.placement, wish.deterministic, setup.proof, wish.report)
+    held = undone.enter_context(ExitStack())
     for each in (target, *setup.models):
-        setup.home.mark_used(each.folder)
+        held.enter_context(setup.home.uses.hold(each.folder))
     answers = _stored_answers(setup)
     caches, pool = _open_drafters(setup, decoder, learner, answers)
     undone.callback(pool.close)
@@ -234,7 +235,9 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     )
     usage = UsageFile(setup.home.path), target.manifest.name, setup.placement.device.name, wish.report
     counter = UsageCounter(*usage) if wish.usage else None
-    drafters = OpenDrafters(speculation=speculation, pool=pool, answers=answers, learner=learner, counter=counter)
+    drafters = OpenDrafters(
+        speculation=speculation, pool=pool, answers=answers, learner=learner, counter=counter, held=held
+    )
     return model, caches, drafters
 
 

@@ -23,6 +23,7 @@ from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSour
 from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
 from edgespec.setup.given_names import current_name, given_name
+from edgespec.setup.model_uses import ModelUses
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id
@@ -282,26 +283,9 @@ class ModelHome:
         folder = self._place(_folder_name(entry.drafter, form, None))
         return entry.drafter if (folder / FILE_NAME).is_file() else None
 
-    def mark_used(self, folder: Path) -> None:
-        """Record that a model of this home was loaded now, if the home can be written to."""
-        with suppress(OSError, ValueError):
-            name = folder.absolute().relative_to(self.models.absolute()).parts[0]
-            self._use_marks.mkdir(exist_ok=True)
-            (self._use_marks / name).touch()
-
-    def last_used(self, name: str) -> float | None:
-        """The time at which a model was last loaded, in seconds of the epoch."""
-        with suppress(OSError):
-            return (self._use_marks / name).stat().st_mtime
-        return None
-
-    def forget_use(self, name: str) -> None:
-        with suppress(OSError):
-            (self._use_marks / name).unlink()
-
     @property
-    def _use_marks(self) -> Path:
-        return self.path / "used"
+    def uses(self) -> ModelUses:
+        return ModelUses(self.models)
 
     def _from_path(self, source: Path, wanted: "_Wanted") -> Path | None:
         files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))

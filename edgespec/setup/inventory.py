@@ -94,12 +94,12 @@ class Inventory:
             raise EdgeSpecError(f"{self.home.path} is not a folder; set EDGESPEC_HOME to a folder")
         for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
             if folder.is_dir() and not folder.name.startswith("."):
-                yield _describe(folder, self.home.last_used(folder.name))
+                yield _describe(folder, self.home.uses.last(folder.name))
 
     def describe(self, model: str) -> PreparedModel:
         """A model as models() lists it, given by name or folder. Raises ModelError: the model is not prepared."""
         folder = self.find(model)
-        return _describe(folder, self.home.last_used(folder.name))
+        return _describe(folder, self.home.uses.last(folder.name))
 
     def find(self, model: str) -> Path:
         """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
@@ -185,9 +185,9 @@ class Inventory:
         Raises:
             ModelError: The home has no such model.
             UsageError: The name cannot be given.
+            EdgeSpecError: A program has the model open.
         """
-        if model not in self.home.names():
-            raise ModelError(self._describe_other(model))
+        self.require_unused(model)
         self.require_free(name)
         presets = self.presets_of(model)
         folder = self.home.models / name
@@ -200,8 +200,8 @@ class Inventory:
             write_manifest(folder, replace(read_manifest(folder), name=name))
         for preset in presets:
             self.home.presets.write(replace(preset, model=name))
-        self.home.forget_use(model)
-        self.home.mark_used(folder)
+        self.home.uses.forget(model)
+        self.home.uses.mark(name)
         return folder
 
     def remove(self, model: str) -> tuple[Path, int]:
@@ -209,10 +209,11 @@ class Inventory:
 
         Returns its folder, and the bytes of these downloads.
 
-        Raises ModelError: the home has no such model.
+        Raises:
+            ModelError: The home has no such model.
+            EdgeSpecError: A program has it open.
         """
-        if model not in {own.name for own in self.models()}:
-            raise ModelError(self._describe_other(model))
+        self.require_unused(model)
         folder = self.home.models / model
         spent = self._sources(folder) - {
             path
@@ -228,10 +229,17 @@ class Inventory:
                 shutil.rmtree(folder)
         except OSError as error:
             raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
-        self.home.forget_use(model)
+        self.home.uses.forget(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)
         return folder, sum(self.home.downloads.delete(path) for path in spent)
+
+    def require_unused(self, model: str) -> None:
+        """Raises ModelError: The home has no such model; EdgeSpecError: A program has it open."""
+        if model not in self.home.names():
+            raise ModelError(self._describe_other(model))
+        if holder := self.home.uses.holder(model):
+            raise EdgeSpecError(f"{model} is open in {holder}; end that program first")
 
     def presets_of(self, model: str) -> list[Preset]:
         """The presets of a prepared model."""

@@ -223,9 +223,27 @@ def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_pat
     load(home.models / "tiny", drafter="none", home=home.path).close()
     used = datetime.fromisoformat(next(Inventory(home).models()).last_used or "")
     assert abs((datetime.now(UTC) - used).total_seconds()) < 60
-    home.mark_used(tmp_path / "elsewhere")
+    with home.uses.hold(tmp_path / "elsewhere"):
+        pass
     assert [path.name for path in (home.path / "used").iterdir()] == ["tiny"]
     Inventory(home).remove("tiny")
+    assert not list((home.path / "used").iterdir())
+
+
+def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.path / "used").mkdir()
+    (home.path / "used" / "tiny@1-left").touch()  # by a program that was killed
+    engine = load("tiny", drafter="none", home=home.path)
+    for command in (["rm", "tiny"], ["rename", "tiny", "small"]):
+        assert main(["models", *command]) == 1
+        said = capsys.readouterr().err
+        assert f"tiny is open in process {os.getpid()} (" in said
+        assert "end that program first" in said
+    assert engine.generate("the", max_tokens=2).text
+    engine.close()
+    assert main(["models", "rm", "tiny"]) == 0
     assert not list((home.path / "used").iterdir())
 
 

@@ -1,0 +1,80 @@
+"""The use of the models of a home: when each was loaded last, and which programs have it open."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.system.command_line import join_words
+from edgespec.system.disk import hold_lock
+from edgespec.system.printable import one_line
+
+_BEFORE_PROCESS = "@"  # in the name of a mark; names of models have none
+_MOST = 80  # characters of a command
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUses:
+    """A mark for each model that was loaded, and one more for each time that it is open, held by a lock."""
+
+    models: Path
+
+    @property
+    def _marks(self) -> Path:
+        return self.models.with_name("used")
+
+    @contextmanager
+    def hold(self, folder: Path) -> Iterator[None]:
+        """Mark a model of the home as open within the block, if the home can be written to."""
+        with ExitStack() as held:
+            with suppress(OSError, ValueError):
+                self.mark(name := folder.absolute().relative_to(self.models.absolute()).parts[0])
+                mark = self._marks / f"{name}{_BEFORE_PROCESS}{os.getpid()}-{secrets.token_hex(4)}"
+                held.enter_context(hold_lock(mark, timeout_s=0.0))
+            yield
+
+    def mark(self, name: str) -> None:
+        """Record that a model was loaded now, if the home can be written to."""
+        with suppress(OSError):
+            self._marks.mkdir(exist_ok=True)
+            (self._marks / name).touch()
+
+    def last(self, name: str) -> float | None:
+        """The time at which a model was last loaded, in seconds of the epoch."""
+        with suppress(OSError):
+            return (self._marks / name).stat().st_mtime
+        return None
+
+    def forget(self, name: str) -> None:
+        with suppress(OSError):
+            (self._marks / name).unlink()
+
+    def holder(self, name: str) -> str | None:
+        """The program that has a model open, as in "process 12 (edgespec serve tiny)"; None where none has."""
+        for mark in self._marks.iterdir() if self._marks.is_dir() else ():
+            model, _, rest = mark.name.rpartition(_BEFORE_PROCESS)
+            if model == name and _is_held(mark):
+                return _describe(int(rest.partition("-")[0]))
+        return None
+
+
+def _is_held(mark: Path) -> bool:
+    try:
+        with hold_lock(mark, timeout_s=0.0):  # removes what a killed program left
+            return False
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def _describe(process_id: int) -> str:
+    import psutil
+
+    with suppress(psutil.Error):
+        words = psutil.Process(process_id).cmdline()
+        named = [*(Path(word).name for word in words[:2]), *words[2:]]  # the interpreter and the program
+        return f"process {process_id} ({one_line(join_words(named), _MOST)})"
+    return f"process {process_id}"
