@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import published_shapes
 import pytest
+import random_checkpoint
 from published_shapes import Published
 from safetensors.numpy import load_file
 
@@ -43,8 +44,8 @@ def test_refused_shape_is_told_and_fails(
 
 
 def test_logits_of_a_tied_head_have_the_spread_of_an_own_one(tmp_path: Path) -> None:
-    published_shapes.write_source(tmp_path / "source", {**SMALL, "logits_scaling": 2.0}, 1)
+    random_checkpoint.write_source(tmp_path / "source", {**SMALL, "logits_scaling": 2.0}, 1)
     embedding = load_file(tmp_path / "source" / "model.safetensors")["model.embed_tokens.weight"].astype(
         np.float32
     )
-    assert embedding.std() * np.sqrt(64) / 2 == pytest.approx(published_shapes.LOGITS_SPREAD, rel=0.03)
+    assert embedding.std() * np.sqrt(64) / 2 == pytest.approx(random_checkpoint.LOGITS_SPREAD, rel=0.03)
