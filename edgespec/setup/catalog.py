@@ -97,6 +97,7 @@ class CatalogEntry:
     precision: str = "int4"  # to export in, unless the user asks for another
     drafter: str | None = None  # the name of a smaller model that drafts for this one
     is_gated: bool = False  # the hub asks users to accept its terms
+    fetch_bits: float = 16.0  # of a weight in the source
     gguf: str = ""  # a hub id of it in 4 bits, from its makers, at a commit of the user's day
     was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
     machine_gb: int = 0  # the memory of a machine on which a newcomer may begin with it; 0 for the others
@@ -120,10 +121,10 @@ class CatalogEntry:
 
     @property
     def fetch_bytes(self) -> int:
-        """The size of the download: the file, or about two bytes a weight, and 4.9 bits in a GGUF file."""
+        """The size of the download: the file, or so many bits a weight, in a GGUF file 4.9."""
         if isinstance(self.source, CatalogFile):
             return self.source.bytes
-        return int((_Q4_K_M_BITS / 8 if self.gguf else 2) * self.num_parameters)
+        return int((_Q4_K_M_BITS if self.gguf else self.fetch_bits) / 8 * self.num_parameters)
 
 
 def _entry(shape: dict[str, Any], source: dict[str, Any], **stated: Any) -> CatalogEntry:

@@ -25,6 +25,13 @@ def num_vectors(name: str, entry: CatalogEntry) -> int:
         return 4 * shape.hidden_size + 2 * shape.head_dim
     if name.startswith("qwen2.5"):
         return 2 * shape.hidden_size + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    if name.startswith("gpt-oss"):  # biases of experts of gate and up, and down, and one sink a head
+        biases = 32 * (3 * shape.hidden_size + 1) + 2 * shape.hidden_size + shape.num_heads
+        return biases + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim + shape.hidden_size
+    if name.startswith("qwen3.5"):  # in the mean of layers with a state, of 32 heads of 128 values, and with attention
+        others = (128 + 2 * 32) * (shape.num_layers - shape.num_cached_layers)
+        convolutions = 4 * (2 * 16 + 32) * 128 * (shape.num_layers - shape.num_cached_layers)
+        return 2 * shape.hidden_size + (others + convolutions + 512 * shape.num_cached_layers) // shape.num_layers
     if name.startswith("lfm2"):  # in the mean of layers with a convolution of three tokens, and with attention
         num_convolutions = shape.num_layers - shape.num_cached_layers
         others = 3 * shape.hidden_size * num_convolutions + 2 * shape.head_dim * shape.num_cached_layers
