@@ -28,7 +28,9 @@ def num_vectors(name: str, entry: CatalogEntry) -> int:
     if name.startswith("gpt-oss"):  # biases of experts of gate and up, and down, and one sink a head
         biases = 32 * (3 * shape.hidden_size + 1) + 2 * shape.hidden_size + shape.num_heads
         return biases + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim + shape.hidden_size
-    if name.startswith("qwen3.5"):  # in the mean of layers with a state, of 32 heads of 128 values, and with attention
+    if name.startswith(
+        "qwen3.5"
+    ):  # in the mean of layers with a state, of 32 heads of 128 values, and with attention
         others = (128 + 2 * 32) * (shape.num_layers - shape.num_cached_layers)
         convolutions = 4 * (2 * 16 + 32) * 128 * (shape.num_layers - shape.num_cached_layers)
         return 2 * shape.hidden_size + (others + convolutions + 512 * shape.num_cached_layers) // shape.num_layers
