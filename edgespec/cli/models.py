@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
@@ -53,6 +54,8 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument(
                 "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
             )
+        if name == "remove":
+            action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
         if name == "pull":
             action.add_argument("--name", metavar="NAME", help="the name to list, load and serve it by")
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
@@ -212,19 +215,27 @@ def _verify(options: argparse.Namespace) -> int:
     return code
 
 
-def _remove(options: argparse.Namespace) -> None:
+def _remove(options: argparse.Namespace) -> int:
     from edgespec import Inventory
+    from edgespec.chat.first_model import ask
 
-    presets = [each.name for each in Inventory(model_home()).presets_of(options.model)]
-    folder, num_bytes = Inventory(model_home()).remove(options.model)
-    if presets:
+    inventory = Inventory(model_home())
+    inventory.require_unused(options.model)
+    if presets := ", ".join(each.name for each in inventory.presets_of(options.model)):
+        way = inventory.home.way_to(options.model)
         info(
-            f"presets of {options.model}, which need it: {', '.join(presets)}; prepare it again, or remove them: "
-            f"edgespec preset rm {presets[0]}"
+            f"presets of {options.model}, which need it: {presets}" + (f"; to have it again: {way}" if way else "")
         )
+        show = partial(print, end="", file=sys.stderr, flush=True)
+        may_ask = not options.yes and sys.stdin.isatty() and sys.stderr.isatty()
+        if may_ask and not ask("remove it? [y/N] ", sys.stdin.readline, show):
+            info(f"{options.model} stays")
+            return 1
+    folder, num_bytes = inventory.remove(options.model)
     also = f" and its download ({format_bytes(num_bytes)})" if num_bytes else ""
     document = {"removed": str(folder), "download_bytes": num_bytes}
     print_result(options, document, f"removed {folder}{also}")
+    return 0
 
 
 def _prune(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import ModelError, UsageError
+from edgespec import EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     Switch,
     add_file,
@@ -23,6 +23,7 @@ from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
+    from edgespec import ModelHome
     from edgespec.config.presets import Preset, PresetFolder
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -136,18 +137,30 @@ def _check_option(name: str, stated: dict[str, Any]) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    presets = model_home().presets
+    home = model_home()
+    presets = home.presets
     document: dict[str, Any] = {}
     lines = []
     for name in (names := presets.names()):
         try:
             preset = presets.read(name)
             document[name], said = preset.document(), _in_words(preset)
+            if problem := _model_problem(home, preset.model):
+                document[name]["problem"] = problem
+                said += f"\n  PROBLEM: {problem}"
         except ModelError as error:
             document[name], said = {"problem": str(error)}, f"PROBLEM: {error}"
         lines.append(f"{name:<{max(map(len, names))}}  {said}")
     none = "there are no presets; make one: edgespec preset create NAME --from MODEL"
     print_result(options, document, *(lines or [none]))
+
+
+def _model_problem(home: "ModelHome", model: str) -> str:
+    """The reason why the model of a preset cannot be used as it is now; empty where it can."""
+    try:
+        return "" if home.find(model) else f"{model} is not prepared yet: {home.way_to(model)}"
+    except EdgeSpecError as error:
+        return in_flags(str(error))
 
 
 def _in_words(preset: "Preset") -> str:

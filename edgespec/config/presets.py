@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,14 +138,11 @@ class PresetFolder:
             what = str(error).removeprefix(f"{path}: ")
             raise ModelError(f"{path}: {what}; correct it, or remove it: edgespec preset rm {name}") from None
 
-    def of(self, model: str, folder: Path) -> list[Preset]:
-        """The presets of a model of the home that can be read."""
-        found = []
+    def __iter__(self) -> Iterator[Preset]:
+        """The presets that can be read."""
         for name in self.names():
             with suppress(ModelError):
-                if (preset := self.read(name)).model in (model, str(folder)):
-                    found.append(preset)
-        return found
+                yield self.read(name)
 
     def write(self, preset: Preset) -> Path:
         """Raises EdgeSpecError: It cannot be written."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class ServedModel:
     folder: Path
     manifest: Manifest
     created: int  # seconds of the epoch
-    preset: Preset | None = None  # whose name it is
+    preset: Preset | None = None  # whose name it is, with the model as the folder is called
 
     def chat_template(self) -> str:
         """The text of its chat template; empty where it has none."""
@@ -95,8 +95,8 @@ class ModelNames:
                 yield from self._preset(name)
 
     def _preset(self, name: str) -> Iterator[ServedModel]:
-        if (folder := self._folder(name)) is not None:
-            yield from _read(name, folder, self.home.presets.find(name))
+        if (folder := self._folder(name)) is not None and (preset := self.home.presets.find(name)):
+            yield from _read(name, folder, replace(preset, model=folder.name))  # a path is nobody's business
 
     def require(self, asked: str | None) -> str:
         """The name of a model that is served; without one, that of the command line or the only one.
@@ -117,8 +117,8 @@ class ModelNames:
                 model = self.home.presets.read(asked).model
             raise ApiError(
                 404,
-                f"the preset '{asked}' is of the model '{model[:_NAME_LENGTH]}', which is not prepared here; run: "
-                f"edgespec models pull {model[:_NAME_LENGTH]}",
+                f"the preset '{asked}' is of the model '{Path(model).name[:_NAME_LENGTH]}', which is not prepared "
+                "here; on the server's machine edgespec preset ls says how to prepare it",
                 param="model",
                 code="model_not_found",
             )

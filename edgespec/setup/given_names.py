@@ -1,8 +1,9 @@
-"""Names that a user gave to models of the home, by the names that their folders had before."""
+"""Names that a user gave to models of the home, by the names that their folders had before; and their sources."""
 
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from edgespec.errors import UsageError
@@ -13,6 +14,7 @@ from edgespec.system.text_files import read_plain
 
 _FILE = "names.json"
 _WAS = "was/"  # before each name that a model had, which may also be that of another source's folder
+_FROM = "from/"  # before each name of a model whose source is on this machine or the hub
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
 _MOST_BYTES = 1 << 20
 
@@ -49,7 +51,20 @@ def note_name(home: Path, old: str, new: str) -> None:
     has_first = any(given == old and not former.startswith(_WAS) for former, given in names.items())
     moved = {former: new if given == old else given for former, given in names.items()}
     noted = moved if has_first else {**moved, old: new}
+    if source := noted.pop(f"{_FROM}{old}", None):
+        noted[f"{_FROM}{new}"] = source
     replace_file(home / _FILE, json.dumps({**noted, f"{_WAS}{old}": new}, indent=1).encode())
+
+
+def source_of(home: Path, name: str) -> str | None:
+    """The source that a model, which may be gone, was exported from under a name; None where it is not known."""
+    return _read(home).get(f"{_FROM}{name}")
+
+
+def note_source(home: Path, name: str, source: str) -> None:
+    """Remember the source of a model by its name, if the home can be written to."""
+    with suppress(OSError):
+        replace_file(home / _FILE, json.dumps({**_read(home), f"{_FROM}{name}": source}, indent=1).encode())
 
 
 def _read(home: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
-from edgespec.setup.given_names import current_name, given_name
+from edgespec.setup.given_names import current_name, given_name, note_source, source_of
 from edgespec.setup.model_uses import ModelUses
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
@@ -34,6 +34,7 @@ from edgespec.setup.snapshot import (
     Preview,
     explain_folder_errors,
 )
+from edgespec.system.command_line import quote
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.system.units import format_bytes
@@ -172,6 +173,8 @@ class ModelHome:
             )
         if path.is_dir():
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+        if way := self.way_to(model):
+            return f"there is no model '{model}' any more; prepare it again: {way}"
         if path.suffix == ".gguf" and (part := describe_unfinished(path)):
             return f"{path} does not exist; {part}"
         if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
@@ -185,6 +188,15 @@ class ModelHome:
             f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "
             "file, a safetensors folder or a hub id (org/name)"
         )
+
+    def way_to(self, model: str) -> str:
+        """The command that prepares a model that is not here; empty where none is known to."""
+        name = split_precision(model)[0].removeprefix(f"{self.models}{os.sep}")
+        source = source_of(self.path, name)
+        if source and (os.path.exists(source) or _hub_id(source)):
+            return f"edgespec export {quote(source)} --name {quote(name)}"
+        is_source = name in CATALOG or os.path.isfile(name) or _hub_id(name) is not None
+        return f"edgespec models pull {quote(model)}" if is_source else ""
 
     def locate(self, source: str, revision: str | None = None, judge: Judge | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
@@ -363,6 +375,8 @@ class ModelHome:
         manifest = export_model(source.path, output, **settings)
         if source.fetched and manifest.check is not None:
             self.spent.append(source.fetched)
+        if output.parent == self.models and source.origin.repository is None:
+            note_source(self.path, output.name, str(source.path.absolute()))
         return manifest
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:

@@ -16,7 +16,7 @@ from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, writ
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
-from edgespec.setup.given_names import note_name, require_name
+from edgespec.setup.given_names import note_name, note_source, require_name
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
@@ -167,7 +167,10 @@ class Inventory:
         def judge(view: Preview) -> None:
             require_writable(output, foresee_cost(view.path, options, view.sizes).write_bytes)
 
-        return self.home.export(self.home.locate(source, revision, judge), output, **settings)
+        manifest = self.home.export(self.home.locate(source, revision, judge), output, **settings)
+        if output.parent == self.home.models and not os.path.exists(source):
+            note_source(self.home.path, output.name, source)
+        return manifest
 
     def require_free(self, name: str) -> None:
         """Raises UsageError: No model of the home can be given a name."""
@@ -242,8 +245,15 @@ class Inventory:
             raise EdgeSpecError(f"{model} is open in {holder}; end that program first")
 
     def presets_of(self, model: str) -> list[Preset]:
-        """The presets of a prepared model."""
-        return self.home.presets.of(model, self.home.models / model)
+        """The presets of a prepared model, by whatever name they have it."""
+        folder = self.home.models / model
+
+        def is_of(preset: Preset) -> bool:
+            with suppress(EdgeSpecError):
+                return preset.model in (model, str(folder)) or self.home.find(preset.model) == folder
+            return False
+
+        return [*filter(is_of, self.home.presets)]
 
     def _describe_other(self, model: str) -> str:
         if self.home.presets.has(model):

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shlex
 import shutil
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from edgespec.setup.inventory import Inventory
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource
+from edgespec.system.command_line import quote
 
 
 @pytest.fixture
@@ -245,6 +249,47 @@ def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
     engine.close()
     assert main(["models", "rm", "tiny"]) == 0
     assert not list((home.path / "used").iterdir())
+
+
+def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
+    home: ModelHome, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shutil.copy(tiny_gguf, tmp_path / "a file.gguf")
+    assert main(["export", str(file), "--name", "mine", "--no-check"]) == 0
+    assert main(["models", "rename", "mine", "yours"]) == 0
+    for name, model in (("poet", "yours"), ("other", str(home.models / "yours")), ("third", "tiny")):
+        assert main(["preset", "create", name, "--from", model]) == 0
+    capsys.readouterr()
+    assert main(["models", "rm", "yours"]) == 0
+    way = f"edgespec export {quote(file)} --name yours"
+    assert f"presets of yours, which need it: other, poet; to have it again: {way}\n" in capsys.readouterr().err
+    for words in (["chat", "yours"], ["chat", "poet"], ["chat", "other"]):
+        assert main([*words, "--prompt", "x"]) == 3
+        assert f"yours' any more; prepare it again: {way}\n" in capsys.readouterr().err
+    assert main(["preset", "ls"]) == 0
+    assert capsys.readouterr().out.count("PROBLEM: ") == 2
+    assert main([*shlex.split(way)[1:], "--no-check"]) == 0
+    assert main(["preset", "ls"]) == 0
+    assert "PROBLEM" not in capsys.readouterr().out
+
+
+def test_a_person_is_asked_before_presets_lose_their_model(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Typed(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    name = Path(capsys.readouterr().out.strip()).name
+    assert main(["preset", "create", "poet", "--from", str(tiny_gguf)]) == 0
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for typed, code, is_there in (("\n", 1, True), ("", 1, True), ("y\n", 0, False)):
+        monkeypatch.setattr("sys.stdin", Typed(typed))
+        assert main(["models", "rm", name]) == code
+        assert (home.models / name).exists() == is_there
+        assert f"presets of {name}, which need it: poet; to have it again: " in (said := capsys.readouterr().err)
+        assert "remove it? [y/N] " in said
 
 
 def test_path_names_the_folder_of_what_is_prepared_alone(
