@@ -1,11 +1,12 @@
 """Which recipe trains the best head from the same hidden states, in equally many tokens.
 
-    python bench/head_recipes.py SOURCE HEAD [--recipe "variation=0.5 num_steps=5"]… [--epochs N]
+    python bench/head_recipes.py SOURCE HEAD [--recipe "variation=0.5 num_steps=5"]… [--held-out OTHER]
 
 HEAD is a head of `edgespec train SOURCE --output HEAD`, whose folder HEAD.work has the texts and states. Each
 recipe, by the fields of edgespec.training.fit.Recipe, starts from the same weights and sees each token --epochs
 times; the first row is of the weights at the start, the second of the defaults. Agreement is that on the held-out
-texts, by position. Nothing in HEAD or HEAD.work is changed. It needs PyTorch, and no quiet machine.
+texts, by position: one of twelve, or all of another head's. Nothing in HEAD or HEAD.work is changed. It needs
+PyTorch, and no quiet machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,25 @@ from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from command_line import command_line
 
 from edgespec import LocalSource, UsageError, expected_tokens
 from edgespec.export.sources import read_source
 from edgespec.system.console import print_stderr
-from edgespec.training.fit import Recipe, Trainer
+from edgespec.training.fit import Data, Recipe, Trainer
+from edgespec.training.packing import Text
 from edgespec.training.stored_texts import TextsFile
-from edgespec.training.train import _HELD_OUT, _TEXTS, TrainingOptions, _Folder, _work_folder
+from edgespec.training.train import (
+    _HELD_OUT,
+    _RUN,
+    _STATES,
+    _TEXTS,
+    TrainingOptions,
+    _Folder,
+    _read_run,
+    _work_folder,
+)
 
 HOURS = 1e6  # that a recipe may take, which ends with its epochs
 
@@ -44,34 +56,58 @@ def row(name: str, rates: Sequence[float], seconds: float) -> str:
     return f"| {' | '.join([*cells, f'{seconds:.0f}'])} |"
 
 
+def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) -> tuple[_Folder, list[Text]]:
+    """The texts of a head that have states, in a folder that makes what else it needs in scratch."""
+    work, loaded = _work_folder(head), read_source(source)
+    scratch.mkdir()
+    for name in (_TEXTS, _STATES, Path(_STATES).with_suffix(".texts").name):
+        (scratch / name).symlink_to((work / name).resolve(strict=True))
+    stored = Recipe(num_states=len(_read_run(work / _RUN)["layers"]))  # type: ignore[arg-type]
+    options = TrainingOptions(draft_vocab_size=draft_vocab_size, recipe=stored)
+    folder = _Folder(scratch, head, loaded, LocalSource(path=source), options, print_stderr)
+    texts = TextsFile(scratch / _TEXTS, loaded.config.vocab_size).texts
+    return folder, texts[: len(texts) - len(folder.states.missing(texts))]
+
+
+def with_held_out(data: Data, other: _Folder, texts: list[Text]) -> Data:
+    """The data of a head, to compare on the texts of another one."""
+    first = len(data.rows)
+    held_out = [text._replace(start=first + text.start) for text in texts]
+    return data._replace(rows=np.concatenate([data.rows, other.states.rows()]), held_out=held_out)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("source", metavar="SOURCE", type=Path)
     parser.add_argument("head", metavar="HEAD", type=Path)
     parser.add_argument("--recipe", metavar="FIELDS", action="append", default=[])
     parser.add_argument("--epochs", metavar="N", type=float, default=1.0)
+    parser.add_argument(
+        "--share", metavar="PERCENT", type=float, default=100.0, help="of the texts, the first ones"
+    )
+    parser.add_argument("--held-out", metavar="HEAD", type=Path)
+    parser.add_argument("--draft-vocab", metavar="N", type=int, default=16_384)
     parser.add_argument("--train-device", metavar="NAME", default="auto")
     options = parser.parse_args(arguments)
     recipes = {text: parse_recipe(text, options.epochs) for text in ["", *options.recipe]}
-    work = _work_folder(options.head)
-    loaded = read_source(options.source)
-    source = LocalSource(path=options.source)
-    folder = _Folder(work, options.head, loaded, source, TrainingOptions(), print_stderr)
-    texts = TextsFile(work / _TEXTS, loaded.config.vocab_size).texts
-    stored = len(texts) - len(folder.states.missing(texts))
-    held_out, trained = texts[:stored:_HELD_OUT], [each for i, each in enumerate(texts[:stored]) if i % _HELD_OUT]
-    shape, data, start = folder._prepare(trained, held_out)
-    print("| recipe | 1 | 2 | 3 | 4 | 5 | tokens a pass | seconds |\n|---|---|---|---|---|---|---|---|")
-    with TemporaryDirectory() as scratch:
-        for number, (name, recipe) in enumerate(recipes.items()):
-            checkpoint = Path(scratch) / str(number)
-            trainer = Trainer(
-                shape, data, start, checkpoint, lambda best: None, options.train_device, recipe=recipe
-            )
+    with TemporaryDirectory() as name:
+        scratch = Path(name)
+        folder, texts = open_folder(options.head, options.source, scratch / "head", options.draft_vocab)
+        held_out, trained = texts[::_HELD_OUT], [each for i, each in enumerate(texts) if i % _HELD_OUT]
+        trained = trained[: round(len(trained) * options.share / 100)]
+        print("| recipe | 1 | 2 | 3 | 4 | 5 | tokens a pass | seconds |\n|---|---|---|---|---|---|---|---|")
+        for number, (text, recipe) in enumerate(recipes.items()):
+            shape, data, start = folder.prepare(trained, held_out, recipe)
+            if options.held_out:
+                other = open_folder(options.held_out, options.source, scratch / f"held_out_{number}", 1)
+                data = with_held_out(data, *other)
+            checkpoint = scratch / str(number)
+            given = checkpoint, lambda best: None, options.train_device
+            trainer = Trainer(shape, data, start, *given, recipe=recipe)
             if not number:
                 print(row("at the start", trainer.compare().rates, 0.0), flush=True)
             made = trainer.run(3600 * HOURS)
-            print(row(name, trainer.compare().rates, made.used_s), flush=True)
+            print(row(text, trainer.compare().rates, made.used_s), flush=True)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace) -> None:
     from edgespec import CATALOG
     from edgespec.training.corpus import own_prompts, read_corpus
+    from edgespec.training.fit import Recipe
     from edgespec.training.train import TrainingOptions, require_torch, train
 
     if not _LEAST_MINUTES <= options.minutes <= _MOST_MINUTES:
@@ -104,8 +105,7 @@ def _train(options: argparse.Namespace) -> None:
         raise UsageError(f"--epochs is {options.epochs:g}; wanted 0, for as many as there is time for, or more")
     settings = TrainingOptions(
         own_share=own_share,
-        variation=options.variation,
-        epochs=options.epochs,
+        recipe=Recipe(variation=options.variation, epochs=options.epochs),
         minutes=options.minutes,
         disk_bytes=disk_bytes,
         draft_vocab_size=options.draft_vocab,

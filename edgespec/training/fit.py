@@ -86,12 +86,17 @@ class Recipe:
     epochs: How often each token is seen, by which the learning rate falls; 0 for as often as there is time for.
     num_steps: Of a draft in training.
     rate: Of learning at first.
+    sharpness: By which the target's logits are multiplied; above 1 its likeliest tokens count for more.
+    num_states, markov_rank: As HeadShape has them.
     """
 
     variation: float = 0.0
     epochs: float = 0.0
     num_steps: int = 3
     rate: float = 1e-3
+    sharpness: float = 1.0
+    num_states: int = 1
+    markov_rank: int = 0
 
 
 class Trainer:
@@ -273,7 +278,9 @@ class Trainer:
             )
 
     def _features(self, batch: Batch) -> "Tensor":
-        return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
+        return self._tensor(
+            self._data.rows[batch.stored][..., -self._shape.num_states * self._shape.hidden_size :]
+        )
 
     def _after(self, batch: Batch) -> "Tensor":
         """The target's probabilities after the first token of each draft, [num_drafts, draft_vocab_size]."""
@@ -286,7 +293,7 @@ class Trainer:
             logits = (states @ self._target_head.T).float() * data.logit_scale
             if data.logit_cap is not None:
                 logits = data.logit_cap * torch.tanh(logits / data.logit_cap)
-            return logits.softmax(-1)
+            return (self._recipe.sharpness * logits).softmax(-1)
 
     def _tensor(self, values: npt.NDArray[np.float16]) -> "Tensor":
         import torch

@@ -1,13 +1,14 @@
 """The files of a head: safetensors, and the speculators format, as `edgespec export --drafter` reads it.
 
-A head is an EAGLE head with norms; its trimmed vocabulary head and its lists of tokens are named as in EAGLE-3
-heads of that format. Safetensors files are written at once and read whole, by hand, since that is thirty lines,
-and since nothing in one is ever run, other than in a pickle of torch. Format: the safetensors README.
+A head is an EAGLE head with norms; its trimmed vocabulary head, its lists of tokens and the matrix over several
+states are named as in EAGLE-3 heads of that format, its Markov head as DSpark's. Safetensors files are written at
+once and read whole, by hand, since that is thirty lines, and since nothing in one is ever run, other than in a
+pickle of torch. Format: the safetensors README.
 """
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edgespec.system.disk import explain_write_errors, replace_file
 from edgespec.training.network import HeadShape
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_LAYERS = "eagle_aux_hidden_state_layer_ids"  # counted from the embedding
 _VERSION = "0.2.0"  # of the speculators format
 _DTYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "BOOL": "|b1"}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
@@ -28,13 +30,19 @@ Array = npt.NDArray[Any]
 
 
 def write_head(
-    folder: Path, shape: HeadShape, weights: Mapping[str, npt.NDArray[np.float32]], tokens: TokenIds, target: str
+    folder: Path,
+    shape: HeadShape,
+    weights: Mapping[str, npt.NDArray[np.float32]],
+    tokens: TokenIds,
+    target: str,
+    layers: Sequence[int] = (),
 ) -> None:
     """Write config.json and model.safetensors, in half floats; an earlier head in the folder is replaced.
 
     Args:
         tokens: The target's token of each row of the vocabulary head, ascending.
         target: The name of the target or its repository.
+        layers: Of the target whose states are read beside the one after its final norm.
     """
     folder.mkdir(parents=True, exist_ok=True)
     is_known = np.zeros(shape.vocab_size, np.bool_)
@@ -43,10 +51,10 @@ def write_head(
     tensors["d2t"] = tokens.astype(np.int64) - np.arange(len(tokens))
     tensors["t2d"] = is_known
     write_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
-    replace_file(folder / CONFIG, (json.dumps(_config(shape, target), indent=2) + "\n").encode(), 0o644)
+    replace_file(folder / CONFIG, (json.dumps(_config(shape, target, layers), indent=2) + "\n").encode(), 0o644)
 
 
-def _config(shape: HeadShape, target: str) -> dict[str, object]:
+def _config(shape: HeadShape, target: str, layers: Sequence[int]) -> dict[str, object]:
     return {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
         "speculators_model_type": "eagle",
@@ -77,6 +85,7 @@ def _config(shape: HeadShape, target: str) -> dict[str, object]:
         "layernorms": True,
         "fusion_bias": False,
         "draft_vocab_size": shape.draft_vocab_size,
+        **({_LAYERS: [layer + 1 for layer in layers]} if shape.num_states > 1 else {}),
         "torch_dtype": "float16",
     }
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEAD, JOIN = "lm_head.weight", "fusion_fc.weight"
+HEAD, JOIN, FUSE = "lm_head.weight", "fusion_fc.weight", "fc.weight"
+MARKOV_ROWS, MARKOV_HEAD = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 LAYER = "transformer."  # before the names of the layer's weights
 Q, K, V, O = (f"{LAYER}self_attn.{part}_proj.weight" for part in "qkvo")  # noqa: E741
 Q_BIAS, K_BIAS, V_BIAS = (f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv")
@@ -33,6 +34,9 @@ class HeadShape:
     draft_vocab_size: Tokens that it can draft.
     activation: silu or gelu_pytorch_tanh.
     has_biases, has_head_norms: Of queries, keys and values; of queries and keys.
+    num_states: Hidden states of the target that are read for each token, the last of them after its final norm; a
+        matrix makes one of several.
+    markov_rank: Numbers through which a token adds to the logits of the next one, without the layer; 0 for none.
     """
 
     hidden_size: int
@@ -48,6 +52,8 @@ class HeadShape:
     activation: str = "silu"
     has_biases: bool = False
     has_head_norms: bool = False
+    num_states: int = 1
+    markov_rank: int = 0
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -55,7 +61,11 @@ class HeadShape:
         h, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         biases: dict[str, tuple[int, ...]] = {Q_BIAS: (q,), K_BIAS: (kv,), V_BIAS: (kv,)}
         head_norms: dict[str, tuple[int, ...]] = {Q_NORM: (self.head_dim,), K_NORM: (self.head_dim,)}
+        fuse: dict[str, tuple[int, ...]] = {FUSE: (h, self.num_states * h)}
+        rank = self.markov_rank
+        markov = {MARKOV_ROWS: (self.vocab_size, rank), MARKOV_HEAD: (self.draft_vocab_size, rank)}
         return {
+            **(fuse if self.num_states > 1 else {}),
             JOIN: (h, 2 * h),
             Q: (q, h),
             K: (kv, h),
@@ -68,6 +78,7 @@ class HeadShape:
             DOWN: (h, self.intermediate_size),
             **dict.fromkeys((TOKEN_NORM, INPUT_NORM, MLP_NORM, FINAL_NORM), (h,)),
             HEAD: (self.draft_vocab_size, h),
+            **(markov if rank else {}),
         }
 
     @property
@@ -91,6 +102,10 @@ class Network:
 
     def __init__(self, shape: HeadShape, weights: "dict[str, Tensor]", embedding: "Tensor") -> None:
         self.shape, self.weights, self._embedding = shape, weights, embedding
+
+    def fuse(self, states: "Tensor") -> "Tensor":
+        """One state of those of the target for each token, [batch, rows, num_states · hidden_size]."""
+        return self._linear(states, FUSE) if self.shape.num_states > 1 else states
 
     def join(self, tokens: "Tensor", states: "Tensor") -> "Tensor":
         """The input of the layer, from tokens, [batch, rows], and states, [batch, rows, hidden_size]."""
@@ -125,8 +140,12 @@ class Network:
         x = x + self._linear(self._activate(self._linear(read, GATE)) * self._linear(read, UP), DOWN)
         return self._norm(x, FINAL_NORM)
 
-    def logits(self, states: "Tensor") -> "Tensor":
-        return self._linear(states, HEAD)
+    def logits(self, states: "Tensor", tokens: "Tensor") -> "Tensor":
+        """Of what follows each token, [rows, draft_vocab_size], from its state, [rows, hidden_size]."""
+        logits = self._linear(states, HEAD)
+        if self.shape.markov_rank:
+            logits = logits + self._linear(self.weights[MARKOV_ROWS][tokens], MARKOV_HEAD)
+        return logits
 
     def _linear(self, x: "Tensor", name: str, bias: str = "") -> "Tensor":
         from torch.nn.functional import linear

@@ -23,14 +23,14 @@ STEP_WEIGHT = 0.8  # of a step's loss, over that of the step before
 def unroll(network: Network, batch: Batch, features: "Tensor", num_steps: int) -> "Iterator[Tensor]":
     """The states of each step of the drafts of a batch, [batch, drafts, hidden_size].
 
-    features: States of the target for the batch's rows, [batch, rows, hidden_size].
+    features: States of the target for the batch's rows, [batch, rows, num_states · hidden_size].
     """
     import torch
 
     def tensor(values: npt.NDArray[np.generic]) -> "Tensor":
         return torch.from_numpy(values).to(features.device)
 
-    rows = network.join(tensor(batch.tokens), features)
+    rows = network.join(tensor(batch.tokens), network.fuse(features))
     text = network.remember(rows, tensor(batch.positions))
     line = torch.arange(len(batch.starts), device=features.device)[:, None]
     joined = states = rows[line, tensor(batch.rows(0))]
@@ -74,9 +74,12 @@ def backward(
         is_compared = torch.from_numpy(number >= 0).to(features.device)
         leaf = states.detach()[is_compared].requires_grad_()
         labels = torch.from_numpy(number[number >= 0]).to(features.device)
+        tokens = torch.from_numpy(batch.at(batch.tokens, i)[number >= 0]).to(features.device)
         share = weights[i] / sum(weights) / max(1, len(leaf))
-        for rows, wanted in zip(leaf.split(_CHUNK_DRAFTS), labels.split(_CHUNK_DRAFTS), strict=True):
-            logs = network.logits(rows).float().log_softmax(-1)
+        for rows, wanted, read in zip(
+            *(each.split(_CHUNK_DRAFTS) for each in (leaf, labels, tokens)), strict=True
+        ):
+            logs = network.logits(rows, read).float().log_softmax(-1)
             loss = -share * (1 - variation) * (after[wanted] * logs).sum()
             if variation:
                 loss = loss + share * variation / 2 * (after[wanted] - logs.exp()).abs().sum()
@@ -113,9 +116,9 @@ def agreement(network: Network, batch: Batch, features: "Tensor", num_steps: int
     with torch.no_grad():
         alive = batch.has_next(num_steps - 1)
         for i, states in enumerate(unroll(network, batch, features, num_steps)):
-            best = (
-                ids[network.logits(states[torch.from_numpy(alive).to(features.device)]).argmax(-1)].cpu().numpy()
-            )
+            rows = states[torch.from_numpy(alive).to(features.device)]
+            tokens = torch.from_numpy(batch.at(batch.tokens, i)[alive]).to(features.device)
+            best = ids[network.logits(rows, tokens).argmax(-1)].cpu().numpy()
             is_right = best == batch.at(batch.tokens, i + 1)[alive]
             reached[i], right[i] = len(best), is_right.sum()
             alive[alive] = is_right

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
@@ -46,8 +46,8 @@ from edgespec.training.warm_start import (
     expected_counts,
     fit_join,
     head_shape,
-    joined_layer,
     matrix,
+    read_layers,
     start_weights,
 )
 
@@ -71,7 +71,6 @@ class TrainingOptions:
     """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
 
     own_share: Of the texts, those whose prompts the target writes itself.
-    variation, epochs: As Recipe has them.
     """
 
     minutes: float = 60.0
@@ -80,8 +79,7 @@ class TrainingOptions:
     draft_vocab_size: int = 16_384
     device: str = "auto"  # of torch
     own_share: float = 0.0
-    variation: float = 0.0
-    epochs: float = 0.0
+    recipe: Recipe = field(default_factory=Recipe)
 
 
 def require_torch() -> None:
@@ -146,7 +144,7 @@ def _describe_run(
         "source": loaded.source.sha256,
         "corpus": corpus.hexdigest(),
         "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
-        "layers": [joined_layer(loaded), loaded.config.num_layers],
+        "layers": read_layers(loaded, options.recipe.num_states),
     }
 
 
@@ -213,7 +211,7 @@ class _Folder:
     @property
     def layers(self) -> tuple[int, ...]:
         """Whose hidden states are stored: what the head's layer shall read, and after the target's final norm."""
-        return joined_layer(self.loaded), self.loaded.config.num_layers
+        return read_layers(self.loaded, self.options.recipe.num_states)
 
     @property
     def states(self) -> StatesFile:
@@ -263,16 +261,18 @@ class _Folder:
     def train(self, texts: list[Text], began: float) -> TrainingReport:
         profile = self._read_states(texts)
         held_out, trained = texts[::_HELD_OUT], [text for i, text in enumerate(texts) if i % _HELD_OUT]
-        shape, data, start = self._prepare(trained, held_out)
+        shape, data, start = self.prepare(trained, held_out, self.options.recipe)
         trainer = Trainer(
             shape,
             data,
             start,
             self.work / _CHECKPOINT,
-            lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
+            lambda weights: write_head(
+                self.output, shape, weights, data.tokens, self._target_name, self.layers[-shape.num_states : -1]
+            ),
             self.options.device,
             has_best=(self.output / WEIGHTS).is_file(),
-            recipe=Recipe(self.options.variation, self.options.epochs),
+            recipe=self.options.recipe,
         )
         wanted_s = 60 * self.options.minutes
         left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
@@ -315,13 +315,15 @@ class _Folder:
             problem = str(error).removesuffix("; export the model again")
             raise kind(f"{problem}; remove {folder} and train again") from None
 
-    def _prepare(self, trained: list[Text], held_out: list[Text]) -> tuple[HeadShape, Data, dict[str, Floats]]:
+    def prepare(
+        self, trained: list[Text], held_out: list[Text], recipe: Recipe
+    ) -> tuple[HeadShape, Data, dict[str, Floats]]:
         """The head's sizes, what it is trained on, and the weights from which it starts."""
         config, rows = self.loaded.config, self.states.rows()
         embedding = matrix(self.loaded.tensors["embedding"])
         head = matrix(self.loaded.head) if "head" in self.loaded.tensors else embedding
         tokens = self._tokens(rows, trained, head)
-        shape = head_shape(self.loaded, len(tokens))
+        shape = head_shape(self.loaded, len(tokens), recipe.num_states, recipe.markov_rank)
         data = Data(
             rows=rows,
             texts=trained,
@@ -332,10 +334,12 @@ class _Folder:
             logit_scale=config.logit_scale,
             logit_cap=config.logit_cap,
         )
-        join = self._fit_join(rows, trained, embedding)
-        return shape, data, start_weights(shape, self.loaded, head, tokens, join)
+        matrices = self._fit_join(rows, trained, embedding, recipe.num_states)
+        return shape, data, start_weights(shape, self.loaded, head, tokens, *matrices)
 
-    def _fit_join(self, rows: Halves, trained: list[Text], embedding: Floats) -> Floats:
+    def _fit_join(
+        self, rows: Halves, trained: list[Text], embedding: Floats, num_states: int
+    ) -> tuple[Floats, Floats]:
         show_progress("finding the weights to start from")
         size = self.loaded.config.hidden_size
         stored = np.concatenate([np.arange(text.start + 1, text.start + len(text.tokens)) for text in trained])
@@ -343,7 +347,8 @@ class _Folder:
         sample = slice(None, None, max(1, len(stored) // _SAMPLED_ROWS))
         stored, tokens = stored[sample], tokens[sample]
         before, at = (rows[places].astype(np.float32) for places in (stored - 1, stored))
-        return fit_join(embedding[tokens], before[:, size:], at[:, :size], self.loaded.config.rms_eps)
+        read, wanted = before[:, -num_states * size :], at[:, -2 * size : -size]
+        return fit_join(embedding[tokens], read, wanted, self.loaded.config.rms_eps)
 
     def _tokens(self, rows: Halves, trained: list[Text], head: Floats) -> TokenIds:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""

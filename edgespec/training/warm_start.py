@@ -20,10 +20,25 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_tensors import LAYER_NAMES
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.training.network import DOWN, FINAL_NORM, HEAD, JOIN, LAYER, Q_BIAS, Q_NORM, HeadShape, O, Q
+from edgespec.training.network import (
+    DOWN,
+    FINAL_NORM,
+    FUSE,
+    HEAD,
+    JOIN,
+    LAYER,
+    MARKOV_HEAD,
+    MARKOV_ROWS,
+    Q_BIAS,
+    Q_NORM,
+    HeadShape,
+    O,
+    Q,
+)
 
 Floats = npt.NDArray[np.float32]
 _COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
+_MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random
 _DAMPING = 0.01  # of the regression, as a share of the mean square of what it reads
 _FITTED_AT_ONCE = 2048  # rows
@@ -70,12 +85,21 @@ def can_copy_layer(source: LoadedSource) -> bool:
     return f"{last}.attended_norm" not in source.tensors and f"{last}.down" in source.tensors
 
 
+def read_layers(source: LoadedSource, num_states: int) -> tuple[int, ...]:
+    """The layers of the target whose states are stored: those that a head reads, and the joined one."""
+    size, joined = source.config.num_layers, joined_layer(source)
+    earlier = [joined - size // 4 * back for back in range(num_states - 2, 0, -1)]
+    return (*earlier, joined, size)
+
+
 def joined_layer(source: LoadedSource) -> int:
     """The layer of the target after which lies what the head's layer reads."""
     return source.config.num_layers - (2 if can_copy_layer(source) else 1)
 
 
-def head_shape(source: LoadedSource, draft_vocab_size: int) -> HeadShape:
+def head_shape(
+    source: LoadedSource, draft_vocab_size: int, num_states: int = 1, markov_rank: int = 0
+) -> HeadShape:
     """A head with a layer of its target's sizes."""
     config, last = source.config, source.config.num_layers - 1
     return HeadShape(
@@ -92,6 +116,8 @@ def head_shape(source: LoadedSource, draft_vocab_size: int) -> HeadShape:
         activation=config.activation,
         has_biases=f"{last}.q_bias" in source.tensors,
         has_head_norms=f"{last}.q_norm" in source.tensors,
+        num_states=num_states,
+        markov_rank=markov_rank,
     )
 
 
@@ -104,14 +130,19 @@ def _rope_theta(config: DecoderConfig) -> float:
 
 
 def start_weights(
-    shape: HeadShape, source: LoadedSource, head: Floats, tokens: TokenIds, join: Floats
+    shape: HeadShape,
+    source: LoadedSource,
+    head: Floats,
+    tokens: TokenIds,
+    join: Floats,
+    fuse: Floats | None = None,
 ) -> dict[str, Floats]:
     """Weights by name.
 
     Args:
         head: The target's vocabulary head, [vocab_size, hidden_size].
         tokens: The tokens that can be drafted, [draft_vocab_size].
-        join: The matrix of fit_join.
+        join, fuse: The matrices of fit_join.
     """
     rng = np.random.default_rng(0)
     weights: dict[str, Floats] = {}
@@ -131,6 +162,13 @@ def start_weights(
             weights[name] = matrix(found) if len(size) == 2 else found.vector()
     _fold_scales(weights, source.config)
     weights[JOIN] = join
+    if FUSE in weights:
+        assert fuse is not None
+        weights[FUSE] = fuse
+    if MARKOV_ROWS in weights:  # which say nothing before the training, and begin with what tokens have in common
+        rows = matrix(source.tensors["embedding"]) @ rng.standard_normal((shape.hidden_size, shape.markov_rank))
+        weights[MARKOV_ROWS] = (rows * (_MARKOV_DEVIATION / rows.std(axis=1, keepdims=True))).astype(np.float32)
+        weights[MARKOV_HEAD][:] = 0.0
     weights[HEAD] = head[tokens] * np.float32(source.config.logit_scale)
     weights[FINAL_NORM] = source.tensors["final_norm"].vector()
     return weights
@@ -146,18 +184,19 @@ def _fold_scales(weights: dict[str, Floats], config: DecoderConfig) -> None:
         weights[name] = weights[name] * np.float32(config.residual_scale)
 
 
-def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> Floats:
+def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> tuple[Floats, Floats]:
     """The matrix from an embedding, normed, and a state to what is wanted, [hidden_size, 2 · hidden_size].
 
-    Rows count alike whatever their size, since norms read what comes of them.
+    The second matrix makes one state of several, [hidden_size, num_states · hidden_size], of which the first makes
+    what comes closest. Rows count alike whatever their size, since norms read what comes of them.
 
     Args:
         embedded: Embeddings of tokens, [num_rows, hidden_size].
-        states: Of the target at the tokens before, after its final norm.
+        states: Of the target at the tokens before, the last one of each after its final norm.
         wanted: Hidden states at the tokens.
     """
-    width = 2 * wanted.shape[1]
-    squares, products = np.zeros((width, width)), np.zeros((width, width // 2))
+    size, width = wanted.shape[1], wanted.shape[1] + states.shape[1]
+    squares, products = np.zeros((width, width)), np.zeros((width, size))
     for start in range(0, len(wanted), _FITTED_AT_ONCE):
         part = slice(start, start + _FITTED_AT_ONCE)
         normed = embedded[part] / np.sqrt(np.square(embedded[part]).mean(axis=1, keepdims=True) + eps)
@@ -166,5 +205,12 @@ def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> Fl
         squares += read.T @ read
         products += read.T @ (wanted[part] * share)
     squares += np.eye(width) * (_DAMPING * np.trace(squares) / width)
-    join: Floats = np.linalg.solve(squares, products).T.astype(np.float32)
-    return np.ascontiguousarray(join)
+    ends = np.r_[:size, width - size : width]
+    join = np.linalg.solve(squares[np.ix_(ends, ends)], products[ends]).T
+    token, state = np.split(join, 2, axis=1)
+    gain = np.linalg.solve(squares[size:, size:], products[size:] - squares[size:, :size] @ token.T).T
+    gain[:, -size:] -= state
+    square = state @ state.T
+    fuse = state.T @ np.linalg.solve(square + np.eye(size) * (_DAMPING * np.trace(square) / size), gain)
+    fuse[:, -size:] += np.eye(size)
+    return np.ascontiguousarray(join.astype(np.float32)), fuse.astype(np.float32)

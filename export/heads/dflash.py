@@ -29,7 +29,7 @@ from edgespec.export.heads.head_tensors import (
     require_shapes,
     unpaired_heads,
 )
-from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
+from edgespec.export.heads.vocabulary import HeadVocabulary, read_markov, read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
@@ -157,14 +157,11 @@ def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) ->
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     config = _with_own_scales(source, config)
-    head = vocabulary.head
-    # Rows of a Markov head follow the order in which those of a trimmed vocabulary head are read.
-    has_own_tokens = read_tokens(source, head.rows, target.config.vocab_size) is not None
-    order = head.row_order if has_own_tokens else None
+    head, order = vocabulary.head, vocabulary.own_order
     tensors["embedding"] = vocabulary.embedding
     if head is not vocabulary.embedding:  # the target's may be one matrix for both
         tensors["head"] = head
-    tensors |= (markov := _read_markov(reader, config, head.rows, order))
+    tensors |= (markov := _read_markov(reader, config, vocabulary))
     tensors |= (confidence := _read_confidence(reader, config, markov))
     tensors |= (selector := _read_selector(reader, config, order))
     tensors |= _read_kernels(reader, config)
@@ -245,15 +242,12 @@ def _markov_kind(source: HeadSource) -> str:
     return kind
 
 
-def _read_markov(reader: Reader, config: DecoderConfig, num_rows: int, row_order: Any) -> dict[str, StoredTensor]:
+def _read_markov(reader: Reader, config: DecoderConfig, vocabulary: HeadVocabulary) -> dict[str, StoredTensor]:
     """The weights that bias logits by the token before (DSpark); empty where the head has none."""
-    name, is_needed = "markov_head.{}".format, _own(reader.source).get("markov_rank")
-    embedding = reader.optional(name("markov_w1.weight"), config.vocab_size, is_needed=is_needed)
-    if embedding is None:
+    found = read_markov(reader, config, vocabulary, is_needed=_own(reader.source).get("markov_rank"))
+    if not found:
         return {}
-    rank, kind = embedding.columns, _markov_kind(reader.source)
-    head = reader.take(name("markov_w2.weight"), num_rows, rank)
-    found = {"markov_embedding": embedding, "markov_head": replace(head, row_order=row_order)}
+    name, rank, kind = "markov_head.{}".format, found["markov_head"].columns, _markov_kind(reader.source)
     if kind != "vanilla":
         part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
         columns = inputs * rank + config.hidden_size

@@ -34,7 +34,7 @@ from edgespec.export.heads.head_tensors import (
     require_shapes,
 )
 from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurrent
-from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
+from edgespec.export.heads.vocabulary import read_markov, read_vocabulary, with_logits_of
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
@@ -117,21 +117,26 @@ def _plan_joined(
     num_layers: int,
     *,
     returns_normed: bool = False,
+    layers: tuple[int, ...] = (),
 ) -> HeadPlan:
     """The plan of a head whose matrix joins a token's embedding with the state after the target's final norm.
 
     Args:
         tensors: All by role but for embedding and vocabulary head, which are read here.
         returns_normed: The state that goes on is the one after the norm before the vocabulary head.
+        layers: Those of the target whose states a matrix adds to the one after its final norm.
     """
     config = layers_config(settings, tensors, target, num_layers)
     vocabulary = read_vocabulary(reader, target, settings, config.hidden_size)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
+    tensors = {**tensors, **read_markov(reader, config, vocabulary)}
     reader.require_all_taken("EAGLE")
     require_joined_shapes(reader.source, tensors, config)
     recurrence = RecurrentShape(config=config, is_wide=False, returns_normed=returns_normed)
-    head = recurrent_head("eagle", (target.config.num_layers,), target, config)
+    layers = (*layers, target.config.num_layers)
+    require_shapes(reader.source, tensors, {"fuse": (config.hidden_size, len(layers) * config.hidden_size)})
+    head = recurrent_head("eagle", layers, target, config, FUSE_GRAPH if "fuse" in tensors else None)
     return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
@@ -170,7 +175,12 @@ def _plan_normed(source: HeadSource, target: LoadedSource) -> HeadPlan:
     has_norms = bool(source.settings.get("layernorms"))
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMED_NORMS.items()}
-    return _plan_joined(reader, target, settings, tensors, 1, returns_normed=has_norms)
+    layers: tuple[int, ...] = ()
+    if stated := source.settings.get(_LAYERS):  # as those of EAGLE-3 heads, without the state after the final norm
+        layers = tuple(number - 1 for number in read_numbers(source, _LAYERS, stated))
+        require_layers(source, layers, target.config.num_layers)
+        tensors["fuse"] = reader.take("fc.weight")
+    return _plan_joined(reader, target, settings, tensors, 1, returns_normed=has_norms, layers=layers)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:

@@ -99,7 +99,12 @@ class RecurrentShape:
         state = write.op("Cast", normed if self.returns_normed else residual, to=int(ir.DataType.FLOAT))
         shape = ("batch", "num_tokens", config.hidden_size)
         outputs.insert(0, make_output(state, "state", ir.DataType.FLOAT, shape))
-        logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
+        logits = head(write.scale(write.last_rows(normed, num_logits), config.logit_scale))
+        if "markov_head" in tensors:
+            before = write.last_rows(input_ids, num_logits)
+            rows = write.linear.rows("markov_embedding", tensors["markov_embedding"], before)
+            logits = write.op("Add", logits, write.linear.head("markov_head", rows, tensors["markov_head"]))
+        logits = write.cap(logits)
         shape = ("batch", "num_logits", tensors.get("head", tensors["embedding"]).rows)
         logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)
         return write.nodes.model("head", inputs, [logits, *outputs], context_length=str(config.context_length))
@@ -132,6 +137,7 @@ def plan_recurrent(
         write_graphs=recurrence.write_graphs,
         borrowed=vocabulary.borrowed,
         tokens=vocabulary.tokens,
+        vocabulary_heads=("head", "markov_head"),
         has_trees=not recurrence.has_mask,
         sliding_window=next(filter(None, (layer.sliding_window for layer in config.layers)), None),
     )

@@ -11,7 +11,7 @@ from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.heads.head_tensors import Reader
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Index, StoredTensor
 from edgespec.types import TokenIds
 
 # Rows by which a vocabulary may be padded; two that differ by more are different ones.
@@ -34,6 +34,11 @@ class HeadVocabulary(NamedTuple):
     @property
     def has_own_head(self) -> bool:
         return _HEAD not in self.borrowed
+
+    @property
+    def own_order(self) -> Index | None:
+        """The order in which the stored rows of matrices are read that have one for each row of its own head."""
+        return self.head.row_order if self.has_own_head else None
 
 
 def read_vocabulary(
@@ -105,6 +110,18 @@ def _of_target(source: HeadSource, what: str, tensor: StoredTensor, hidden_size:
             f"head's have {hidden_size}; choose another head"
         )
     return tensor
+
+
+def read_markov(
+    reader: Reader, config: DecoderConfig, vocabulary: HeadVocabulary, *, is_needed: object = False
+) -> dict[str, StoredTensor]:
+    """The matrices of low rank that bias logits by the token before (DSpark); empty where the head has none."""
+    name = "markov_head.{}.weight".format
+    embedding = reader.optional(name("markov_w1"), config.vocab_size, is_needed=is_needed)
+    if embedding is None:
+        return {}
+    head = reader.take(name("markov_w2"), vocabulary.head.rows, embedding.columns)
+    return {"markov_embedding": embedding, "markov_head": replace(head, row_order=vocabulary.own_order)}
 
 
 def with_logits_of(target: LoadedSource, config: DecoderConfig) -> DecoderConfig:

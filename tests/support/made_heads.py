@@ -307,6 +307,7 @@ class Reference:
                 parts = np.split(x, len(self._made.layers), axis=-1)
                 normed = [self._norm(part, f"fc_norm.{at}.weight") for at, part in enumerate(parts)]
                 x = np.concatenate(normed, axis=-1)
+        if self._made.wide or "fused" in self._made.switches:
             x = x @ self._w["fc.weight"].T
         return x
 
@@ -341,7 +342,10 @@ class Reference:
         final = "layers.0.final_layernorm.weight" if "mtp" in switches else "norm.weight"
         normed = self._norm(residual, final)
         is_normed = switches & {"norm_output", "mtp"}
-        return normed @ self._head.T, normed if is_normed else residual
+        logits = normed @ self._head.T
+        if (markov := "markov_head.markov_w{}.weight".format)(1) in w:
+            logits += w[markov(1)][tokens] @ w[markov(2)].T
+        return logits, normed if is_normed else residual
 
     def drafted(self, text: np.ndarray, features: np.ndarray, num_tokens: int) -> np.ndarray:
         """Rows of a P-EAGLE head after a text all of whose features but the newest token's are known."""

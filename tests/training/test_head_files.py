@@ -15,7 +15,7 @@ from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.training.head_file import read_tensors, write_head, write_tensors
-from edgespec.training.network import FINAL_NORM, INPUT_NORM, JOIN, TOKEN_NORM, HeadShape
+from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV_HEAD, TOKEN_NORM, HeadShape
 from edgespec.training.warm_start import choose_tokens, expected_counts, fit_join, head_shape, start_weights
 
 
@@ -44,8 +44,24 @@ def test_the_matrix_to_start_from_is_found_where_there_is_one() -> None:
     true = rng.normal(size=(8, 16)).astype(np.float32)
     normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + 1e-5)
     wanted = np.concatenate([normed, states], axis=1) @ true.T
-    found = fit_join(embedded, states, wanted.astype(np.float32), 1e-5)
+    found, fuse = fit_join(embedded, states, wanted.astype(np.float32), 1e-5)
     assert np.abs(found - true).max() < 0.05 * np.abs(true).max()  # what damping takes away
+    assert np.abs(fuse - np.eye(8)).max() < 0.05
+
+
+def test_several_states_start_as_one_that_tells_more_of_what_is_wanted() -> None:
+    rng = np.random.default_rng(0)
+    embedded, earlier, last = rng.normal(size=(3, 5000, 8)).astype(np.float32)
+    token, state, more = rng.normal(size=(3, 8, 8)).astype(np.float32)
+    normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + 1e-5)
+    wanted = normed @ token.T + last @ state.T + earlier @ more.T
+    states = np.concatenate([earlier, last], axis=1)
+    join, fuse = fit_join(embedded, states, wanted, 1e-5)
+
+    def missing(read: np.ndarray) -> float:
+        return float(np.square(np.concatenate([normed, read], axis=1) @ join.T - wanted).mean())
+
+    assert missing(states @ fuse.T) < 0.2 * missing(last)
 
 
 def test_tokens_that_can_be_drafted_are_the_most_probable_and_those_that_always_count() -> None:
@@ -60,18 +76,26 @@ def test_tokens_that_can_be_drafted_are_the_most_probable_and_those_that_always_
     assert tokens.tolist() == sorted({least, *np.argsort(-counts)[:9].tolist()})
 
 
-def written(folder: Path, *, bias: bool) -> tuple[HeadShape, dict[str, np.ndarray], np.ndarray]:
-    """A head in folder / head that starts from the target in folder / hf."""
+def written(
+    folder: Path, *, bias: bool, extended: bool = False
+) -> tuple[HeadShape, dict[str, np.ndarray], np.ndarray]:
+    """A head in folder / head that starts from the target in folder / hf.
+
+    extended: It reads three states of the target and has a Markov head.
+    """
     weights = made_heads.target_weights(bias=bias)
     tiny.write_huggingface(folder / "hf", weights, config=made_heads.target_config("qwen2" if bias else "llama"))
     source = read_source(folder / "hf")
     rng = np.random.default_rng(3)
-    shape = head_shape(source, 100)
+    shape = head_shape(source, 100, *((3, 32) if extended else ()))
     tokens = made_heads.trimmed_tokens(rng).astype(np.int32)
     join = rng.normal(size=shape.weights[JOIN]).astype(np.float32) / 10
-    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join)
+    fuse = rng.normal(size=(tiny.HIDDEN, 3 * tiny.HIDDEN)).astype(np.float32) / 10
+    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join, fuse)
+    if extended:  # which says nothing at the start
+        made[MARKOV_HEAD] = rng.normal(size=made[MARKOV_HEAD].shape).astype(np.float32)
     made = {name: each.astype(np.float16).astype(np.float32) for name, each in made.items()}
-    write_head(folder / "head", shape, made, tokens, "target")
+    write_head(folder / "head", shape, made, tokens, "target", (2, 4) if extended else ())
     return shape, made, tokens
 
 
@@ -85,7 +109,11 @@ def reference(
     tensors["layers.0.input_proj.weight"] = np.roll(tensors.pop(JOIN), shape.hidden_size, axis=1)
     tensors["d2t"] = tokens - np.arange(len(tokens))
     head = MadeHead(
-        tensors=tensors, config={}, wide=False, layers=(made_heads.TARGET_LAYERS,), switches=frozenset({"mtp"})
+        tensors=tensors,
+        config={},
+        wide=False,
+        layers=(made_heads.TARGET_LAYERS,),
+        switches=frozenset({"mtp", "fused"} if FUSE in made else {"mtp"}),
     )
     return Reference(
         head,
@@ -104,16 +132,18 @@ def test_what_a_last_layer_of_other_heads_has_is_not_copied(tmp_path: Path) -> N
     assert {name: each.shape for name, each in made.items()} == {name: each.shape for name, each in zeros.items()}
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_written_head_computes_in_its_graphs_what_a_plain_forward_does(tmp_path: Path, bias: bool) -> None:
-    shape, made, tokens = written(tmp_path, bias=bias)
+@pytest.mark.parametrize(("bias", "extended"), [(False, False), (True, False), (False, True)])
+def test_a_written_head_computes_in_its_graphs_what_a_plain_forward_does(
+    tmp_path: Path, bias: bool, extended: bool
+) -> None:
+    shape, made, tokens = written(tmp_path, bias=bias, extended=extended)
     assert shape.rope_theta == pytest.approx(tiny.THETA, rel=1e-4)
     assert shape.has_biases == bias
     planned = plan_head(read_source(tmp_path / "hf"), read_head(tmp_path / "head"), "fp32")
     manifest = export_head(planned, tmp_path / "out", "head")
     assert manifest.head is not None
     assert (manifest.head.method, manifest.head.kind) == ("eagle", "recurrent")
-    assert manifest.head.target_layers == (made_heads.TARGET_LAYERS,)
+    assert manifest.head.target_layers == (*((2, 4) if extended else ()), made_heads.TARGET_LAYERS)
     assert np.array_equal(np.load(tmp_path / "out" / manifest.vocab_subset), tokens)
     target = made_heads.target_weights(bias=bias)
     require_rows_of_reference(Graphs(tmp_path / "out"), reference(shape, made, tokens, target))

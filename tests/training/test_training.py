@@ -20,7 +20,7 @@ from edgespec.setup.snapshot import LocalSource
 from edgespec.training import fit, train
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
-from edgespec.training.network import HEAD, JOIN, HeadShape, Network
+from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll
 from edgespec.training.packing import Batch, Text, pack
 from edgespec.training.warm_start import head_shape, start_weights
@@ -37,17 +37,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny.gguf"
 
 
-def made_network(target: Path) -> tuple[HeadShape, Network, np.ndarray]:
+def made_network(target: Path, *extended: int) -> tuple[HeadShape, Network, np.ndarray]:
+    """extended: The number of states that it reads, and the rank of its Markov head, for one that has more."""
     source, weights = read_source(target), made_heads.target_weights()
-    shape, rng = head_shape(source, 100), np.random.default_rng(3)
+    shape, rng = head_shape(source, 100, *extended), np.random.default_rng(3)
     tokens = made_heads.trimmed_tokens(rng).astype(np.int32)
     join = rng.normal(size=shape.weights[JOIN]).astype(np.float32) / 10
-    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join)
+    fuse = rng.normal(size=(tiny.HIDDEN, 3 * tiny.HIDDEN)).astype(np.float32) / 10
+    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join, fuse)
+    if MARKOV_HEAD in made:  # which says nothing at the start
+        made[MARKOV_HEAD] = rng.normal(size=made[MARKOV_HEAD].shape).astype(np.float32)
     tensors = {name: torch.tensor(each.astype(np.float16).astype(np.float32)) for name, each in made.items()}
     return shape, Network(shape, tensors, torch.tensor(weights["model.embed_tokens.weight"])), tokens
 
 
-def made_batch() -> tuple[Batch, np.ndarray]:
+def made_batch(num_states: int = 1) -> tuple[Batch, np.ndarray]:
     rng = np.random.default_rng(1)
     texts, start = [], 0
     for num_prompt, num_answer in ((3, 9), (2, 7), (4, 5)):
@@ -55,27 +59,33 @@ def made_batch() -> tuple[Batch, np.ndarray]:
         texts.append(Text(tokens, num_prompt, start))
         start += len(tokens)
     (batch,) = pack(texts, 24, 2, None)
-    return batch, rng.normal(size=(start, tiny.HIDDEN)).astype(np.float32)
+    return batch, rng.normal(size=(start, num_states * tiny.HIDDEN)).astype(np.float32)
 
 
-def test_drafts_in_training_are_those_of_the_exported_graph(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extended", [(), (3, 32)])
+def test_drafts_in_training_are_those_of_the_exported_graph(
+    target: Path, tmp_path: Path, extended: tuple[int, ...]
+) -> None:
     """Step by step: the rows of the text, then each draft's own steps behind its first row."""
-    shape, network, tokens = made_network(target)
-    write_head(tmp_path / "head", shape, {name: w.numpy() for name, w in network.weights.items()}, tokens, "tiny")
+    shape, network, tokens = made_network(target, *extended)
+    weights = {name: each.numpy() for name, each in network.weights.items()}
+    write_head(tmp_path / "head", shape, weights, tokens, "tiny", (2, 4) if extended else ())
     export_head(plan_head(read_source(target), read_head(tmp_path / "head"), "fp32"), tmp_path / "out", "head")
     graphs = Graphs(tmp_path / "out")
-    batch, states = made_batch()
+    batch, states = made_batch(shape.num_states)
     with torch.no_grad():
-        steps = [each.numpy() for each in unroll(network, batch, torch.tensor(states[batch.stored]), 3)]
+        steps = list(unroll(network, batch, torch.tensor(states[batch.stored]), 3))
     num_compared = 0
     for line, draft in np.argwhere(batch.has_next(2)):
         start = batch.starts[line, draft]
         rows = np.flatnonzero(batch.visible[line, draft])
         graphs.forget(0)
-        _, found = graphs.rows(batch.tokens[line, rows], states[batch.stored[line, rows]])
+        logits, found = graphs.rows(batch.tokens[line, rows], graphs.fuse(states[batch.stored[line, rows]]))
         for step in range(3):
-            assert np.abs(found[-1] - steps[step][line, draft]).max() < 1e-4
-            _, found = graphs.rows(batch.tokens[line, start + step + 1 : start + step + 2], found[-1:])
+            made, token = steps[step][line, draft], batch.tokens[line, start + step]
+            assert np.abs(found[-1] - made.numpy()).max() < 1e-4
+            assert np.abs(logits[-1] - network.logits(made, torch.tensor(token)).numpy()).max() < 1e-3
+            logits, found = graphs.rows(batch.tokens[line, start + step + 1 : start + step + 2], found[-1:])
             num_compared += 1
     assert num_compared > 30
 
@@ -106,7 +116,8 @@ def test_gradients_in_parts_are_those_of_the_whole_loss(
     for i, states_of_step in enumerate(unroll(network, batch, features, 3)):
         goes_on = batch.has_next(i)
         wanted = after[batch.at(place, i)[goes_on]]
-        logs = network.logits(states_of_step[torch.tensor(goes_on)]).log_softmax(-1)
+        tokens = torch.tensor(batch.at(batch.tokens, i)[goes_on])
+        logs = network.logits(states_of_step[torch.tensor(goes_on)], tokens).log_softmax(-1)
         apart = (wanted - logs.exp()).clamp_min(0).sum(-1)  # what is accepted less often than the target's own
         losses = variation * apart - (1 - variation) * (wanted * logs).sum(-1)
         total = total + 0.8**i * losses.mean()
@@ -256,7 +267,7 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert run("train", target, "--corpus", "corpus.txt", "--output", output) == 2
     assert "--output" in capsys.readouterr().err
     assert run("train", target, "--output", tmp_path / "head", "--disk", "1K") == 2
-    assert "--disk is '1K'" in capsys.readouterr().err
+    assert "--disk is 1K" in capsys.readouterr().err
 
 
 def test_an_interruption_says_where_all_lies_in_every_stage(
