@@ -87,6 +87,7 @@ class Recipe:
     num_steps: Of a draft in training.
     rate: Of learning at first.
     sharpness: By which the target's logits are multiplied; above 1 its likeliest tokens count for more.
+    num_compared: Of how many tokens, the likeliest of each batch, the loss is; 0 for all.
     num_states, markov_rank: As HeadShape has them.
     """
 
@@ -95,6 +96,7 @@ class Recipe:
     num_steps: int = 3
     rate: float = 1e-3
     sharpness: float = 1.0
+    num_compared: int = 0
     num_states: int = 1
     markov_rank: int = 0
 
@@ -263,7 +265,7 @@ class Trainer:
             group["lr"] = self._recipe.rate * min(1.0, (number + 1) / _WARM_UP) * slope
         with self._autocast():
             given = self._network, batch, self._features(batch), self._after(batch), self._recipe.num_steps
-            loss = backward(*given, self._recipe.variation)
+            loss = backward(*given, self._recipe.variation, self._recipe.num_compared)
         size = float(torch.nn.utils.clip_grad_norm_(self._trained, _MOST_GRADIENT))
         if isfinite(loss) and isfinite(size):
             self._optimizer.step()

@@ -140,11 +140,15 @@ class Network:
         x = x + self._linear(self._activate(self._linear(read, GATE)) * self._linear(read, UP), DOWN)
         return self._norm(x, FINAL_NORM)
 
-    def logits(self, states: "Tensor", tokens: "Tensor") -> "Tensor":
-        """Of what follows each token, [rows, draft_vocab_size], from its state, [rows, hidden_size]."""
-        logits = self._linear(states, HEAD)
+    def logits(self, states: "Tensor", tokens: "Tensor", columns: "Tensor | None" = None) -> "Tensor":
+        """Of what follows each token, [rows, draft_vocab_size], from its state, [rows, hidden_size].
+
+        columns: Those to compute, if not all.
+        """
+        some = slice(None) if columns is None else columns
+        logits = states @ self.weights[HEAD][some].T
         if self.shape.markov_rank:
-            logits = logits + self._linear(self.weights[MARKOV_ROWS][tokens], MARKOV_HEAD)
+            logits = logits + self.weights[MARKOV_ROWS][tokens] @ self.weights[MARKOV_HEAD][some].T
         return logits
 
     def _linear(self, x: "Tensor", name: str, bias: str = "") -> "Tensor":

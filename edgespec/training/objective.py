@@ -51,6 +51,7 @@ def backward(
     after: "Tensor",
     num_steps: int,
     variation: float = 0.0,
+    num_compared: int = 0,
 ) -> float:
     """Add the gradients of a batch's loss to the weights that are trained, and return the loss.
 
@@ -61,9 +62,14 @@ def backward(
         after: The target's probabilities after each draft's first token, over the tokens that can be drafted;
             those after a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
         variation: The share of the loss that is the total variation between both, and not the cross-entropy.
+        num_compared: Of how many tokens, the likeliest of the batch, the loss is; 0 for all.
     """
     import torch
 
+    columns = None
+    if 0 < num_compared < after.shape[1]:
+        columns = after.sum(0).topk(num_compared).indices
+        after = after[:, columns] / after[:, columns].sum(-1, keepdim=True)
     numbers = np.full(batch.tokens.shape, -1)
     line, draft = np.nonzero(batch.starts >= 0)
     numbers[line, batch.starts[line, draft]] = np.arange(len(line))
@@ -79,7 +85,7 @@ def backward(
         for rows, wanted, read in zip(
             *(each.split(_CHUNK_DRAFTS) for each in (leaf, labels, tokens)), strict=True
         ):
-            logs = network.logits(rows, read).float().log_softmax(-1)
+            logs = network.logits(rows, read, columns).float().log_softmax(-1)
             loss = -share * (1 - variation) * (after[wanted] * logs).sum()
             if variation:
                 loss = loss + share * variation / 2 * (after[wanted] - logs.exp()).abs().sum()
