@@ -4,9 +4,9 @@
 
 HEAD is a head of `edgespec train SOURCE --output HEAD`, whose folder HEAD.work has the texts and states. Each
 recipe, by the fields of edgespec.training.fit.Recipe, starts from the same weights and sees each token --epochs
-times; the first row is of the weights at the start, the second of the defaults. Agreement is that on the held-out
-texts, by position: one of twelve, or all of another head's. Nothing in HEAD or HEAD.work is changed. It needs
-PyTorch, and no quiet machine.
+times; without any the defaults are run. The first row is of the weights at the start. Agreement is that on the
+held-out texts, by position: one of twelve, or all of another head's. Nothing in HEAD or HEAD.work is changed. It
+needs PyTorch, and no quiet machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft-vocab", metavar="N", type=int, default=16_384)
     parser.add_argument("--train-device", metavar="NAME", default="auto")
     options = parser.parse_args(arguments)
-    recipes = {text: parse_recipe(text, options.epochs) for text in ["", *options.recipe]}
+    recipes = {text: parse_recipe(text, options.epochs) for text in options.recipe or [""]}
     with TemporaryDirectory() as name:
         scratch = Path(name)
         folder, texts = open_folder(options.head, options.source, scratch / "head", options.draft_vocab)
@@ -103,11 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 data = with_held_out(data, *other)
             checkpoint = scratch / str(number)
             given = checkpoint, lambda best: None, options.train_device
-            trainer = Trainer(shape, data, start, *given, recipe=recipe)
             if not number:
-                print(row("at the start", trainer.compare().rates, 0.0), flush=True)
-            made = trainer.run(3600 * HOURS)
-            print(row(text, trainer.compare().rates, made.used_s), flush=True)
+                rates = Trainer(shape, data, start, *given, recipe=recipe).compare().rates
+                print(row("at the start", rates, 0.0), flush=True)
+            made = Trainer(shape, data, start, *given, recipe=recipe).run(3600 * HOURS)
+            print(row(text, made.best, made.used_s), flush=True)
 
 
 if __name__ == "__main__":

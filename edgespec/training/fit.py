@@ -88,6 +88,7 @@ class Recipe:
     rate: Of learning at first.
     sharpness: By which the target's logits are multiplied; above 1 its likeliest tokens count for more.
     num_compared: Of how many tokens, the likeliest of each batch, the loss is; 0 for all.
+    whole_texts: Train on prompts too, and not on answers alone.
     num_states, markov_rank: As HeadShape has them.
     """
 
@@ -97,6 +98,7 @@ class Recipe:
     rate: float = 1e-3
     sharpness: float = 1.0
     num_compared: int = 0
+    whole_texts: bool = False
     num_states: int = 1
     markov_rank: int = 0
 
@@ -127,6 +129,9 @@ class Trainer:
         """
         import torch
 
+        self._recipe = recipe or Recipe()
+        if self._recipe.whole_texts:
+            data = data._replace(texts=[text._replace(num_prompt=1) for text in data.texts])
         self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
         self.device = _find_device(device)
         self.progress = TrainingProgress()
@@ -142,7 +147,6 @@ class Trainer:
         self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
         self._target_head = torch.from_numpy(data.head).to(self.device)
         self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
-        self._recipe = recipe or Recipe()
         self._optimizer = torch.optim.AdamW(
             self._trained, lr=self._recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
