@@ -217,7 +217,6 @@ class Trainer:
         """Write the checkpoint."""
         progress = self.progress
         metadata = {
-            "shape": repr(self._shape),
             "num_drafts": str(progress.num_drafts),
             "used_s": str(progress.used_s),
             "best": " ".join(map(str, progress.best)),
@@ -336,7 +335,7 @@ def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[
     tensors, stated = read_tensors(path)
     if not all(np.isfinite(each).all() for each in tensors.values()):
         raise ModelError(f"{path} holds weights that are no numbers; remove it and train again")
-    if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
+    if {name: each.shape for name, each in tensors.items()} != shape.weights:
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
     is_same = stated.get("held_out") == held_out
     best = tuple(map(float, stated["best"].split())) if is_same else ()

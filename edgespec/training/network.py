@@ -83,7 +83,8 @@ class HeadShape:
 
     @property
     def num_weights(self) -> int:
-        return sum(map(prod, self.weights.values()))
+        """Those that a draft reads: of a table of tokens that is one row."""
+        return sum(prod(size) for name, size in self.weights.items() if name != MARKOV_ROWS)
 
 
 class KeysAndValues(NamedTuple):

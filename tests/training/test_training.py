@@ -223,11 +223,14 @@ def test_batches_are_halved_until_there_is_memory_for_them(
     assert found.value.exit_code == 5
 
 
-@pytest.mark.parametrize("epochs", [1.0, 3.0])
-def test_a_training_ends_when_each_token_was_seen_so_often(target: Path, tmp_path: Path, epochs: float) -> None:
-    trainer = small_trainer(target, tmp_path, Recipe(epochs=epochs))
+@pytest.mark.parametrize(("epochs", "whole"), [(1.0, False), (3.0, False), (1.0, True)])
+def test_a_training_ends_when_each_token_was_seen_so_often(
+    target: Path, tmp_path: Path, epochs: float, whole: bool
+) -> None:
+    trainer = small_trainer(target, tmp_path, Recipe(epochs=epochs, whole_texts=whole))
     trainer._num_rows = 80
-    once = 11 * 35  # answers of 36 tokens, after each of which but the last a draft begins
+    # Answers of 36 tokens behind prompts of four, after each of which but the last a draft begins.
+    once = 11 * (38 if whole else 35)
     seen = trainer.run(600.0).num_drafts
     assert epochs * once <= seen <= epochs * once + 2 * 40
     rate = trainer._optimizer.param_groups[0]["lr"]
