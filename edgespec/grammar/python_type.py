@@ -5,6 +5,7 @@ of pydantic, which are known by their own methods. Knows nothing of grammars.
 """
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +14,26 @@ import msgspec.inspect
 
 from edgespec.errors import FormatError
 from edgespec.grammar.schema import subschemas
+from edgespec.system.typed_json import explained
 
 # What msgspec reads of texts that a schema only describes.
 _PATTERNS = {
     "base64": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
     "decimal": "^-?(0|[1-9][0-9]*)(\\.[0-9]+)?$",
 }
+_ANY_OF = "which only a JSON schema with anyOf can say"
+# Why msgspec makes no schema of a type, by words of its message; where there are several, the first.
+_KINDS = (
+    ("containing a custom type", f"a union has a pydantic class beside another type than None, {_ANY_OF}"),
+    ("dict-like|dataclass|Struct|one TypedDict", f"a union has two kinds of objects, {_ANY_OF}"),
+    ("array-like", f"a union has two kinds of lists, {_ANY_OF}"),
+    ("str-like", f"a union has two kinds of texts, as which enums, dates and bytes count, {_ANY_OF}"),
+    ("int-like", f"a union has two kinds of whole numbers, as which enums count, {_ANY_OF}"),
+    ("Enums must", "an enum has values that are neither all texts nor all whole numbers"),
+    ("Literal may", "a Literal has other values than texts, whole numbers, True, False and None"),
+    ("[Tt]ype unions?", f"a union has types that JSON writes alike, {_ANY_OF}"),
+    ("is not supported", "it has a name that stands for no type"),
+)
 _JSON_PARTS = (Mapping, bool, str)  # of a schema that is no type
 
 
@@ -37,8 +52,8 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
     if isinstance(stated, (Mapping, bool)):
         return stated
     try:
-        _require_zones(stated)
         schema = type_schema(stated)
+        _require_zones(stated)
     except Exception as error:  # also names that are not defined
         raise FormatError(
             f"the schema is {reprlib.repr(stated)}, which cannot be written as a JSON schema ({error}); wanted a "
@@ -69,7 +84,8 @@ def type_schema(kind: Any) -> dict[str, Any]:
     try:
         found = msgspec.json.schema(kind, ref_template="#/$defs/{name}", schema_hook=of_pydantic)
     except Exception as error:  # pydantic has errors of its own
-        raise TypeError((str(error) or type(error).__name__).splitlines()[0]) from None
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise TypeError(next((plain for words, plain in _KINDS if re.search(words, said)), said)) from None
     return {**found, "$defs": found.get("$defs", {}) | shared} if shared else found
 
 
@@ -100,4 +116,7 @@ def read_value(stated: Any, text: str) -> Any:
         return json.loads(text)
     if hasattr(stated, "model_validate_json"):
         return stated.model_validate_json(text)
-    return msgspec.json.decode(text, type=stated, dec_hook=typed_value)
+    try:
+        return msgspec.json.decode(text, type=stated, dec_hook=typed_value)
+    except msgspec.ValidationError as error:
+        raise ValueError(explained(str(error), json.loads(text))) from None

@@ -21,16 +21,7 @@ T = TypeVar("T", bound="ModelRequest")
 # No context has room for more, so that a longer list is refused before it makes work.
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
-_MISSING = re.compile(r"object missing required field `(\w+)`$")  # of the request itself
-_TYPES = re.compile(r"expected `([^`]+)`(?:, got `\w+`)?")
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-}
+_MISSING = re.compile(r"(\w+) is missing$")  # of the request itself
 _HALF = re.compile("[\ud800-\udfff]")
 _TEXTS = ("text", "input_text", "output_text")  # types of parts
 
@@ -296,13 +287,7 @@ def parse(kind: type[T], body: bytes) -> T:
     except ValueError as error:
         if missing := _MISSING.match(str(error)):
             raise wrong(missing[1], "is missing; give it") from None
-        raise ApiError(400, _TYPES.sub(_in_words, str(error)), param=_first_name(str(error))) from None
-
-
-def _in_words(types: re.Match[str]) -> str:
-    """Types that msgspec expected, as a client's user would call them."""
-    names = [each for each in types[1].split(" | ") if each != "null"]
-    return f"wanted {' or '.join(_WORDS.get(each, each) for each in names)}"
+        raise ApiError(400, str(error), param=_first_name(str(error))) from None
 
 
 def _require_known_speculation(stated: dict[str, Any], found: SpeculationField | None) -> None:
@@ -336,7 +321,7 @@ def _half_of_pair(body: bytes) -> str | None:
 def _first_name(message: str) -> str | None:
     """The field that a message of read_as begins with."""
     name = message.partition(" ")[0].partition(".")[0].partition("[")[0].rstrip(":")
-    return name if name.isidentifier() and name not in ("object", "expected", "unknown") else None
+    return name if name.isidentifier() and name not in ("wanted", "unknown") else None
 
 
 def text_of(content: Content | None, place: str) -> str:

@@ -20,6 +20,23 @@ from edgespec.system.text_files import decode_text, read_plain
 T = TypeVar("T")
 _LARGEST_BYTES = 1 << 20  # of records
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+_TYPES = re.compile(r"expected `([^`]+)`(?:, got `\w+`)?", re.IGNORECASE)
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+# What msgspec says beside that, and how a user would say it.
+_SAYINGS = (
+    (re.compile(r"object missing required field `(\w+)`", re.IGNORECASE), r"\1 is missing"),
+    (re.compile(r"invalid (?:enum )?value .*", re.IGNORECASE), "none of the values that may stand there"),
+    (re.compile(r"invalid RFC3339 encoded (\w+)", re.IGNORECASE), r"it is no \1 as RFC 3339 writes one"),
+    (re.compile(r"of at least length (\d+), got \d+"), r"of length >= \1"),
+    (re.compile(r"of at most length (\d+), got \d+"), r"of length <= \1"),
+)
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
@@ -51,12 +68,12 @@ def read_as(kind: type[T], stated: Any) -> T:
 
     Raises:
         ValueError: Where something else is stated, what, and what was expected, such as
-            "kv_cache.head_dim is 0: expected `int` >= 1".
+            "kv_cache.head_dim is 0: wanted a whole number >= 1".
     """
     try:
         return msgspec.convert(stated, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ValueError(_explain(str(error), stated)) from None
+        raise ValueError(explained(str(error), stated)) from None
 
 
 def read_lines_as(kind: type[T], content: str) -> Iterator[T]:
@@ -89,10 +106,13 @@ def _unknown_fields(stated: Any, known: Any) -> list[str]:
     return sorted(map(ascii, stated.keys() - known.keys())) + below
 
 
-def _explain(message: str, stated: Any) -> str:
+def explained(message: str, stated: Any) -> str:
+    """The message of msgspec on a value as a user would say it, with the part of the value that it is about."""
     place = _PLACE.search(message)
     text = message[: place.start()] if place else message
-    text = text[0].lower() + text[1:]
+    text = _TYPES.sub(_in_words, text[0].lower() + text[1:])
+    for said, plain in _SAYINGS:
+        text = said.sub(plain, text)
     if not place or not place[1]:
         return text
     # [...] stands for a key that is not known here, so that the value cannot be looked up.
@@ -101,6 +121,11 @@ def _explain(message: str, stated: Any) -> str:
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place[1]):
         stated = stated[int(index)] if index else stated[name]
     return f"{place[1]} is {reprlib.repr(stated)}: {text}"
+
+
+def _in_words(types: re.Match[str]) -> str:
+    names = [each for each in types[1].split(" | ") if each != "null"]
+    return f"wanted {' or '.join(_WORDS.get(each, each) for each in names)}"
 
 
 class RecordFile(Generic[T]):

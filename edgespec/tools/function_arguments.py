@@ -10,6 +10,7 @@ import msgspec
 
 from edgespec.errors import UsageError
 from edgespec.grammar.python_type import type_schema, typed_value
+from edgespec.system.typed_json import explained
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -109,4 +110,4 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     try:
         return msgspec.convert(value, hint, strict=False, dec_hook=typed_value)
     except msgspec.ValidationError as error:
-        raise ValueError(f"the argument '{name}' is wrong: {error}") from None
+        raise ValueError(f"the argument '{name}' is wrong: {explained(str(error), value)}") from None

@@ -963,10 +963,10 @@ def test_misspelt_variable_is_reported_once(
     [
         ('{"prompt": "x"}\n{"text": "y"}', "line 2: it has neither prompt nor turns"),
         ('\n{"prompt": "x"', "line 2 is no JSON (Expecting"),
-        ("[1]", "line 1: expected `object`, got `array`"),
-        ('{"turns": []}', "line 1: turns is []: expected `array` of length >= 1"),
+        ("[1]", "line 1: wanted an object"),
+        ('{"turns": []}', "line 1: turns is []: wanted a list of length >= 1"),
         ('{"prompt": " "}', "line 1: a prompt is empty"),
-        ('{"prompt": 3}', "line 1: prompt is 3: expected `str | null`, got `int`"),
+        ('{"prompt": 3}', "line 1: prompt is 3: wanted a text"),
         ("\xff", "it is not text in UTF-8"),
     ],
 )

@@ -179,6 +179,62 @@ def test_times_without_a_zone_whose_form_no_schema_holds_are_refused(schema: Any
         read_schema(schema)
 
 
+class Mixed(enum.Enum):
+    ONE = 1
+    TWO = "two"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (River | Event, "a union has two kinds of objects, which only a JSON schema with anyOf can say"),
+        (list[River | dict[str, int]], "a union has two kinds of objects"),
+        (list[int] | set[int], "a union has two kinds of lists"),
+        (str | datetime, "a union has two kinds of texts, as which enums, dates"),
+        (Mixed, "an enum has values that are neither all texts nor all whole numbers"),
+        (Literal[1, 1.5], "a Literal has other values than texts, whole numbers"),
+    ],
+)
+def test_a_type_that_no_schema_can_say_is_refused_in_plain_words(kind: Any, said: str) -> None:
+    def store(value: Any) -> None:
+        """Store it."""
+
+    store.__annotations__["value"] = kind
+    with pytest.raises(FormatError, match=f"cannot be written as a JSON schema .{said}"):
+        read_schema(kind)
+    with pytest.raises(UsageError, match=f"has no JSON schema .{said}"):
+        schema_of(store)
+
+
+def test_a_pydantic_class_in_a_union_is_refused_in_plain_words() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model("Lake", deep=(bool, ...))
+    for union in (kind | int, list[kind | str]):
+        with pytest.raises(FormatError, match="a pydantic class beside another type than None, which only a JSON"):
+            read_schema(union)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"kind": "tall", "sea": null, "deep": true}', "kind is 'tall': none of the values that may stand there"),
+        ('{"kind": "long", "sea": null}', "deep is missing"),
+        ('{"kind": "long", "sea": null, "deep": 3}', "deep is 3: wanted true or false"),
+        ("[1]", "wanted an object"),
+    ],
+)
+def test_an_answer_of_another_type_is_refused_in_plain_words(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_value(River, text)
+    with pytest.raises(ValueError, match=f"the argument 'river' is wrong: {said}") as refused:
+        typed_arguments(_store, {"river": json.loads(text)})
+    assert "`" not in str(refused.value)
+
+
+def _store(river: River) -> None:
+    """Store it."""
+
+
 @pytest.mark.parametrize(
     "schema", [complex, object, 5, River(Kind.LONG, None, True), "River", ["a"], list[Path], ""]
 )

@@ -46,7 +46,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     [
         (b"", "is not a saved conversation"),
         (b"hello\n", "line 1 is no JSON"),
-        (b"[1]\n", "line 1: expected `object`, got `array`"),
+        (b"[1]\n", "line 1: wanted an object"),
         (b'{"a": 1}\n', "it does not begin as one"),
         (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2, and this edgespec reads 1"),
         (b"\xff\xfe\x00", "is not text in UTF-8"),

@@ -193,9 +193,9 @@ def refusal(folder: Path, kind: type[EdgeSpecError] = ModelError) -> str:
         ("model.context_length", 10**30, "context_length"),
         ("model.vocab_size", 40, "special token"),
         ("model.vocab_size", 300, "wanted float or float16"),
-        ("model.eos_token_id", ["a"], "eos_token_ids[0] is 'a': expected `int`"),
+        ("model.eos_token_id", ["a"], "eos_token_ids[0] is 'a': wanted a whole number"),
         ("model.eos_token_id", 10**9, "special token"),
-        ("model.bos_token_id", -5, "bos_token_id is -5: expected `int`"),
+        ("model.bos_token_id", -5, "bos_token_id is -5: wanted a whole number"),
         ("search", 3, "missing or damaged"),
     ],
 )

@@ -60,8 +60,8 @@ def test_a_recording_without_drafts_says_nothing_of_them() -> None:
     [
         ("", "holds no round"),
         ("round 1\n", "line 1 is no JSON"),
-        ("[1]\n", "line 1: expected `object`, got `array`"),
-        ('{"num_draft": 1}\n', "missing required field `num_accepted`"),
+        ("[1]\n", "line 1: wanted an object"),
+        ('{"num_draft": 1}\n', "num_accepted is missing"),
         ('{"num_draft": -1, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is -1: expected"),
         ('{"num_draft": 1.5, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is 1.5: expected"),
         (
@@ -75,7 +75,7 @@ def test_a_recording_without_drafts_says_nothing_of_them() -> None:
         ),
         (
             '{"num_draft": 100000, "num_accepted": 1, "draft_ms": 1, "verify_ms": 1}\n',
-            "num_draft is 100000: expected `int` <= 1024",
+            "num_draft is 100000: wanted a whole number <= 1024",
         ),
         ('{"num_draft": 1, "num_accepted": 1, "draft_ms": 1%s, "verify_ms": 1}\n' % ("0" * 400), "draft_ms is 10"),
         ("\x00\n", "line 1"),
