@@ -15,6 +15,7 @@ from edgespec import (
     ModelHome,
     Preset,
     check_preset,
+    find_thinking_switch,
     read_template,
     read_whole_model,
 )
@@ -39,7 +40,15 @@ class ServedModel:
         path = self.folder / (self.manifest.chat_template or "")
         return read_template(path) if path.is_file() else ""
 
+    def capabilities(self, template: str) -> list[str]:
+        """What it can do, as ollama's API has it, by its chat template."""
+        if self.manifest.pooling:
+            return ["embedding"]
+        found = {"completion": True, "tools": "tools" in template, "thinking": "think" in template}
+        return [name for name, can in found.items() if can]
+
     def document(self) -> dict[str, Any]:
+        template = self.chat_template()
         return {
             "id": self.name,
             "object": "model",
@@ -48,6 +57,8 @@ class ServedModel:
             "context_length": self.manifest.context_length,
             "architecture": self.manifest.architecture,
             "precision": self.manifest.precision,
+            "capabilities": self.capabilities(template),
+            "can_switch_thinking": find_thinking_switch(template) is not None,
             **({"preset_of": self.preset.model} if self.preset else {}),
         }
 

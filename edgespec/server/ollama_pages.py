@@ -163,16 +163,9 @@ def _description(model: ServedModel) -> dict[str, Any]:
             "general.basename": model.name,
             f"{family}.context_length": manifest.context_length,
         },
-        "capabilities": _capabilities(manifest, template),
+        "capabilities": model.capabilities(template),
         "modified_at": timestamp(model.created),
     }
-
-
-def _capabilities(manifest: Manifest, template: str) -> list[str]:
-    if manifest.pooling:
-        return ["embedding"]
-    found = {"completion": True, "tools": "tools" in template, "thinking": "think" in template}
-    return [name for name, can in found.items() if can]
 
 
 def _details(model: ServedModel) -> dict[str, Any]:

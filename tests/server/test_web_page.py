@@ -9,12 +9,15 @@ from typing import Any
 
 import chromium
 import pytest
-from scripted import scripted_engine
+import tiny
+from embedding_models import write_folder
+from scripted import TOOL_TEMPLATE, scripted_engine
 from served import Served, home_with, serving, table_engine
 
 from edgespec import Tool, ToolCall
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
+from edgespec.export.convert import export_model
 from edgespec.server.model_names import ModelNames
 from edgespec.server.security import parse_origins
 
@@ -215,12 +218,25 @@ def test_escape_stops_an_answer_which_stays(tiny_model: Path, tmp_path: Path) ->
 def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Path, tmp_path: Path) -> None:
     with in_browser(tiny_model, tmp_path, "<think>\nhm\n</think>\n\nyes", key="secret") as (page, _):
         page.wait_for("document.getElementById('unlock').hidden === false")
+        home = tmp_path / "home" / "models"
+        switch = {"tokenizer.chat_template": "{# enable_thinking #}" + TOOL_TEMPLATE}
+        tiny.write_gguf(tmp_path / "thinker.gguf", tiny.random_weights(), override=switch)
+        write_folder(tmp_path / "vectors", tiny.random_weights())
+        for source in ("thinker.gguf", "vectors"):
+            export_model(tmp_path / source, home / Path(source).stem, precision="fp32")
         page.evaluate("document.getElementById('key').focus()")
         page.type("secret\n")
-        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        page.wait_for("document.querySelectorAll('#model option').length === 4")
         page.evaluate("attach([new File(['a ``` b\\n'], 'notes.md'), new File(['\\0'], 'x.bin')])")
         page.wait_for("document.querySelectorAll('#files .file').length === 1")
         assert "x.bin is no text" in texts(page, "#alert")[0]
+        assert page.evaluate("$('thinking').disabled && !$('fixed').hidden"), "tiny has no switch for it"
+        assert "chat_template_kwargs" not in page.evaluate(
+            "(() => { $('thinking').value = 'on'; return request({ role: 'user', text: 'sum up' }); })()"
+        )
+        page.evaluate("$('model').value = 'thinker'; $('model').dispatchEvent(new Event('change'))")
+        assert page.evaluate("!$('thinking').disabled && $('fixed').hidden")
+        assert texts(page, "#model option:disabled") == ["vectors (gives vectors of texts)"]
         asked = page.evaluate(
             """(() => {
               document.getElementById('schema').value = '{"type": "object"}';
