@@ -1,18 +1,23 @@
 """Tools of MCP servers over HTTP: what is listed can be called, and nothing else."""
 
 import json
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 
+import psutil
 import pytest
 from served import WAIT_S, Served, home_with, serving, table_engine
 
-from edgespec import Tool, ToolCall
+from edgespec import McpServers, Tool, ToolCall
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
+from edgespec.system.command_line import join_words
 
 
 def weather(call: ToolCall) -> str:
@@ -54,6 +59,36 @@ def test_a_page_of_another_site_calls_nothing(served: Served) -> None:
     asked = {"name": "weather", "arguments": {"city": "Rome"}}
     answer = served.post("/v1/tools/call", asked, headers={"Origin": "http://other.example"})
     assert answer.status_code == 403
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp")
+def test_tools_of_a_real_mcp_server_are_served_and_one_that_hangs_ends_with_the_server(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    program = join_words([sys.executable, Path(__file__).parents[1] / "support" / "mcp_program.py"])
+    names, pid = ModelNames(home_with(tmp_path / "home", tiny=tiny_model), None), tmp_path / "pid"
+    with (
+        McpServers(program, allow="all") as servers,
+        ThreadPoolExecutor(1) as pool,
+        serving(
+            names, lambda name: table_engine(tiny_model), limits=Limits(drain_s=0.1), tools=servers.tools
+        ) as served,
+    ):
+        listed = served.client.get("/v1/tools").json()["data"]
+        assert {"add", "hang"} <= {each["function"]["name"] for each in listed}
+        given = served.post("/v1/tools/call", {"name": "add", "arguments": {"a": 2, "b": 40}, "id": "call_1"})
+        assert given.json() == {"role": "tool", "tool_call_id": "call_1", "name": "add", "content": "42"}
+        wrong = served.post("/v1/tools/call", {"name": "add", "arguments": {"a": "x"}})
+        assert wrong.json()["content"].startswith("error: ")
+        hangs = pool.submit(served.post, "/v1/tools/call", {"name": "hang", "arguments": {"path": str(pid)}})
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.02)
+        process = psutil.Process(int(pid.read_text()))
+        served.server.should_exit = True
+        assert hangs.result(WAIT_S).status_code == 503
+        servers.close()
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path: Path) -> None:

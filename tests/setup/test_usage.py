@@ -1,5 +1,9 @@
 """Counts of answers in the model home: none is lost, none is written in an answer's way."""
 
+import errno
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
@@ -78,6 +82,55 @@ def test_a_damaged_file_is_kept_and_reported_once(tmp_path: Path, content: str) 
     assert file.delete()
     counter.close()
     assert [each.answers for each in file.read().values()] == [2]
+
+
+_WRITER = """
+import sys
+from datetime import date
+from pathlib import Path
+from edgespec.setup.usage import Usage, UsageFile, UsageKey
+for _ in range(10):
+    UsageFile(Path(sys.argv[1])).add({UsageKey("2026-11-27", "m", "cpu"): Usage(answers=1)}, date(2026, 11, 27))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_write_at_once_lose_no_counts(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)]) for _ in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    assert [usage.answers for usage in UsageFile(tmp_path).read().values()] == [20]
+
+
+def test_a_full_disk_keeps_the_file_and_what_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, lines = UsageFile(tmp_path), list[str]()
+    file.add({key(): ONE}, TODAY)
+    counter = UsageCounter(file, "m", "cpu", lines.append)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for _ in range(2):
+            counter.count(ONE)
+            counter.close()
+    assert len(lines) == 1
+    assert "usage.json cannot be written (No space left on device)" in lines[0]
+    assert file.read() == {key(): ONE}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["usage.json"], "nothing is left half written"
+    counter.close()
+    assert sum(usage.answers for usage in file.read().values()) == 3
+
+
+def test_a_clock_that_goes_back_loses_no_counts(tmp_path: Path) -> None:
+    file, early = UsageFile(tmp_path), TODAY - timedelta(200)
+    for today in (early, TODAY, early, TODAY - timedelta(1)):
+        file.add({key(today): ONE}, today)
+    assert {each.day: usage.answers for each, usage in file.read().items()} == {
+        "2026-05": 2,
+        "2026-11-26": 1,
+        "2026-11-27": 1,
+    }
 
 
 def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
