@@ -100,8 +100,17 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
         session.permit = partial(user.permit, show=session.info)
-        code = _run(session, user)
+        try:
+            code = _run(session, user)
+        except KeyboardInterrupt:
+            _tell_how_to_go_on(session)
+            raise
     keep_prefix(session)
+    _tell_how_to_go_on(session)
+    return code
+
+
+def _tell_how_to_go_on(session: ChatSession) -> None:
     if session.file and session.conversation.rounds and not session.is_quiet:
         again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
         with suppress(OSError):  # the terminal is gone
@@ -109,7 +118,6 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
                 session.info("the end of this chat is not saved")
             else:
                 session.info(f"{again} goes on with this chat")
-    return code
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -213,7 +221,7 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
-    if session.last and session.last.stats and not session.is_quiet:
+    if reply.text and session.last and session.last.stats and not session.is_quiet:
         parts = format_answer(
             session.last.stats,
             session.last.finish_reason,
@@ -227,7 +235,13 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
     if ended and reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
         session.info("the model ends the answer here; nothing was added")
     if not reply.text:
-        session.info("there is no answer; /retry asks again, or send another message instead of this one")
+        reason = session.last.finish_reason if session.last else None
+        why = (
+            "stopped before the first word"
+            if reason == "cancelled"
+            else format_stop(reason) or "there is no answer"
+        )
+        session.info(f"{why}; /retry asks again, or send another message instead of this one")
 
 
 @contextmanager

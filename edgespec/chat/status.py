@@ -60,7 +60,7 @@ def reason_off(stats: Stats) -> str:
     if stats.drafter == _NOT_DRAFTING:
         return "--drafter none was chosen, or no drafter could be loaded"
     if not stats.undrafted:
-        return "the answer was too short"
+        return "the answer was too short" if stats.num_emitted else "nothing was written"
     return max(stats.undrafted, key=lambda reason: stats.undrafted[reason])
 
 

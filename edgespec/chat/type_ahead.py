@@ -15,7 +15,7 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 
-from edgespec.chat.command import is_command, is_open_block
+from edgespec.chat.command import is_open_block
 from edgespec.system.terminal import is_in_foreground
 
 _BACKGROUND_S = 0.2
@@ -51,14 +51,15 @@ class TypeAhead:
             self._thread.start()
 
     def stop(self, *, splits: bool = True) -> bool:
-        """Give what was typed to the next prompt; return whether it has an Enter, which now begins a new line.
+        """Give what was typed to the next prompt, unsent; return whether Enter was typed.
 
-        splits: Lines that are commands are messages of their own, one a prompt.
+        splits: Each line is a message of its own, one a prompt; else Enter begins a new line.
         """
         self.pause()
-        keys, self._keys = next_message(self._keys) if splits else (self._keys, [])
+        typed = self._keys
+        keys, self._keys = next_message(typed) if splits else (typed, [])
         store_typeahead(self._input, [unsent(key) for key in keys])
-        return bool(self._keys) or any(key.key == Keys.ControlM for key in keys)
+        return any(key.key == Keys.ControlM for key in typed)
 
     def pause(self) -> bool:
         """Read no more keys until start; return whether any wait."""
@@ -108,19 +109,11 @@ class TypeAhead:
 
 
 def next_message(keys: Sequence[KeyPress]) -> tuple[list[KeyPress], list[KeyPress]]:
-    """The keys of the first message, and those behind it; a typed line that is a command is its own message."""
-    start = 0  # of a line
-    ends = [i for i, key in enumerate(keys) if key.key == Keys.ControlM]
-    for end in (*ends, len(keys)):
-        if _is_typed_command(keys[start:end]) and not is_open_block(_text(keys[:start])):
-            last, following = (start - 1, start) if start else (end, end + 1)
-            return list(keys[:last]), list(keys[following:])
-        start = end + 1
-    return list(keys), []
-
-
-def _is_typed_command(line: Sequence[KeyPress]) -> bool:
-    return bool(line) and line[0].key == "/" and is_command(_text(line))
+    """The keys of the first line that was typed, and those behind its Enter. A block in quotes counts as one."""
+    for i, key in enumerate(keys):
+        if key.key == Keys.ControlM and i and not is_open_block(_text(keys[:i])):
+            return [*keys[:i]], [*keys[i + 1 :]]
+    return [*keys], []
 
 
 def _text(keys: Sequence[KeyPress]) -> str:

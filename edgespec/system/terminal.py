@@ -30,12 +30,17 @@ def restore_terminal(modes: Modes | None) -> None:
     if modes is None or not is_in_foreground():
         return
     _set(modes, termios.TCSADRAIN)
+    _tell_terminal("\x1b[0m\x1b[?25h\x1b[?2004l\n")
+
+
+def _tell_terminal(codes: str) -> None:
+    """Write codes for the terminal, if there is one that knows any."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return
     for stream in (sys.stderr, sys.stdout):
         if stream.isatty():
             with suppress(OSError):
-                stream.write("\x1b[0m\x1b[?25h\x1b[?2004l\n")
+                stream.write(codes)
                 stream.flush()
             return
 
@@ -58,7 +63,8 @@ def unseen_keys() -> Iterator[Callable[[], None]]:
     Yields a function that hides them again, for a process that was stopped: the shell sets the terminal meanwhile.
 
     Enter stays a carriage return: a prompt would take a line feed for Ctrl-J, and all that was typed for one
-    message of several lines. Line editing is off as well: Ctrl-U would delete all of these lines.
+    message of several lines. Line editing is off as well: Ctrl-U would delete all of these lines. What is pasted
+    comes in brackets.
     """
     modes = terminal_modes()
     if modes is None:  # Windows echoes only where somebody reads
@@ -76,9 +82,11 @@ def unseen_keys() -> Iterator[Callable[[], None]]:
         _set((file, silent), termios.TCSANOW)
 
     hide()
+    _tell_terminal("\x1b[?2004h")
     try:
         yield hide
     finally:
+        _tell_terminal("\x1b[?2004l")
         _set(modes, termios.TCSANOW)
 
 

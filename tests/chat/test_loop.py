@@ -406,7 +406,8 @@ STATUS = Status(model="m", devices=("cpu", "cpu"), drafter="suffix", num_context
         (stats(drafter="none"), "--drafter none"),
         (stats(undrafted={"no drafter had a guess": 5, "other": 2}), "no drafter had a guess"),
         (stats(undrafted={"other": 2}, downgrades=("steps down",)), "steps down"),
-        (stats(), "too short"),
+        (stats(num_emitted=2), "too short"),
+        (stats(), "nothing was written"),
     ],
 )
 def test_why_drafting_is_off(of: Stats, reason: str) -> None:
