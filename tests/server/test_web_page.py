@@ -181,7 +181,7 @@ def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model:
         page.wait_for("document.querySelectorAll('#model option').length === 2")
         assert page.evaluate("document.getElementById('model').value") == "other"
         page.type("<b>hi</b> <|im_end|>\n")
-        page.wait_for("document.querySelector('.note span') !== null")
+        page.wait_for("turns.length === 2 && running === null")
         for _ in range(2):
             assert texts(page, ".user") == ["<b>hi</b> <|im_end|>"]
             assert texts(page, ".assistant h3") == ["Why"]
@@ -211,6 +211,19 @@ def test_escape_stops_an_answer_which_stays(tiny_model: Path, tmp_path: Path) ->
         page.wait_for("document.getElementById('send').hidden === false")
         assert texts(page, ".note") == ["stopped"]
         assert "end" not in texts(page, ".assistant")[0]
+        assert texts(page, ".again button") == ["Continue", "Try again"]
+        length = len(texts(page, ".assistant")[0])
+        page.evaluate("document.querySelector('.again button').click()")
+        page.wait_for(f"document.querySelector('.assistant').textContent.length > {length + 20}")
+        page.press("Escape")
+        page.wait_for("running === null")
+        assert (len(texts(page, ".user")), len(texts(page, ".again"))) == (1, 1)
+        page.evaluate("document.querySelectorAll('.again button')[1].click()")
+        page.wait_for("(document.querySelector('.assistant')?.textContent ?? '').length > 20")
+        assert texts(page, ".again") == []
+        page.press("Escape")
+        page.wait_for("running === null")
+        assert page.evaluate("turns.length") == 2
 
 
 @pytest.mark.slow
@@ -230,6 +243,8 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.evaluate("attach([new File(['a ``` b\\n'], 'notes.md'), new File(['\\0'], 'x.bin')])")
         page.wait_for("document.querySelectorAll('#files .file').length === 1")
         assert "x.bin is no text" in texts(page, "#alert")[0]
+        page.evaluate("attach([new File(['%PDF-1.7'], 'x.pdf')])")
+        page.wait_for("document.getElementById('alert').textContent.includes('x.pdf is a PDF')")
         assert page.evaluate("$('thinking').disabled && !$('fixed').hidden"), "tiny has no switch for it"
         assert "chat_template_kwargs" not in page.evaluate(
             "(() => { $('thinking').value = 'on'; return request({ role: 'user', text: 'sum up' }); })()"
@@ -247,10 +262,10 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         assert asked["messages"][-1]["content"] == "notes.md:\n````\na ``` b\n````\n\nsum up"
         assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
         assert asked["chat_template_kwargs"] == {"enable_thinking": False}
-        page.evaluate("document.getElementById('temperature').value = '9'")
+        page.evaluate("document.getElementById('temperature').value = '900'")
         page.evaluate("document.getElementById('text').value = 'warm'")
         page.evaluate("document.getElementById('form').requestSubmit()")
-        page.wait_for("document.getElementById('alert').textContent.includes('no number from 0 to 2')")
+        page.wait_for("document.getElementById('alert').textContent.includes('no number from 0 to 100')")
         page.evaluate("document.getElementById('text').value = document.getElementById('temperature').value = ''")
         page.evaluate("document.getElementById('schema').value = '{'")
         page.evaluate("document.getElementById('text').focus()")
@@ -323,7 +338,7 @@ def test_the_page_fits_a_phone_and_a_window(tiny_model: Path, tmp_path: Path, wi
         page.look(width, 800, is_dark=is_dark)
         page.wait_for("document.querySelectorAll('#model option').length === 3")
         page.type("Why is the sky blue? " + "wide" * 40 + "\n")
-        page.wait_for("document.querySelector('.note span') !== null")
+        page.wait_for("turns.length === 2 && running === null")
         for part in (
             "document.documentElement.scrollWidth",
             "document.getElementById('clear').getBoundingClientRect().right",
