@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, UnsuitedModel, UsageError
+from edgespec import UnsuitedModel, UsageError
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.system.console import info
 
@@ -124,8 +124,8 @@ def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional
         metavar="MODEL",
         nargs="?" if default or is_optional else None,
         default=default,
-        help="a model folder, a .gguf file, a folder with safetensors, an id on the Hugging Face hub (org/name), "
-        f"or one of {', '.join(CATALOG)}" + _default_note(default),
+        help="a name of edgespec models list, a .gguf file, a model folder, or org/name on the Hugging Face hub"
+        + _default_note(default),
     )
 
 

@@ -80,7 +80,7 @@ def add_bench(parser: CommandParser) -> None:
             "--html",
             "--report",
         ),
-        *("--drafter", "--device", "--memory", "--offline"),
+        *("--drafter", "--device", "--memory", "--offline", "--json"),
     )
     parser.set_defaults(run=bench)
 

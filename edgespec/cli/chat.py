@@ -96,9 +96,17 @@ def add_chat(parser: CommandParser) -> None:
     add_options(parser)
     _add_files_of_passes(parser)
     parser.show_first(
-        *("--prompt", "--attach", "--continue", "--schema", "--tools", "--think", "--system", "--max-tokens"),
-        *("--temperature", "--drafter", "--device", "--memory", "--context", "--no-history", "--offline"),
-        "--stats",
+        *(
+            "--prompt",
+            "--attach",
+            "--continue",
+            "--system",
+            "--think",
+            "--temperature",
+            "--max-tokens",
+            "--schema",
+        ),
+        *("--tools", "--drafter", "--device", "--no-history", "--offline", "--json"),
     )
     parser.set_defaults(run=_chat, transcript=None)
 

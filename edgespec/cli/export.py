@@ -85,7 +85,7 @@ def add_export(parser: CommandParser) -> None:
     _add_advanced(parser)
     parser.show_first(
         *("--output", "--name", "--add-to", "--precision", "--context-length", "--adapter", "--dry-run"),
-        *("--drafter", "--device", "--drafter-device", "--offline"),
+        *("--drafter", "--device", "--drafter-device", "--offline", "--json"),
     )
     parser.set_defaults(run=_export)
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -59,6 +60,8 @@ _OTHER_FLAGS = {
     "-c": "--context",
     "--format": "--schema",
 }
+# Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
+_SHORT, _PART_END, _DEFAULT = 64, re.compile(r"(?:; |\. )(?![^(]*\))"), re.compile(r" \(default: [^)]*\)$")
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
@@ -98,7 +101,7 @@ class CommandParser(argparse.ArgumentParser):
 
     commands: "argparse._SubParsersAction[CommandParser] | None" = None
     default_command: str | None = None  # of the commands below, where none is named
-    everyday: frozenset[str] | None = None  # the flags that --help lists; None: all
+    everyday: tuple[str, ...] | None = None  # the flags that --help lists; None: all
 
     def __init__(self, **settings: Any) -> None:
         # Without abbreviations: --model would stand for --model-sampling.
@@ -115,22 +118,26 @@ class CommandParser(argparse.ArgumentParser):
         return self.commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **settings)
 
     def show_first(self, *flags: str) -> None:
-        """Let --help list these flags alone, and --help-all every one."""
-        self.everyday = frozenset((*flags, "--help", "--help-all", "--json", "--quiet", "--verbose"))
+        """Let --help list these flags alone, each in short, and --help-all every one."""
+        self.everyday = flags
         self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
 
     def format_help(self) -> str:
         if self.everyday is None:
             return super().format_help()
-        hidden = {each: each.help for each in self._actions if each.option_strings}
-        hidden = {each: text for each, text in hidden.items() if self.everyday.isdisjoint(each.option_strings)}
-        for action in hidden:
-            action.help = argparse.SUPPRESS
-        try:
-            return super().format_help()
-        finally:
-            for action, text in hidden.items():
-                action.help = text
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, ())
+        formatter.add_text(self.description)
+        flags = {flag: each for each in self._actions for flag in each.option_strings}
+        # In the order in which they are named: the most used first.
+        shown = dict.fromkeys(flags[flag] for flag in (*self.everyday, "--help-all"))
+        places = [each for each in self._actions if not each.option_strings]
+        for title, actions in (("positional arguments", places), ("options", shown)):
+            formatter.start_section(title)
+            formatter.add_arguments(map(_in_short, actions))
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def leaves(self) -> "Iterator[CommandParser]":
         """Every command that runs something, such as `models pull`."""
@@ -214,6 +221,15 @@ class _HelpAll(argparse.Action):
         parser.everyday = None
         parser.print_help()
         parser.exit()
+
+
+def _in_short(action: argparse.Action) -> argparse.Action:
+    """An argument with its default and the beginning of its help that fits a line, or the first part of that."""
+    short, text = copy(action), action.help or ""
+    if len(text) > _SHORT:
+        begin, default = _PART_END.split(text, maxsplit=1)[0], _DEFAULT.search(text)
+        short.help = begin + (default[0] if default and default[0] not in begin else "")
+    return short
 
 
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from edgespec import ModelHome
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
+def add_plan(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the target: a model, as for chat")
     add_option(parser, "drafter")
     parser.add_argument("--measure", action="store_true", help="repeat all measurements, also on separate cores")
     add_options(parser)
+    parser.show_first("--drafter", "--measure", "--device", "--drafter-device", "--memory", "--offline", "--json")
     parser.set_defaults(run=_plan)
 
 

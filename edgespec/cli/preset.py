@@ -61,6 +61,10 @@ def _add_contents(action: CommandParser) -> None:
     action.add_argument("--overwrite", action="store_true", help="replace a preset of the same name")
     for name in PRESET_OPTIONS:
         add_option(action, name)
+    action.show_first(
+        *("--from", "--file", "--system", "--temperature", "--max-tokens", "--context", "--stop", "--think"),
+        *("--schema", "--tools", "--drafter", "--overwrite"),
+    )
 
 
 def _create(options: argparse.Namespace) -> None:

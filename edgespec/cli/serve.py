@@ -36,8 +36,8 @@ def add_serve(parser: CommandParser) -> None:
     add_mcp(parser, "let clients list and run the tools of an MCP server")
     add_file(parser, "--log", "write messages to the end of FILE, and none to the terminal")
     parser.show_first(
-        *("--host", "--port", "--api-key", "--no-web", "--allow-origin", "--max-models", "--max-parallel"),
-        *("--drafter", "--device", "--memory", "--context", "--max-tokens", "--idle-timeout", "--offline"),
+        *("--host", "--port", "--api-key", "--allow-origin", "--no-web", "--max-models", "--max-parallel"),
+        *("--idle-timeout", "--max-tokens", "--drafter", "--device", "--memory", "--offline"),
     )
     parser.set_defaults(run=_serve)
 

@@ -55,6 +55,10 @@ def add_service(parser: CommandParser) -> None:
             add_model(action, is_optional=True)
             add_options(action)
             add_mcp(action, "let clients list and run the tools of an MCP server")
+            action.show_first(
+                *("--dry-run", "--host", "--port", "--api-key", "--no-web", "--max-models", "--idle-timeout"),
+                *("--drafter", "--device", "--memory"),
+            )
 
 
 def _install(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from edgespec.cli.arguments import (
     model_home,
     print_result,
 )
+from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.units import parse_bytes
@@ -29,7 +30,7 @@ _AT_ONCE = 8  # prompts that are answered at once; passes that are shared read t
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 
-def add_train(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: CommandParser) -> None:
     add_model(parser)
     parser.add_argument(
         "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"
@@ -82,6 +83,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         help="where PyTorch trains (default: cuda if there is one, else cpu)",
     )
     add_options(parser)
+    parser.show_first(
+        "--output", "--minutes", "--corpus", "--from-answers", "--disk", "--train-device", "--offline"
+    )
     parser.set_defaults(run=_train)
 
 

@@ -102,22 +102,32 @@ def test_every_line_of_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> 
     assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("command", ["chat", "serve", "bench", "export"])
+@pytest.mark.parametrize(
+    "command", ["chat", "serve", "bench", "export", "plan", "train", "preset create", "service install"]
+)
 def test_help_lists_everyday_options_and_names_the_way_to_all(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = []
     for flag in ("--help", "--help-all"):
         with pytest.raises(SystemExit) as ended:
-            main([command, flag])
+            main([*command.split(), flag])
         assert ended.value.code == 0
         flags.append({*re.findall(r"^ +(?:-\w \w+, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)})
     everyday, all_of_them = flags
     assert everyday < all_of_them
-    assert len(everyday) <= 25
+    assert len(everyday) <= 15
     parser = next(each for each in all_parsers(command_parser()) if each.prog == f"edgespec {command}")
     assert parser.everyday is not None
-    assert parser.everyday <= set(parser._option_string_actions), "each is a flag"
+    assert {*parser.everyday} <= set(parser._option_string_actions), "each is a flag"
+
+
+def test_everyday_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for parser in all_parsers(command_parser()):
+        if parser.everyday is not None:
+            options = parser.format_help().partition("\noptions:\n")[2].partition("\n\n")[0]
+            assert options.count("\n") < 20, parser.prog
 
 
 def test_help_imports_no_package_but_our_own() -> None:
