@@ -11,8 +11,7 @@ from served import serving
 from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, follow_preset, load
 from edgespec.cli.arguments import model_home
 from edgespec.cli.main import main
-from edgespec.config.modelfile import read_modelfile
-from edgespec.config.presets import PresetFolder, parse_preset
+from edgespec.config.presets import PresetFolder, parse_preset, read_modelfile
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
