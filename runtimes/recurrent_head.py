@@ -67,7 +67,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     @property
     def can(self) -> Can:
-        return Can(trees=self._has_trees, max_unread=MAX_UNREAD)
+        return Can(trees=self._has_trees, max_unread=None if self._head.reads_all else MAX_UNREAD)
 
     @property
     def cache(self) -> Cache:
@@ -134,7 +134,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     def _read_part(self, tokens: TokenIds, num_last: int) -> TokenIds:
         """A text from where it is read on, which is before the last num_last tokens."""
         skipped, first = self._features.skipped, self._features.first
-        start = max(0, len(tokens) - num_last - MAX_UNREAD)
+        start = 0 if self._head.reads_all else max(0, len(tokens) - num_last - MAX_UNREAD)
         if first < len(tokens) - num_last:
             start = max(start, first)
         is_within = not len(skipped) or len(tokens) - num_last > len(skipped)

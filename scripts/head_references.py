@@ -34,6 +34,23 @@ def open_reference(package: str, folder: Path, layers: Mapping[str, Any], lent: 
     )
 
 
+def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
+    """The model, whose frequencies of rotation are rounded once, from double precision, as those of edgespec are.
+
+    transformers takes powers in single precision. What that differs by in the last digit is 5e-4 of a logit behind
+    4,000 tokens.
+    """
+    rope = layers.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") == "default":
+        import torch
+
+        theta = {**layers, **rope}["rope_theta"]
+        size = 2 * len(model.rotary_emb.inv_freq)
+        shares = torch.arange(0, size, 2, dtype=torch.float64) / size
+        model.rotary_emb.inv_freq = (theta**-shares).float()
+    return model.eval()
+
+
 def _weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
@@ -54,7 +71,9 @@ def _of_zlab(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
 
     is_second = "conv_kernel_size" in {**layers, **layers.get("dflash_config", {})}
     kind = zlab.DFlash2DraftModel if is_second else zlab.DFlashDraftModel
-    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _exact(kind.from_pretrained(folder, dtype=torch.float32), layers)
+    for layer in model.layers:  # newer releases of transformers leave the setting out of a configuration
+        layer.self_attn.is_causal = layers.get("is_causal", layer.self_attn.is_causal)
     matrix = _weights(lent)["model.embed_tokens.weight"]
     zlab._sample_probs = lambda probs: probs.argmax(-1)  # the likeliest, as was drafted
 
@@ -89,7 +108,7 @@ def _of_deepspec(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
     defaults = {"num_anchors": 1, "markov_rank": 0, "enable_confidence_head": False}
     config = Qwen3Config(**{**defaults, **stated})
     config._attn_implementation = "eager"
-    model = Qwen3DSparkModel(config).eval()
+    model = _exact(Qwen3DSparkModel(config), layers)
     _fill(model, _weights(folder / "model.safetensors"))
 
     def rows(text: Tensor, states: Tensor, drafted: list[int]) -> tuple[Tensor, Tensor]:
@@ -191,7 +210,7 @@ def _block(stated: dict[str, Any], weights: dict[str, Tensor], layers: dict[str,
         weights = {name: _halves(name, each, layers["head_dim"]) for name, each in weights.items()}
     module, config = _config(kind, layers, len(weights["lm_head.weight"]), **stated)
     names = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
-    model = getattr(module, names[kind])(config).eval()
+    model = _exact(getattr(module, names[kind])(config), layers)
     _fill(model, weights, _OF_VERIFIER)
     calls, hidden, size = _noting(module), [], stated["block_size"]
     model.norm.register_forward_hook(lambda module, given, found: hidden.append(found))
@@ -247,7 +266,7 @@ def _eagle3(stated: dict[str, Any], weights: dict[str, Tensor], layers: dict[str
     kind = "peagle" if "mask_hidden" in weights else "eagle3"
     weights = {name.replace("midlayer.", "layers.0."): each for name, each in weights.items()}
     module, config = _config(kind, layers, len(weights["lm_head.weight"]), **stated)
-    model = getattr(module, "PEagleDraftModel" if kind == "peagle" else "Eagle3DraftModel")(config).eval()
+    model = _exact(getattr(module, "PEagleDraftModel" if kind == "peagle" else "Eagle3DraftModel")(config), layers)
     _fill(model, weights, _OF_VERIFIER)
     logits: list[Tensor] = []
     model.lm_head.register_forward_hook(lambda module, given, found: logits.append(found[0]))
@@ -281,7 +300,7 @@ def _mtp(weights: dict[str, Tensor], layers: dict[str, Any]) -> Reference:
     from speculators.convert.mtp.converter import MTPConverter
 
     module, config = _config("mtp", layers, 0)
-    model = module.MTPDraftModel(config).eval()
+    model = _exact(module.MTPDraftModel(config), layers)
     _fill(model, {MTPConverter._remap_key(name): each for name, each in weights.items()}, _OF_VERIFIER)
 
     def rows(text: Tensor, states: Tensor, drafted: list[int]) -> tuple[Tensor, Tensor]:

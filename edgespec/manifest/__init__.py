@@ -174,7 +174,7 @@ class SuggestedSampling:
 class Head:
     """A drafting head, which reads hidden states of its target beside tokens.
 
-    method: eagle3, eagle, mtp, medusa, mlp_speculator, hydra, dflash or dspark.
+    method: eagle3, eagle, mtp, assistant, medusa, mlp_speculator, hydra, dflash or dspark.
     kind: recurrent, where the state that it gives with a token is read with the next one; steps, where each token
         of a draft has a graph of its own and none attends to the text; or block, where a pass drafts a block.
     target_layers: Layers of the target whose hidden states it reads, in this order; the number of the target's
@@ -186,6 +186,7 @@ class Head:
     block_tokens: Tokens of a block, the known one included; of a recurrent head, how many it drafts in a pass.
     mask_token_id: Stands for each token that is not known yet, in heads that draft several in a pass.
     has_confidence: Each step gives the chance that its token is accepted, too.
+    reads_all: It attends to the whole text, as its target does; another recurrent head reads the end alone.
     """
 
     method: str
@@ -198,6 +199,7 @@ class Head:
     block_tokens: Size = 1
     mask_token_id: Index | None = None
     has_confidence: bool = False
+    reads_all: bool = False
 
     @property
     def graphs(self) -> tuple[str, ...]:

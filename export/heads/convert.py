@@ -170,10 +170,9 @@ def _trim(plan: HeadPlan, target: LoadedSource, trimming: Trimming) -> HeadPlan:
     """The plan with its vocabulary head trimmed to the most frequent tokens of a text, if that is asked for."""
     if trimming.num_tokens is None:
         return plan
-    if plan.tokens is not None:
-        raise UsageError(
-            f"this head's logits are trimmed already, to {len(plan.tokens)} tokens; leave out --vocab-subset"
-        )
+    if plan.tokens is not None or not plan.vocabulary_heads:
+        share = f"trimmed already, to {len(plan.tokens)} tokens" if plan.tokens is not None else "of a few tokens"
+        raise UsageError(f"this head's logits are {share}; leave out --vocab-subset")
     trimming.require_valid()
     assert trimming.corpus is not None
     heads = {role: plan.tensors[role] for role in plan.vocabulary_heads if role in plan.tensors}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from edgespec.errors import SourceError
+from edgespec.export.heads.assistant import ASSISTANT_DIALECT
 from edgespec.export.heads.dflash import BLOCK_DIALECTS
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_source import Dialect, HeadSource, is_pickle, read_head
@@ -13,6 +14,7 @@ from edgespec.export.settings import SourceSettings, read_json
 
 # In the order in which they are tried.
 DIALECTS: tuple[Dialect, ...] = (
+    ASSISTANT_DIALECT,
     *BLOCK_DIALECTS,
     *EAGLE_DIALECTS,
     HYDRA_DIALECT,
@@ -37,11 +39,6 @@ _SETTINGS_OF_HEADS = (
 def find_dialect(source: HeadSource) -> Dialect:
     """The first dialect that recognizes a head. Raises SourceError: None does."""
     found = next((dialect for dialect in DIALECTS if dialect.recognizes(source)), None)
-    if found is None and (kind := str(source.settings.get("model_type"))).endswith("_assistant"):
-        raise SourceError(
-            f"{source.path} is an assistant ({kind}), which reads the KV cache of its target; heads read hidden "
-            "states alone: draft with a smaller model of the family"
-        )
     if found is None:
         stated = source.settings.get("speculators_model_type") or ", ".join(source.architectures) or "nothing"
         raise SourceError(

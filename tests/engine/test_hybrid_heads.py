@@ -1,4 +1,4 @@
-"""An answer of a target with recurrent or convolved layers is one text with the head that is published for it."""
+"""An answer of a target whose layers differ is one text with the head that is published for it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 import tiny
 from families import FAMILIES, weights_of
 from head_answers import answers
+from made_assistants import MadeAssistant
 from tiny_blocks import specforge
 
 from edgespec import load
@@ -19,6 +20,7 @@ from edgespec.manifest import read_manifest
 
 PROMPTS = ("the in the an on er in the", "in the an")
 LAST = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight")  # of what a layer adds
+NORMS = tuple(f"post_{part}norm.weight" for part in ("attention_layer", "feedforward_layer", "per_layer_input_"))
 SHARE = 0.1  # of it that is left, so that the next token follows from the last one more often than not
 Weights = dict[str, np.ndarray]
 
@@ -66,9 +68,28 @@ def with_dspark(folder: Path, weights: Weights) -> list[str]:
     return ["--drafter", str(folder / "head")]
 
 
+def with_assistant(folder: Path, weights: Weights) -> list[str]:
+    """A Gemma 4 checkpoint, and an assistant that names what the last token alone would give."""
+    family = "gemma4-shared"
+    weights |= {name: value * SHARE for name, value in weights.items() if name.endswith(NORMS)}
+    tiny.write_huggingface(folder / "target", weights, config=FAMILIES[family]["config"])
+    made = MadeAssistant(family=family, hidden=64)
+    change = {name: np.zeros_like(value) for name, value in made.tensors().items() if name.endswith(LAST)}
+    change["pre_projection.weight"] = np.concatenate([np.eye(64), np.zeros((64, 64))], axis=1).astype(np.float32)
+    change["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+    change["model.norm.weight"] = weights["model.norm.weight"]
+    replace(made, change=change).write(folder / "head")
+    return ["--drafter", str(folder / "head")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "make", "method"), [("qwen3_5", with_mtp, "mtp"), ("lfm2", with_dspark, "dspark")]
+    ("family", "make", "method"),
+    [
+        ("qwen3_5", with_mtp, "mtp"),
+        ("lfm2", with_dspark, "dspark"),
+        ("gemma4-shared", with_assistant, "assistant"),
+    ],
 )
 def test_a_hybrid_and_its_head_write_the_targets_text(
     family: str,
@@ -89,7 +110,7 @@ def test_a_hybrid_and_its_head_write_the_targets_text(
     assert head.method == method
     plain, *_ = answers(PROMPTS, pair / "target", drafter="none", deterministic=True)
     for schedule in ("serial", "pipelined", "hedged"):
-        if (schedule, method) == ("hedged", "dspark"):
+        if schedule == "hedged" and method != "mtp":
             with pytest.raises(UsageError, match="has no tree graph"):
                 load(pair, schedule=schedule)
             continue

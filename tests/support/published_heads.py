@@ -54,7 +54,8 @@ class PublishedHead:
         end = 0
         lists: Shapes = {"d2t": (self.tokens,), "t2d": (self.target[1],)} if self.tokens else {}
         for name, shape in {**lists, **self.shapes}.items():
-            dtype, size = {"d2t": ("I64", 8), "t2d": ("BOOL", 1)}.get(name, ("BF16", 2))
+            kind = "d2t" if name.endswith("token_ordering") else name
+            dtype, size = {"d2t": ("I64", 8), "t2d": ("BOOL", 1)}.get(kind, ("BF16", 2))
             start, end = end, end + size * math.prod(shape)
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         text = json.dumps(header).encode()
@@ -65,6 +66,9 @@ class PublishedHead:
                 file.seek(self.tokens * 8, 1)
                 file.write(np.ones(self.tokens, np.uint8).tobytes())
             file.truncate(first + end)
+            if ordering := header.get("masked_embedding.token_ordering"):
+                file.seek(first + ordering["data_offsets"][0])
+                file.write(np.arange(ordering["shape"][0]).tobytes())
         return folder
 
 
@@ -79,6 +83,8 @@ def shaped(target: LoadedSource, head: PublishedHead) -> LoadedSource:
     hidden, vocab_size, num_layers = head.target
     layer, inner = target.config.layers[0], layers_of(head)
     sizes: dict[str, Any] = {"hidden_size": hidden, "vocab_size": vocab_size}
+    if "backbone_hidden_size" in head.config:
+        return _with_keys(target, head)
     if "text_config" in head.config:  # whose layers are like the target's
         rope, size = inner["rope_parameters"], inner["head_dim"]
         layer = Layer(rotary=plain_rotary(rope["rope_theta"], int(size * rope["partial_rotary_factor"])))
@@ -86,6 +92,27 @@ def shaped(target: LoadedSource, head: PublishedHead) -> LoadedSource:
     embedding = StoredTensor("embedding", Path("none"), 0, vocab_size, hidden, "BF16")
     config = replace(target.config, layers=(layer,) * num_layers, **sizes)
     return replace(target, config=config, tensors={"embedding": embedding})
+
+
+def _with_keys(target: LoadedSource, head: PublishedHead) -> LoadedSource:
+    """The target of an assistant, which reads keys of two of its layers."""
+    hidden, vocab_size, num_layers = head.target
+    inner, rotary = layers_of(head), target.config.layers[0].rotary
+    sources = dict(zip((512, None), (number + 1 for number in head.reads), strict=False))
+    kv_heads, tensors = inner["num_key_value_heads"], {"embedding": (vocab_size, hidden)}
+    each = {
+        window: Layer(rotary=rotary, sliding_window=window, num_kv_heads=kv_heads, head_dim=256 if window else 512)
+        for window in sources
+    }
+    made = [each[None if i == sources[None] else 512] for i in range(max(sources.values()) + 1)]
+    made += [replace(each[512], keys_of=sources[512])] * (num_layers - len(made))
+    for window, i in sources.items():
+        size = each[window].head_dim or 0
+        tensors |= {f"{i}.{part}": (kv_heads * size, hidden) for part in "kv"}
+        tensors |= {f"{i}.k_norm": (1, size), f"{i}.input_norm": (1, hidden)}
+    config = replace(target.config, hidden_size=hidden, vocab_size=vocab_size, layers=tuple(made), num_heads=8)
+    stored = {name: StoredTensor(name, Path("none"), 0, *shape, "BF16") for name, shape in tensors.items()}
+    return replace(target, config=config, tensors=stored)
 
 
 def layers(
@@ -240,10 +267,40 @@ def mtp(name: str, sizes: tuple[int, int, int, int], num_layers: int, **more: An
     )  # fmt: skip
 
 
+def assistant(name: str, wide: int, num_layers: int, sources: tuple[int, int], kv_heads: int) -> PublishedHead:
+    """An assistant of Gemma 4.
+
+    wide: Numbers of the target's states. sources: Its last layers that make keys, with a window and without.
+    """
+    kinds, sizes, inner = ["sliding_attention"] * 3 + ["full_attention"], (256, 256, 256, 512), 2048
+    text = {
+        "model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": inner, "num_hidden_layers": 4,
+        "layer_types": kinds, "num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 256,
+        "global_head_dim": 512, "vocab_size": GEMMA, "sliding_window": 512, "rms_norm_eps": 1e-6,
+        "num_kv_shared_layers": 4, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "text_config": text,
+        "backbone_hidden_size": wide, "use_ordered_embeddings": True, "num_centroids": 2048,
+    }  # fmt: skip
+    shapes: Shapes = {"pre_projection.weight": (256, 2 * wide), "post_projection.weight": (wide, 256)}
+    shapes |= {"model.embed_tokens.weight": (GEMMA, 256), "model.norm.weight": (256,)}
+    shapes |= {"masked_embedding.centroids.weight": (2048, 256), "masked_embedding.token_ordering": (GEMMA,)}
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    for i, size in enumerate(sizes):
+        own: Shapes = {"self_attn.q_proj.weight": (4 * size, 256), "self_attn.o_proj.weight": (256, 4 * size)}
+        own |= {"self_attn.q_norm.weight": (size,), "layer_scalar": (1,), "mlp.down_proj.weight": (256, inner)}
+        own |= {f"mlp.{part}_proj.weight": (inner, 256) for part in ("gate", "up")}
+        own |= {f"{norm}_layernorm.weight": (256,) for norm in norms}
+        shapes |= {f"model.layers.{i}.{part}": shape for part, shape in own.items()}
+    reads = (*(source - 1 for source in sources), num_layers)
+    return PublishedHead(name=name, config=config, shapes=shapes, target=(wide, GEMMA, num_layers), reads=reads)
+
+
 QWEN3_4B, QWEN3_8B = (2560, 9728, 32, 8, 128, 5), (4096, 12288, 32, 8, 128, 5)
 QWEN36_27B, QWEN36_35B = (5120, 17408, 32, 8, 128, 5), (2048, 6144, 32, 8, 128, 6)
 LFM25 = (2048, 6144, 32, 8, 64, 5)
-QWEN, QWEN36 = 151936, 248320
+QWEN, QWEN36, GEMMA = 151936, 248320, 262144
 FIVE, EIGHT = (1, 9, 17, 25, 33), (1, 6, 11, 16, 22, 27, 32, 37)
 ZLAB: dict[str, Any] = {"architectures": ["DFlashDraftModel"]}
 SECOND: dict[str, Any] = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
@@ -595,19 +652,5 @@ def published() -> Iterator[PublishedHead]:
         settings={"architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 512},
         refusal="latent attention",
     )
-    yield PublishedHead(
-        name="google/gemma-4-E2B-it-assistant",
-        target=(1536, 262144, 35),
-        refusal="KV cache of its target",
-        config={
-            "architectures": ["Gemma4AssistantForCausalLM"],
-            "model_type": "gemma4_assistant",
-            "backbone_hidden_size": 1536,
-            "use_ordered_embeddings": True,
-        },
-        shapes={
-            "pre_projection.weight": (256, 3072),
-            "post_projection.weight": (1536, 256),
-            "model.embed_tokens.weight": (262144, 256),
-        },
-    )
+    yield assistant("google/gemma-4-E2B-it-assistant", 1536, 35, (13, 14), 1)
+    yield assistant("google/gemma-4-E4B-it-assistant", 2560, 42, (22, 23), 2)
