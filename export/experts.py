@@ -7,6 +7,9 @@ The kernels are given routes, pairs of a token and an expert, instead of tokens,
 the CPU they add the experts of a token in an order that depends on the other tokens of the pass, QMoE normalises
 the weights of the chosen experts whether it is told to or not, and both have another product for one row, or the
 last of an odd number. So an expert that has an odd number of routes gets one more, which nobody reads.
+
+In the gpu form they are given tokens, since routes cost a GPU some fifteen kernels a layer. They choose by scores
+from which their softmax makes the weights of the experts, and experts that may not be chosen score very low.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +30,8 @@ from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
-_BOOL = int(ir.DataType.BOOL)
+_BOOL, _FLOAT, _HALF = (int(kind) for kind in (ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.FLOAT16))
+_CUDA_BLOCK = 64  # CUDA's kernel takes blocks of 64 and 128 weights on every card
 
 Expert = tuple[StoredTensor, ...]
 """Matrices of one expert that are interleaved: gate and up, or down alone."""
@@ -45,6 +49,7 @@ class ExpertsWriter:
 
     def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule, gate_limit: GateLimit | None) -> None:
         self._nodes, self._weights, self._rule, self._gate_limit = nodes, weights, rule, gate_limit
+        self._floats = np.float16 if rule.is_half else np.float32
 
     def __call__(
         self,
@@ -62,6 +67,8 @@ class ExpertsWriter:
             stacks: Of each expert gate and up, and of each expert down.
             choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
         """
+        if not self._rule.has_fused_products:
+            return self._mixed(name, x, router_logits, routing, stacks, choice)
         op, constant, hidden = self._nodes.op, self._nodes.constant, stacks[0].matrices[0][0].columns
         shares, experts = self._choose(router_logits, routing, choice)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
@@ -88,6 +95,38 @@ class ExpertsWriter:
         )
         return op("Unsqueeze", op("ReduceSum", weighted, axis_1, keepdims=0), axis_0)
 
+    def _mixed(
+        self,
+        name: str,
+        x: ir.Value,
+        router_logits: ir.Value,
+        routing: Routing,
+        stacks: Sequence[ExpertStack],
+        choice: ir.Value | None,
+    ) -> ir.Value:
+        """The output of a kernel that chooses and adds up itself, in the form that WebGPU and CUDA take."""
+        op, constant, last = self._nodes.op, self._nodes.constant, np.array([-1])
+        logits = op("Cast", router_logits, to=_FLOAT) if self._rule.is_half else router_logits
+        shares = op("Sigmoid", logits) if routing.is_sigmoid else op("Softmax", logits, axis=-1)
+        kept, scores = shares, op("Log", shares)
+        if choice is not None or routing.num_used_groups < routing.num_groups:
+            judged = shares if choice is None else op("Add", shares, choice)
+            judged = self._within_groups(judged, routing)
+            largest = self._largest("num_used", judged, routing.num_used)
+            least = op("Gather", largest, constant("last_used", np.array([routing.num_used - 1])), axis=1)
+            is_chosen = op("GreaterOrEqual", judged, least)
+            scores = op("Where", is_chosen, scores, constant("unchosen", np.array(-1e4, np.float32)))
+            kept = op("Where", is_chosen, shares, constant("no_share", np.array(0, np.float32)))
+        scores = op("Cast", scores, to=_HALF) if self._rule.is_half else scores
+        mixed = self._experts(name, x, scores, stacks, routing.num_used)
+        scale = constant("routed_scale", np.array(routing.scale, np.float32))
+        if not routing.is_normalized:
+            total = op("ReduceSum", self._largest("num_used", kept, routing.num_used), constant("last", last))
+            scale = op("Mul", total, scale)
+        elif routing.scale == 1:
+            return mixed
+        return op("Mul", mixed, op("Cast", scale, to=_HALF) if self._rule.is_half else scale)
+
     def _choose(
         self, router_logits: ir.Value, routing: Routing, choice: ir.Value | None
     ) -> tuple[ir.Value, ir.Value]:
@@ -98,8 +137,7 @@ class ExpertsWriter:
         elif choice is not None or not routing.is_normalized:
             shares = op("Softmax", router_logits, axis=-1)
         judged = router_logits if choice is None or shares is None else op("Add", shares, choice)
-        if routing.num_used_groups < routing.num_groups:
-            judged = self._within_groups(judged, routing)
+        judged = self._within_groups(judged, routing)
         outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
         largest, chosen = self._nodes.node(
             "TopK",
@@ -117,6 +155,8 @@ class ExpertsWriter:
 
     def _within_groups(self, judged: ir.Value, routing: Routing) -> ir.Value:
         """The scores of experts in the best groups, by the sum of their best two, and -inf for the others."""
+        if routing.num_used_groups == routing.num_groups:
+            return judged
         op, constant, last = self._nodes.op, self._nodes.constant, np.array([-1])
         size = routing.num_experts // routing.num_groups
         groups = op("Reshape", judged, constant("groups", np.array([-1, routing.num_groups, size])))
@@ -139,24 +179,30 @@ class ExpertsWriter:
         outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]
         return self._nodes.node("TopK", [x, self._nodes.constant(name, np.array([count]))], outputs)[0]
 
-    def _experts(self, name: str, x: ir.Value, routes: ir.Value, stacks: Sequence[ExpertStack]) -> ir.Value:
-        """The output of one expert for each row, [num_routes, hidden_size].
+    def _experts(
+        self, name: str, x: ir.Value, scores: ir.Value, stacks: Sequence[ExpertStack], num_used: int = 1
+    ) -> ir.Value:
+        """The output of the num_used best experts for each row, as x is.
 
         Args:
-            routes: [num_routes, num_experts], 1 for the expert of the row and 0 for the others.
+            scores: Of the experts for each row; of routes 1 for the expert of the row and 0 for the others.
         """
-        attributes: dict[str, Any] = {"k": 1, "normalize_routing_weights": 1, **self._activation()}
+        attributes: dict[str, Any] = {"k": num_used, "normalize_routing_weights": 1, **self._activation()}
         names, matrices = (f"{name}.gate_up", f"{name}.down"), [stack.matrices for stack in stacks]
         bias, other = (self._write_biases(own, stack.biases) for own, stack in zip(names, stacks, strict=True))
         if self._rule.form(matrices[0][0][0]).bits is None:
             floats = [self._write_floats(*each) for each in zip(names, matrices, strict=True)]
             ends = (floats[1], other) if other else (floats[1],)
-            return self._nodes.op("MoE", x, routes, floats[0], bias, *ends, **attributes)
+            return self._nodes.op("MoE", x, scores, floats[0], bias, *ends, **attributes)
         size = self._block_size(matrices)
         forms = [self._form(experts, size) for experts in matrices]
+        if not self._rule.has_fused_products:
+            # WebGPU has one number of bits for both; CUDA lays matrices out by itself only if it is told to.
+            forms = forms if forms[0].bits == forms[1].bits else [Form(8, size, rounding="symmetric")] * 2
+            attributes["weights_prepacked"] = 0
         packed = [self._pack(*each) for each in zip(names, matrices, forms, strict=True)]
         (*first, zeros), (*second, more) = packed
-        inputs = [x, routes, *first, bias, *second, other, None, None, None, zeros, more]
+        inputs = [x, scores, *first, bias, *second, other, None, None, None, zeros, more]
         while inputs[-1] is None:
             inputs.pop()
         return self._nodes.op(
@@ -181,12 +227,15 @@ class ExpertsWriter:
         if not biases:
             return None
         rows = np.stack([np.stack([part.vector() for part in expert], axis=1).reshape(-1) for expert in biases])
+        rows = rows.astype(self._floats)
         return self._weights.append(f"{name}.bias", [rows], rows.shape)
 
     def _block_size(self, matrices: Sequence[Sequence[Expert]]) -> int:
         """The one block size of both matrices: as asked for if they are rounded, and dividing their columns."""
         columns = [experts[0][0].columns for experts in matrices]
         largest = self._rule.block_size if self._rule.precision in BITS else BLOCK_SIZES[0]
+        if not self._rule.has_fused_products and self._rule.precision in BITS:
+            largest = max(largest, _CUDA_BLOCK)
         fitting = (size for size in BLOCK_SIZES if size <= largest and not any(each % size for each in columns))
         if (size := max(fitting, default=None)) is None:
             raise SourceError(
@@ -203,6 +252,8 @@ class ExpertsWriter:
         rounded = Form(bits or 8, size, rounding="symmetric")
         if stored is None or len(storages) > 1 or stored.has_offsets or bits not in (None, stored.bits):
             return rounded
+        if stored.has_zero_points and not self._rule.has_fused_products:  # which WebGPU's kernel does not take
+            return rounded
         # Blocks of Q6_K are joined, and longer ones than the kernel's are cut.
         if stored.block_size % size and not (storages == {"Q6_K"} and size == BLOCK_SIZES[0]):
             return rounded
@@ -216,7 +267,7 @@ class ExpertsWriter:
             for parts in zip(*(read_floats(storage, tensor) for tensor in expert), strict=True)
         )
         matrix = self._weights.append(name, parts, _shape(experts), DATA_TYPES[storage])
-        return matrix if storage == "F32" else self._nodes.op("Cast", matrix, to=int(ir.DataType.FLOAT))
+        return matrix if storage == self._rule.storage else self._nodes.op("Cast", matrix, to=_FLOAT)
 
     def _pack(
         self, name: str, experts: Sequence[Expert], form: Form
@@ -235,7 +286,7 @@ class ExpertsWriter:
                     if form.has_zero_points:
                         points = [pack(part.zero_points, bits) for part in parts if part.zero_points is not None]
                         zeros.append(_interleave(points))
-                    scales.append(_interleave([part.scales for part in parts]))
+                    scales.append(_interleave([part.scales for part in parts]).astype(self._floats))
                     yield _interleave([pack(part.levels, bits).reshape(len(part.levels), -1) for part in parts])
 
         count, rows, columns = _shape(experts)

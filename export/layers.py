@@ -342,7 +342,10 @@ class LayerWriter:
             router = self.op("Add", router, self.vector(f"{i}.router_bias"))
         flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
         stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
-        choice = self.vector(f"{i}.router_choice") if f"{i}.router_choice" in self.tensors else None
+        choice = None
+        if (role := f"{i}.router_choice") in self.tensors:  # floats, as the shares are that it is added to
+            added = self.tensors[role].vector()
+            choice = self.weights.append(role, [added], added.shape)
         return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks, choice)
 
     def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:

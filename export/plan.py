@@ -150,7 +150,7 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
     """
     config, form, trimming = loaded.config, options.form, options.trimming
     _require_heads(loaded.source.name, config, form)
-    trimming.layers(config.num_layers)
+    kept = trimming.layers(config.num_layers)
     if trimming.num_tokens:
         require_head_size(trimming.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
     require_layers(options.hidden_layers, config.num_layers + 1)  # the last is the state after the final norm
@@ -159,23 +159,12 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
             f"{loaded.source.name} gives vectors of texts, which are made of hidden states, and the npu form "
             "gives none; use --device cpu or gpu"
         )
-    if config.routing is not None and form != "cpu":
-        raise DeviceUnavailable(
-            f"{config.architecture} has a mixture of experts, which is exported for the CPU only: kernels of GPUs "
-            "and NPUs take its weights in other layouts, or not at all; use --device cpu, or --drafter-device cpu "
-            "for a drafter"
-        )
-    if config.sharing_layers or config.other_heads or config.layer_input_size:
-        _require_own_keys(config, form, trimming.layers(config.num_layers))
-    if config.is_mixed:
-        if form == "npu" or (form == "gpu" and config.recurrence):
-            raise DeviceUnavailable(
-                f"{config.architecture} has layers without attention, which are exported for the CPU only; use "
-                "--device cpu, or --drafter-device cpu for a drafter"
-            )
-        kept = trimming.layers(config.num_layers)
-        if kept and not any(config.layers[i].attends for i in kept):
-            raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
+    _require_layers(config, form)
+    for i in kept or ():
+        if (source := config.layers[i].keys_of) is not None and source not in (kept or ()):
+            raise UsageError(f"layer {i} reads the keys and values of layer {source}; keep that one too")
+    if kept and not any(config.layers[i].attends for i in kept):
+        raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
     is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise DeviceUnavailable(
@@ -185,19 +174,21 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
         )
 
 
-def _require_own_keys(config: DecoderConfig, form: str, kept: tuple[int, ...] | None) -> None:
-    """Refuse another form than the CPU's, and layers that read those that are not kept.
-
-    Raises DeviceUnavailable or UsageError.
-    """
-    if form != "cpu":
+def _require_layers(config: DecoderConfig, form: str) -> None:
+    """Raises DeviceUnavailable: The model has layers that devices of the form do not run."""
+    found = {
+        "experts": config.routing is not None and form == "npu",
+        "layers of different heads": config.sharing_layers or config.other_heads or config.layer_input_size,
+        "recurrent layers": config.recurrence,
+        "layers without attention": config.is_mixed and form == "npu",
+    }
+    named = next((what for what, is_there in found.items() if is_there), None)
+    if named and form != "cpu":
+        others, serving = ("NPUs", "cpu or gpu") if form == "npu" else ("GPUs", "cpu")
         raise DeviceUnavailable(
-            f"{config.architecture} has layers of different heads, which are exported for the CPU only; use "
-            "--device cpu, or --drafter-device cpu for a drafter"
+            f"{config.architecture} has {named}, which are not exported for {others}; use --device {serving}, or "
+            "--drafter-device cpu for a drafter"
         )
-    for i in kept or ():
-        if (source := config.layers[i].keys_of) is not None and source not in (kept or ()):
-            raise UsageError(f"layer {i} reads the keys and values of layer {source}; keep that one too")
 
 
 def _require_heads(name: str, config: DecoderConfig, form: str) -> None:

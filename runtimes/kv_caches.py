@@ -344,7 +344,7 @@ def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device:
     if manifest.kv_cache.form == "shared_buffer":
         if manifest.kv_cache.recurrence and device.memory != "cpu":
             raise DeviceUnavailable(
-                f"{manifest.name} has layers without attention, which run on the CPU, not on '{device.name}'; use "
+                f"{manifest.name} has recurrent layers, which run on the CPU, not on '{device.name}'; use "
                 "--device cpu",
                 device=device.name,
             )

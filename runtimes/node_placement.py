@@ -8,8 +8,9 @@ from edgespec.runtimes.devices import Device
 
 # What a pass spends its time on. Lengths and shapes may be counted on the CPU beside any provider.
 _HEAVY = frozenset({
-    "Attention", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention",
-    "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
+    "Attention", "FusedMatMul", "Gemm", "GroupQueryAttention", "LinearAttention", "MatMul", "MatMulNBits", "MoE",
+    "MultiHeadAttention", "QMoE", "RotaryEmbedding", "SimplifiedLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "Softmax",
 })  # fmt: skip
 _FEW = 4  # nodes of a kind that count lengths
 _FIX = "use --device cpu"
@@ -46,9 +47,10 @@ def require_placement(placement: NodePlacement, device: Device, what: str) -> No
         stray = Counter({kind: num for kind, num in kinds.items() if kind in _HEAVY})
         if stray and provider != device.provider:
             named = ", ".join(f"{num} {kind}" for kind, num in stray.most_common(3))
+            fix = f"export it in int4 or int8, or {_FIX}" if "MoE" in stray else _FIX
             raise DeviceUnavailable(
                 f"only a part of {what} would run on {device.provider}, which has no kernel here for {named}: "
-                f"{provider} would run these; {_FIX}",
+                f"{provider} would run these; {fix}",
                 device=device.name,
             )
 

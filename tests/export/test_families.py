@@ -37,8 +37,9 @@ from edgespec.runtimes.onnx import OnnxDecoder
 pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
-def largest_difference(source: Path, output: Path, family: str) -> float:
-    manifest = export_model(source, output, precision="fp32", context_length=CONTEXT_LENGTHS.get(family))
+def largest_difference(source: Path, output: Path, family: str, form: str = "cpu") -> float:
+    context_length = CONTEXT_LENGTHS.get(family)
+    manifest = export_model(source, output, precision="fp32", context_length=context_length, form=form)
     decoder = OnnxDecoder(output, manifest, find_device("cpu"))
     wanted = LOGITS[family]
     decoder.logits(TOKENS[:23], 1)  # the rest goes on from a cache
@@ -55,6 +56,16 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
     texts = written.pop("edgespec.json") + written.pop("README.md")
     assert texts < OTHER_BYTES
     assert plan.write_bytes == sum(written.values()) + OTHER_BYTES
+
+
+# Those whose gpu form differs from the cpu form by more than types and fused products.
+ON_GPUS = ("mixtral", "olmoe", "qwen2_moe", "gpt_oss-limit", "ernie4_5_moe", "lfm2_moe", "glm4_moe", "minimax_m2")
+
+
+@pytest.mark.parametrize("family", ON_GPUS)
+def test_graph_for_a_gpu_gives_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
+    source = write_source(tmp_path, family, "huggingface")
+    assert largest_difference(source, tmp_path / "out", family, "gpu") < 1e-4
 
 
 OLD_CONFIGS = {  # as the models' own folders have them, without what transformers takes for granted
@@ -147,12 +158,18 @@ def test_experts_keep_the_blocks_that_the_kernel_takes(tmp_path: Path, storage: 
         assert nodes["QMoE"].attributes["expert_weight_bits"].as_int() == bits
 
 
-@pytest.mark.parametrize("form", ["gpu", "npu"])
-def test_mixture_of_experts_is_refused_for_other_devices(tmp_path: Path, form: str) -> None:
-    with pytest.raises(
-        DeviceUnavailable, match=r"exported for the CPU only.*use device='cpu', or drafter_device='cpu'"
-    ):
-        export_model(write_source(tmp_path, "olmoe", "gguf"), tmp_path / "out", form=form)
+@pytest.mark.parametrize(
+    ("family", "form", "words"),
+    [
+        ("olmoe", "npu", "experts, which are not exported for NPUs"),
+        ("lfm2", "npu", "layers without attention, which are not exported for NPUs"),
+        ("gemma4", "gpu", "layers of different heads, which are not exported for GPUs"),
+        ("qwen3_5", "gpu", "recurrent layers, which are not exported for GPUs"),
+    ],
+)
+def test_devices_are_refused_what_they_do_not_run(tmp_path: Path, family: str, form: str, words: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"has {words}; use device='cpu'"):
+        export_model(write_source(tmp_path, family, "huggingface"), tmp_path / "out", form=form)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from calls import decoder
 from families import FAMILIES, weights_of
 
 from edgespec import load
-from edgespec.errors import DeviceUnavailable, ManifestError, UsageError
+from edgespec.errors import ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
 from edgespec.manifest import parse_manifest, read_manifest
@@ -89,15 +89,6 @@ def test_embeddings_of_layers_count_as_read_by_rows(tmp_path: Path, precision: s
     )
     assert held.weights_bytes <= all_read.weights_bytes - manifest.gathered_bytes
     assert held.address_bytes < all_read.address_bytes or precision == "fp32"
-
-
-def test_other_devices_are_refused(tmp_path: Path) -> None:
-    tiny.write_huggingface(tmp_path / "hf", weights_of("gemma4"), config=FAMILIES["gemma4"]["config"])
-    for form in ("gpu", "npu"):
-        with pytest.raises(
-            DeviceUnavailable, match="layers of different heads, which are exported for the CPU only"
-        ):
-            export_model(tmp_path / "hf", tmp_path / "out", form=form)
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(sharing_model: Path) -> None:
