@@ -17,7 +17,7 @@ from edgespec.memory.free_memory import free_memory
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Ranking
 from edgespec.setup.drafter_search import rank_drafters
-from edgespec.setup.drafting_target import find_target
+from edgespec.setup.drafting_target import DraftingTarget
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import weigh_models
 from edgespec.setup.open_model import ModelFolder, read_folder, require_whole_model
@@ -159,8 +159,9 @@ def rank_for_placement(
         named: Drafter models that the user has named, by their words of --drafter.
     """
     flags = {option: name for option, name in devices.items() if name.lower() != "auto"}
-    target = find_target(home, model, folder, placement, partial(free_memory, memory_limit), flags)
-    return rank_drafters(target, home, _find_pairs(home, model), named or {})
+    free = partial(free_memory, memory_limit)
+    target = DraftingTarget(home=home, model=model, folder=folder, placement=placement, free=free, devices=flags)
+    return rank_drafters(target, _find_pairs(home, model), named or {})
 
 
 def _find_pairs(home: ModelHome, model: str) -> Iterator[Path]:

@@ -27,8 +27,7 @@ from edgespec.setup.drafting_target import (
     no_evidence,
     published_name,
 )
-from edgespec.setup.foresee import ModelSize, file_bytes, foresee_model
-from edgespec.setup.home import ModelHome
+from edgespec.setup.foresee import file_bytes, foresee_model
 from edgespec.setup.measured_placements import known_layout
 from edgespec.setup.open_model import ModelFolder, known_stats, self_drafter, weights_bytes, weights_size
 from edgespec.setup.pair import DRAFTER, TARGET, read_pair
@@ -73,12 +72,10 @@ def describe_pair(folder: Path, target: DraftingTarget) -> tuple[PossibleDrafter
         if paths[0] is None or paths[1] is None:
             return None
         own, drafter = (ModelFolder(path, read_manifest(path)) for path in paths if path)
-        source = own.manifest.source
-        if target.names.isdisjoint(plain_name(name) for name in (source.name, source.repository) if name):
+        within = replace(target, model=str(folder), folder=own, placement=settle_mode(own, placement)[0])
+        if target.names.isdisjoint(within.names):
             return None
-        size, placement = ModelSize(own.manifest, weights_bytes(own)), settle_mode(own, placement)[0]
-        within = replace(target, model=str(folder), folder=own, size=size, placement=placement)
-        check = evidence_of_check(pair, (own, drafter), placement)
+        check = evidence_of_check(pair, (own, drafter), within.placement)
         return replace(describe_prepared(within, drafter, check), use=chat_in(str(folder), target)), drafter
     return None
 
@@ -158,11 +155,11 @@ def smaller_of_family(names: frozenset[str]) -> set[str]:
     }
 
 
-def describe_listed(target: DraftingTarget, home: ModelHome, name: str) -> PossibleDrafter:
+def describe_listed(target: DraftingTarget, name: str) -> PossibleDrafter:
     """A model of the catalogue that is not prepared."""
     entry = CATALOG[name]
     where = target.placement.drafter_device
-    manifest, num_bytes = foresee_model(home, name, where.form, nvidia_bytes(where.name))
+    manifest, num_bytes = foresee_model(target.home, name, where.form, nvidia_bytes(where.name))
     memory_bytes, obstacle = target.memory_of(manifest, num_bytes)
     on = {"device": device} if (device := target.devices.get("drafter-device")) else {}
     return PossibleDrafter(
@@ -289,9 +286,7 @@ def _with_layers(manifest: Manifest, num_layers: int) -> Manifest:
     return replace(manifest, kv_cache=kv_cache, tree_graph=None, hidden_layers=())
 
 
-def rank_drafters(
-    target: DraftingTarget, home: ModelHome, pairs: Iterable[Path], named: Mapping[str, ModelFolder]
-) -> Ranking:
+def rank_drafters(target: DraftingTarget, pairs: Iterable[Path], named: Mapping[str, ModelFolder]) -> Ranking:
     """Rank what drafts from the text, models, heads and the target's own layers.
 
     Args:
@@ -304,7 +299,7 @@ def rank_drafters(
         if (pair := describe_pair(folder, target)) is not None:
             found.append(pair[0])
             paired.append(pair[1])
-    found += [*_find_models(target, home, paired, named), *_find_known(target, paired)]
+    found += [*_find_models(target, paired, named), *_find_known(target, paired)]
     return Ranking(
         model=target.model,
         target=target.folder.manifest.name if target.folder else target.model,
@@ -316,14 +311,14 @@ def rank_drafters(
 
 
 def _find_models(
-    target: DraftingTarget, home: ModelHome, paired: Iterable[ModelFolder], named: Mapping[str, ModelFolder]
+    target: DraftingTarget, paired: Iterable[ModelFolder], named: Mapping[str, ModelFolder]
 ) -> Iterator[PossibleDrafter]:
     """Models of this machine, and smaller ones of the catalogue; paired: Drafters that are in pairs already."""
     form, family = target.placement.drafter_device.form, smaller_of_family(target.names)
-    prepared = {name: path for name in sorted(family) if (path := home.find(name, form)) is not None}
+    prepared = {name: path for name in sorted(family) if (path := target.home.find(name, form)) is not None}
     chosen = {name: model for name, path in prepared.items() if (model := read_model(path)) is not None}
     found = {model.folder: (word, model) for word, model in {**chosen, **named}.items()}
-    for path in sorted(home.models.glob("[!.]*")):
+    for path in sorted(target.home.models.glob("[!.]*")):
         if path not in found and (drafter := read_model(path)) is not None and _suits(target, drafter):
             found[path] = (path.name, drafter)
     left_out = {drafter.folder for drafter in paired} | ({target.folder.folder} if target.folder else set())
@@ -331,7 +326,7 @@ def _find_models(
         if path not in left_out:
             yield replace(describe_prepared(target, model), use=chat_with(target, f"auto+{word}"))
     for name in sorted(family - chosen.keys()):
-        yield describe_listed(target, home, name)
+        yield describe_listed(target, name)
 
 
 def _find_known(target: DraftingTarget, paired: Iterable[ModelFolder]) -> Iterator[PossibleDrafter]:

@@ -149,25 +149,54 @@ def _of_entry(home: ModelHome, entry: CatalogEntry, asked: str | None) -> Export
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingTarget:
-    """A target on its device.
+    """A target on its device, which is described without a download.
 
     model: As commands name it.
-    names: Plain names of the model that it is.
-    source: What it would be exported from again; None where nothing says that.
     folder: Where it is prepared; None where it is not.
-    size: As prepared or foreseen; None where only a download would tell.
-    memory: What is free where target and drafter have their memory.
+    free: Reads the free memory of the host.
     devices: Options of commands that name the devices.
     """
 
+    home: ModelHome
     model: str
-    names: frozenset[str]
-    source: ExportSource | None
     folder: ModelFolder | None
-    size: ModelSize | None
     placement: Placement
-    memory: MemoryReading
+    free: ReadFreeMemory
     devices: Mapping[str, str]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Plain names of the model that it is."""
+        if self.folder is None:
+            name, _ = split_precision(self.model)
+            return frozenset({plain_name(published_name(CATALOG[name]) if name in CATALOG else name)})
+        source = self.folder.manifest.source
+        return frozenset(plain_name(name) for name in (source.name, source.repository) if name)
+
+    @cached_property
+    def source(self) -> ExportSource | None:
+        """The source that it would be exported from again; None where nothing says that."""
+        return find_export_source(self.home, self.model, self.folder.manifest if self.folder else None)
+
+    @cached_property
+    def size(self) -> ModelSize | None:
+        """Its size as prepared or foreseen; None where only a download would tell.
+
+        Raises ModelError: Its source on this machine is damaged or unsupported.
+        """
+        if self.folder is not None:
+            return ModelSize(self.folder.manifest, weights_bytes(self.folder))
+        model, (name, asked) = self.model, split_precision(self.model)
+        if name not in CATALOG and not Path(name).expanduser().exists():
+            return None
+        if asked == "source" and name in CATALOG and isinstance(CATALOG[name].source, HubRepository):
+            model = f"{name}:fp16"  # the usual precision of repositories
+        return foresee_model(self.home, model, self.placement.device.form)
+
+    @cached_property
+    def memory(self) -> MemoryReading:
+        """The memory that is free where target and drafter have theirs."""
+        return read_memory(self.placement, self.free, lambda line: None)
 
     @property
     def short_name(self) -> str:
@@ -221,54 +250,9 @@ class DraftingTarget:
         return shortage(sum_bytes([own, needed]), rooms, num_tokens)
 
 
-def find_target(
-    home: ModelHome,
-    model: str,
-    folder: ModelFolder | None,
-    placement: Placement,
-    free: ReadFreeMemory,
-    devices: Mapping[str, str],
-) -> DraftingTarget:
-    """Describe a target without a download; arguments as the fields of DraftingTarget.
-
-    free: Reads the free memory of the host.
-
-    Raises ModelError: Its source on this machine is damaged or unsupported.
-    """
-    return DraftingTarget(
-        model=model,
-        names=frozenset(map(plain_name, _names(model, folder))),
-        source=find_export_source(home, model, folder.manifest if folder else None),
-        folder=folder,
-        size=_size(home, model, folder, placement.device.form),
-        placement=placement,
-        memory=read_memory(placement, free, lambda line: None),
-        devices=devices,
-    )
-
-
-def _names(model: str, folder: ModelFolder | None) -> list[str]:
-    if folder is not None:
-        source = folder.manifest.source
-        return [source.name, *([source.repository] if source.repository else [])]
-    name, _ = split_precision(model)
-    return [published_name(CATALOG[name]) if name in CATALOG else name]
-
-
 def published_name(entry: CatalogEntry) -> str:
     """The file or the repository of a model of the catalogue, which may have a shorter name there."""
     return entry.source.file if isinstance(entry.source, CatalogFile) else entry.source.repository
-
-
-def _size(home: ModelHome, model: str, folder: ModelFolder | None, form: str) -> ModelSize | None:
-    if folder is not None:
-        return ModelSize(manifest=folder.manifest, file_bytes=weights_bytes(folder))
-    name, asked = split_precision(model)
-    if name not in CATALOG and not Path(name).expanduser().exists():
-        return None
-    if asked == "source" and name in CATALOG and isinstance(CATALOG[name].source, HubRepository):
-        model = f"{name}:fp16"  # the usual precision of repositories
-    return foresee_model(home, model, form)
 
 
 # With fewer drafted tokens that were judged, an acceptance rate is an estimate.
