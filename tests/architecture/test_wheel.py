@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,39 @@ def test_a_server_has_its_page_and_answers(installed: Installed, tiny_gguf: Path
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
     assert process.returncode == 143
+
+
+@pytest.mark.parametrize("installer", ["pipx", "uvx"])
+def test_other_installers_take_the_wheel_with_all_that_it_needs(
+    installer: str, wheel: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    program = shutil.which(installer, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip(f"needs {installer}, which the extra test brings along")
+    own = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man", "EDGESPEC_HOME": "home"}
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {name: str(tmp_path / place) for name, place in own.items()}
+
+    def run(*command: object) -> str:
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    asked = f"{wheel}[serve]"
+    command: list[object] = [program, "--python", sys.executable, "--from", asked, "edgespec"]
+    if installer == "pipx":
+        run(program, "install", "--python", sys.executable, asked)
+        command = [tmp_path / "bin" / "edgespec"]
+    answer = json.loads(run(*command, "chat", tiny_gguf, "--prompt", "the in", "--max-tokens", 4, "--json"))
+    assert len(answer["token_ids"]) == 4
 
 
 def test_a_model_is_exported_measured_and_simulated(installed: Installed, tiny_gguf: Path) -> None:
