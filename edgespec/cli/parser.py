@@ -17,7 +17,7 @@ from edgespec.system.console import discard_output
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
-_CUTOFF, _VALUE_CUTOFF = 0.5, 0.75  # how near a word is to one that is suggested
+_CUTOFF, _VALUE_CUTOFF = 0.6, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
 _NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value: (?P<word>.*)")
 # Commands as other programs call them.
@@ -26,6 +26,7 @@ _OTHER_NAMES = {
     "ps": "models ps",
     "show": "models show",
     "create": "preset create",
+    "cp": "preset create NAME --from MODEL",
     "stop": "service stop",
     "chats": "chat, and then /chats",
     "history": "chat, and then /chats",
@@ -203,7 +204,9 @@ class CommandParser(argparse.ArgumentParser):
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
             other = _OTHER_NAMES.get(match["word"]) if what == "command" else None
-            hint = f"; did you mean {other}?" if other else _suggest(match["word"], known, cutoff) or "."
+            if other:
+                self.exit(2, f"{self.prog}: no {what} '{match['word']}'; did you mean {self.prog} {other}?\n")
+            hint = _suggest(match["word"], known, cutoff) or "."
             message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
         if match := _NUMBER.fullmatch(message):
             message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"

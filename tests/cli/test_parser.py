@@ -17,13 +17,7 @@ from edgespec.system.console import info, log_to_stderr, warn
     ("line", "message"),
     [
         ("caht", "edgespec: no command 'caht'; did you mean chat?"),
-        ("run smollm2-135m", "edgespec: no command 'run'; did you mean chat?"),
-        ("list", "edgespec: no command 'list'; did you mean models list?"),
-        ("rm smollm2-135m", "edgespec: no command 'rm'; did you mean models remove?"),
-        ("ps", "edgespec: no command 'ps'; did you mean models ps?"),
-        ("create x", "edgespec: no command 'create'; did you mean preset create?"),
-        ("cp a b", "edgespec: no command 'cp'. Known are"),
-        ("stop x", "edgespec: no command 'stop'; did you mean service stop?"),
+        ("help nosuch", "edgespec: no command 'nosuch'. Known are"),
         ("models lits", "edgespec models: no action 'lits'; did you mean list?"),
         (
             "chat --temprature 1",
@@ -62,6 +56,28 @@ def test_mistyped_words_get_the_nearest_one(line: str, message: str, capsys: pyt
     assert ended.value.code == 2
     assert message in error
     assert error.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("run smollm2-135m", "chat"),
+        ("list", "models list"),
+        ("rm smollm2-135m", "models remove"),
+        ("ps", "models ps"),
+        ("create x", "preset create"),
+        ("cp a b", "preset create NAME --from MODEL"),
+        ("stop x", "service stop"),
+    ],
+)
+def test_commands_of_other_programs_lead_to_those_here(
+    line: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    word = line.partition(" ")[0]
+    assert capsys.readouterr().err == f"edgespec: no command '{word}'; did you mean edgespec {meant}?\n"
 
 
 def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
