@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
     from edgespec import CatalogModel, Download, Inventory, PreparedModel
+
+_LONG_S = 1e9  # as far off as what is kept for good
 
 
 def add_models(parser: CommandParser) -> None:
@@ -48,6 +51,10 @@ def add_models(parser: CommandParser) -> None:
             )
         elif name not in ("list", "prune", "ps"):
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
+        if name == "ps":
+            add_options(action)
+        if name == "list":
+            action.add_argument("--all", action="store_true", help="list every model that can be pulled")
         if name == "rename":
             action.add_argument("name", metavar="NAME", help="the new name, such as my-model")
         if name == "forget":
@@ -73,20 +80,23 @@ def _list(options: argparse.Namespace) -> None:
     catalogue = models.catalog()
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
-    lines = table(width, [], head, *(_catalog_row(each) for each in catalogue if each.name not in known))
+    others = [*map(_catalog_row, (each for each in catalogue if each.name not in known))]
+    lines = [f"edgespec models list --all names the {len(others)} models that can be pulled"]
+    if options.all:
+        lines = table(width, [], head, *others)
     head = ["TO BEGIN WITH", "ON", "MEMORY", "WHY", "DRAFTER"]
     advised = sorted((each for each in catalogue if each.machine_gb), key=lambda each: each.machine_gb)
     lines = [*table(width, [], head, *map(_advice_row, advised)), "", *lines]
+    if downloads:
+        head = ["DOWNLOADED", "SIZE", "STATE"]
+        note = "edgespec models prune deletes these downloads; prepared models do not need them"
+        lines = [*table(width, [], head, *map(_download_row, downloads)), note, "", *lines]
+    if presets := model_home().presets.names():
+        lines = [f"presets, which edgespec preset ls describes: {', '.join(presets)}", "", *lines]
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
         lines = [*table(width, below, head, *map(_row, found)), "", *lines]
-    if downloads:
-        head = ["DOWNLOADED", "SIZE", "STATE"]
-        lines = [*lines, "", *table(width, [], head, *map(_download_row, downloads))]
-        lines.append("edgespec models prune deletes these downloads; prepared models do not need them")
-    if presets := model_home().presets.names():
-        lines = [*lines, "", f"presets, which edgespec preset ls describes: {', '.join(presets)}"]
     document = {
         "prepared": [asdict(model) for model in found],
         "presets": presets,
@@ -174,9 +184,18 @@ def _show(options: argparse.Namespace) -> None:
 def _loaded(options: argparse.Namespace) -> None:
     from edgespec.cli.running import loaded_models
 
-    url, models = loaded_models()
-    lines = models or [f"the server at {url} has loaded no model"]
-    print_result(options, {"url": url, "loaded": models}, *lines)
+    url, models = loaded_models(options.host, options.port, options.api_key)
+    head = ["LOADED", "MEMORY", "DEVICE", "CONTEXT", "CLOSES"]
+    lines = table(None, [], head, *map(_loaded_row, models))
+    document = {"url": url, "loaded": [each["name"].removesuffix(":latest") for each in models], "models": models}
+    print_result(options, document, *(lines if models else [f"the server at {url} has loaded no model"]))
+
+
+def _loaded_row(model: dict[str, Any]) -> list[str]:
+    left_s = (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
+    closes = "never" if left_s > _LONG_S else f"in {max(left_s, 0) / 60:.0f} min"
+    name, size, device = model["name"].removesuffix(":latest"), format_bytes(model["size"]), model["device"]
+    return [printable(name, keep=""), size, device, str(model["context_length"]), closes]
 
 
 def _rename(options: argparse.Namespace) -> None:

@@ -247,15 +247,23 @@ _OPTIONS: Mapping[str, Option] = {
     ),
     "host": _server(
         "text",
-        "the address to listen on; any but this machine's own (127.0.0.1, localhost, ::1) needs a key",
+        "the address of the server; any but this machine's own (127.0.0.1, localhost, ::1) needs a key",
         "127.0.0.1",
+        commands=("serve", "models ps"),
         metavar="H",
     ),
-    "port": _server("whole", "the port to listen on; 0 is any free one", 8080, metavar="P"),
+    "port": _server(
+        "whole",
+        "the port of the server; for serve 0 is any free one",
+        8080,
+        commands=("serve", "models ps"),
+        metavar="P",
+    ),
     "api-key": _server(
         "text",
         "the key that clients must send. Other users of this machine can read a command line, so rather set the "
         "variable",
+        commands=("serve", "models ps"),
         metavar="K",
         is_secret=True,
     ),

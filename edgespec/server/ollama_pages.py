@@ -1,6 +1,7 @@
 """The addresses of ollama's API beside answers: models, those that are loaded, vectors, and what is refused."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from time import monotonic, time
@@ -9,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from edgespec import Manifest, Preset, __version__
+from edgespec import Inventory, Manifest, Preset, __version__
 from edgespec.server.answers import Services
 from edgespec.server.embeddings import TextVectors, respond_with_vectors
 from edgespec.server.errors import ApiError, wrong
@@ -24,6 +25,9 @@ from edgespec.system.threads import in_thread
 
 # The version of ollama whose API this is: some clients refuse older ones.
 _OLLAMA_VERSION = "0.12.11"
+# In names, as of SmolLM2-135M-Instruct.Q4_1.gguf: the number of weights, and how they are stored.
+_SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?[bm])(?![a-z\d])", re.IGNORECASE)
+_BLOCKS = re.compile(r"(?<![a-z\d])(i?q\d(?:_[\da-z]+)*|bf16|f16|f32|mxfp4)(?![a-z\d])", re.IGNORECASE)
 _NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -46,7 +50,11 @@ async def tags(services: Services, request: Request) -> Response:
 async def ps(services: Services, request: Request) -> Response:
     known = {model.name: model for model in await in_thread(lambda: list(services.names.models()))}
     hosted = services.host.hosted
-    return JSONResponse({"models": [_loaded(known[name], hosted[name]) for name in hosted if name in known]})
+    names = [name for name in hosted if name in known]
+    inventory = Inventory(services.names.home)
+    sizes = await in_thread(lambda: [inventory.describe(str(known[name].folder)).memory_bytes for name in names])
+    models = [_loaded(known[name], hosted[name], size or 0) for name, size in zip(names, sizes, strict=True)]
+    return JSONResponse({"models": models})
 
 
 async def show(services: Services, request: Request) -> Response:
@@ -122,11 +130,11 @@ def _entry(model: ServedModel) -> dict[str, Any]:
         "modified_at": timestamp(model.created),
         "size": _num_bytes(model.manifest),
         "digest": _digest(model.manifest),
-        "details": _details(model),
+        "details": model_details(model),
     }
 
 
-def _loaded(model: ServedModel, hosted: HostedModel) -> dict[str, Any]:
+def _loaded(model: ServedModel, hosted: HostedModel, memory_bytes: int) -> dict[str, Any]:
     """A model that is loaded, in a list; expires_at is when it is closed if nobody uses it from now on."""
     engine, entry = hosted.engine, _entry(model)
     del entry["modified_at"]
@@ -137,7 +145,9 @@ def _loaded(model: ServedModel, hosted: HostedModel) -> dict[str, Any]:
     )
     return entry | {
         "expires_at": _NEVER if left_s is None else timestamp(time() + left_s),
-        "size_vram": 0 if engine.device_names[0] == "cpu" else entry["size"],
+        "size": memory_bytes,
+        "size_vram": 0 if engine.device_names[0] == "cpu" else memory_bytes,
+        "device": engine.device_names[0],
         "context_length": engine.context_length,
     }
 
@@ -157,7 +167,7 @@ def _description(model: ServedModel) -> dict[str, Any]:
             for line in stated.parameters({name.replace("_", "-"): value for name, value in suggested.items()})
         ),
         "template": template,
-        "details": _details(model),
+        "details": model_details(model),
         "model_info": {
             "general.architecture": family,
             "general.basename": model.name,
@@ -168,15 +178,18 @@ def _description(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _details(model: ServedModel) -> dict[str, Any]:
-    manifest = model.manifest
+def model_details(model: ServedModel) -> dict[str, Any]:
+    """The kind of a model, as far as it is known before it is loaded."""
+    manifest, source = model.manifest, model.manifest.source
+    names = (source.name, source.repository or "", model.name)
+    blocks = _BLOCKS.search(source.name) if manifest.precision == "source" else None
     return {
         "parent_model": model.preset.model if model.preset else "",
         "format": "onnx",
         "family": manifest.architecture,
         "families": [manifest.architecture],
-        "parameter_size": "",  # not known
-        "quantization_level": manifest.precision,
+        "parameter_size": next((found[1].upper() for each in names if (found := _SIZE.search(each))), ""),
+        "quantization_level": blocks[1].upper() if blocks else manifest.precision,
     }
 
 

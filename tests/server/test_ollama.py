@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from embedding_models import write_folder
 from scripted import scripted_engine
 from served import Served, home_with, serving, table_engine
 
-from edgespec import Engine, SamplingParams, load
+from edgespec import Engine, Inventory, SamplingParams, load
 from edgespec.export.convert import export_model
 from edgespec.server.errors import ApiError
 from edgespec.server.model_host import DEFAULT_S
 from edgespec.server.model_names import ModelNames
+from edgespec.server.ollama_pages import model_details
 from edgespec.server.ollama_protocol import closed, keep_alive_s
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -257,6 +259,12 @@ def test_models_are_listed_and_described(served: Served) -> None:
     assert [each["name"] for each in models] == ["other:latest", "tiny:latest"]
     assert all(len(each["digest"]) == 64 and each["size"] > 0 for each in models)
     assert models[0]["details"]["family"] == "llama"
+    named = {"SmolLM2-135M-Instruct.Q4_1.gguf": ("135M", "Q4_1"), "qwen2.5-0.5b-q4_k_m.gguf": ("0.5B", "Q4_K_M")}
+    (model, _) = served.services.names.models()
+    for name, wanted in {**named, "Mixtral-8x7B.gguf": ("", "source"), "tiny.gguf": ("", "source")}.items():
+        manifest = replace(model.manifest, source=replace(model.manifest.source, name=name), precision="source")
+        details = model_details(replace(model, manifest=manifest))
+        assert (details["parameter_size"], details["quantization_level"]) == wanted
     found = served.post("/api/show", {"model": "tiny:latest"}).json()
     assert found == served.post("/api/show", {"name": "tiny"}).json()
     assert found["capabilities"] == ["completion"]
@@ -277,7 +285,8 @@ def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
     (entry,) = loaded()
     left = datetime.fromisoformat(entry["expires_at"]) - datetime.now().astimezone()
     assert 550 < left.total_seconds() <= 600
-    assert (entry["name"], entry["size_vram"]) == ("tiny:latest", 0)
+    assert (entry["name"], entry["size_vram"], entry["device"]) == ("tiny:latest", 0, "cpu")
+    assert entry["size"] == Inventory(served.services.names.home).describe("tiny").memory_bytes
     assert entry["context_length"] == served.services.host.hosted["tiny"].engine.context_length
     load_with(keep_alive=-1)
     assert loaded()[0]["expires_at"].startswith("9999")

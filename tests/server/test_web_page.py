@@ -14,12 +14,13 @@ from embedding_models import write_folder
 from scripted import TOOL_TEMPLATE, scripted_engine
 from served import Served, home_with, serving, table_engine
 
-from edgespec import Tool, ToolCall
+from edgespec import Inventory, Tool, ToolCall
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.export.convert import export_model
 from edgespec.server.model_names import ModelNames
 from edgespec.server.security import parse_origins
+from edgespec.system.units import format_bytes
 
 HI = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 4}
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -110,12 +111,20 @@ def test_ps_lists_what_a_server_has_loaded(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with page_of(tiny_model, tmp_path) as served:
-        monkeypatch.setenv("EDGESPEC_PORT", served.url.removesuffix("/v1").rpartition(":")[2])
-        assert main(["models", "ps"]) == 0
+        port = served.url.removesuffix("/v1").rpartition(":")[2]
+        assert main(["models", "ps", "--port", port]) == 0
         assert "has loaded no model" in capsys.readouterr().out
         served.chat()
+        monkeypatch.setenv("EDGESPEC_PORT", port)
         assert main(["models", "ps"]) == 0
-        assert capsys.readouterr().out == "tiny\n"
+        head, row = capsys.readouterr().out.splitlines()
+        assert head.split() == ["LOADED", "MEMORY", "DEVICE", "CONTEXT", "CLOSES"]
+        (listed,) = Inventory(served.services.names.home).models()
+        assert row.split("  ")[0] == "tiny"
+        assert f"  {format_bytes(listed.memory_bytes or 0)}  " in row
+        assert "  cpu  " in row
+        assert main(["models", "ps", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["loaded"] == ["tiny"]
     with page_of(tiny_model, tmp_path / "locked", key="secret") as served:
         monkeypatch.setenv("EDGESPEC_PORT", served.url.removesuffix("/v1").rpartition(":")[2])
         assert main(["models", "ps"]) == 1
