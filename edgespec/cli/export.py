@@ -207,7 +207,7 @@ def _export_pair(options: argparse.Namespace) -> None:
     home.spent.extend(path for half in (target, drafter) if decoder and (path := half.source.fetched))
     _delete_spent(options, home)
     print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
-    info(f"use it with: edgespec chat {quote(options.output)}{named_devices(options)}")
+    info(f"use it with: edgespec chat {quote(options.name or options.output)}{named_devices(options)}")
 
 
 def _delete_spent(options: argparse.Namespace, home: "ModelHome") -> None:
@@ -267,8 +267,8 @@ def _export_model(options: argparse.Namespace) -> None:
         )
         if (warning := quality(check, manifest.form)) is not None:
             info(warning)
-    info(f"wrote {options.output} ({format_bytes(manifest.weights_bytes)})")
-    folder = quote(options.output)
+    info(f"wrote {options.output} ({format_bytes(Inventory(home).describe(str(options.output)).bytes)})")
+    folder = quote(options.name or options.output)
     use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + named_devices(options)
     if manifest.pooling:
         info(f"use it with: edgespec serve {use}, at POST /v1/embeddings; or with Engine.embed")

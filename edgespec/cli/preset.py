@@ -17,7 +17,7 @@ from edgespec.cli.arguments import (
     print_result,
 )
 from edgespec.cli.parser import CommandParser
-from edgespec.config.options import PRESET_OPTIONS
+from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS
 from edgespec.system.console import info
 from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_text
@@ -72,12 +72,19 @@ def _create(options: argparse.Namespace) -> None:
 
     home = model_home()
     presets, name = home.presets, options.name
-    if not (presets.has(name) and options.overwrite):
+    if presets.has(name) and not options.overwrite:
+        raise UsageError(f"there is a preset '{name}' already; give another name, or replace it: --overwrite")
+    if not presets.has(name):
         Inventory(home).require_free(name)
     preset = _stated(options, presets)
     _require_model_file(split_precision(preset.model)[0])
     home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
+    if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
+        info(
+            f"for its {', '.join(loading)} a server loads the model of {name} anew, and closes it as others have "
+            "it, unless --max-models gives room for both"
+        )
     if preset.tools:
         info(
             f"its tools hold in edgespec chat {name}; in Python give tools=, and to a server --mcp, or tools with "
@@ -123,7 +130,8 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
         with explain_unreadable(options.schema, "a JSON schema"):
             stated["schema"] = read_text(options.schema, _LARGEST)
     if "model" not in stated:
-        raise UsageError("no model is named; give it with --from MODEL, or in a Modelfile with --file")
+        begun = f"{options.file} has no FROM" if options.file else "no model is named"
+        raise UsageError(f"{begun}; give the model with --from MODEL, or in a Modelfile as FROM MODEL")
     where = str(options.file or "preset create")
     preset = parse_preset(options.name, stated, where)
     check_preset(preset)

@@ -193,7 +193,7 @@ class ModelHome:
         """The command that prepares a model that is not here; empty where none is known to."""
         name = split_precision(model)[0].removeprefix(f"{self.models}{os.sep}")
         source = source_of(self.path, name)
-        if source and (os.path.exists(source) or _hub_id(source)):
+        if source and (os.path.exists(source) or source in CATALOG or _hub_id(source)):
             return f"edgespec export {quote(source)} --name {quote(name)}"
         is_source = name in CATALOG or os.path.isfile(name) or _hub_id(name) is not None
         return f"edgespec models pull {quote(model)}" if is_source else ""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def home(
     (folder / "models" / "tiny").symlink_to(tiny_model, target_is_directory=True)
     monkeypatch.setenv("EDGESPEC_HOME", str(folder))
     (tmp_path / "Modelfile").write_text(MODELFILE)
+    (tmp_path / "NoModel").write_text("SYSTEM the")
     assert main(["preset", "create", "poet", "--file", str(tmp_path / "Modelfile")]) == 0
     capsys.readouterr()
     return folder
@@ -71,6 +73,9 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     (home / "presets" / "bad.toml").unlink()
     assert "describes: poet, short" in run(capsys, "models", "ls")[1]
     assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
+    _, _, err = run(capsys, "preset", "create", "wide", "--from", "tiny", "--context", 64)
+    assert "for its context a server loads the model of wide anew" in err
+    assert run(capsys, "preset", "rm", "wide")[0] == 0
     _, out, _ = run(capsys, "preset", "show", "short")
     assert 'system = "in the"' in out
     assert run(capsys, "preset", "rm", "short")[0] == 0
@@ -92,9 +97,10 @@ def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
         (
             ["poet", "--from", "tiny"],
             2,
-            "there is a preset 'poet' already; give another name, or: edgespec preset rm",
+            "there is a preset 'poet' already; give another name, or replace it: --overwrite",
         ),
-        (["new"], 2, "no model is named; give it with --from MODEL"),
+        (["new"], 2, "no model is named; give the model with --from MODEL"),
+        (["new", "--file", "{home}/../NoModel"], 2, "NoModel has no FROM; give the model with --from"),
         (["new", "--from", "nothing-like-it"], 3, "no model 'nothing-like-it'"),
         (
             ["new", "--from", "{home}/../Modelfile"],
@@ -246,6 +252,7 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
     )
     names = ModelNames(model_home())
     with serving(names, lambda name: load(names.source(name))) as served:
+        PresetFolder(home).write(replace(PresetFolder(home).read("poet"), model=str(home / "models" / "tiny")))
         listed = {each["id"]: each.get("preset_of") for each in served.client.get("/v1/models").json()["data"]}
         assert listed == {"poet": "tiny", "tiny": None}
         assert [*listed] == ["tiny", "poet"], "models come first"
@@ -258,7 +265,8 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         assert shown["system"] == "in the"
         assert shown["parameters"] == "temperature 0.7\nseed 5\nnum_predict 9\n"
         stated, _ = read_modelfile(shown["modelfile"], home / "Modelfile")
-        assert parse_preset("poet", stated, "here") == PresetFolder(home).read("poet")
+        own = PresetFolder(home).read("poet")
+        assert parse_preset("poet", stated, "here") == replace(own, model="tiny"), "no path of the server"
         asked: dict[str, Any] = {"model": "poet", "messages": [{"role": "user", "content": "the an"}]}
         seeded = {**asked, "seed": 5}
         answer = served.post("/v1/chat/completions", seeded).json()

@@ -34,6 +34,7 @@ from edgespec.setup.open_model import open_decoder
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.command_line import quote
+from edgespec.system.units import format_bytes
 
 
 @pytest.fixture
@@ -94,8 +95,13 @@ def test_model_that_is_damaged_is_listed_with_its_problem(
     (home.models / "tiny" / "edgespec.json").write_text("{")
     (model,) = Inventory(home).models()
     assert "not JSON" in (model.problem or "")
-    assert main(["models", "list"]) == 0
+    assert main(["models", "list", "--all"]) == 0
     assert "smollm2-135m        98 MB" in capsys.readouterr().out
+    assert main(["models", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("PREPARED")
+    assert "smollm2-135m        98 MB" not in shown
+    assert len(shown.splitlines()) < 20
 
 
 def test_home_that_is_a_file_and_models_that_are_links(home: ModelHome, tmp_path: Path) -> None:
@@ -256,6 +262,11 @@ def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
 ) -> None:
     file = shutil.copy(tiny_gguf, tmp_path / "a file.gguf")
     assert main(["export", str(file), "--name", "mine", "--no-check"]) == 0
+    wrote, use = capsys.readouterr().err.splitlines()[-2:]
+    assert (
+        wrote == f"edgespec: wrote {home.models / 'mine'} ({format_bytes(Inventory(home).describe('mine').bytes)})"
+    )
+    assert use == "edgespec: use it with: edgespec chat mine"
     assert main(["models", "rename", "mine", "yours"]) == 0
     for name, model in (("poet", "yours"), ("other", str(home.models / "yours")), ("third", "tiny")):
         assert main(["preset", "create", name, "--from", model]) == 0
