@@ -93,10 +93,10 @@ class EventStream(Response):
             told = explain(error, scope["path"])
             if told.status >= 500 and told is not error:
                 log_failure(scope, error)
+            record_of(scope).notes.append(told.code or told.kind)
             if not has_begun:
                 await error_response(told, scope["path"])(scope, receive, send)
                 return
-            record_of(scope).notes.append(told.code or told.kind)
             await self._send_part(send, self._form.write(told.body(scope["path"])) + self._form.end)
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 

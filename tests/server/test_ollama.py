@@ -217,8 +217,14 @@ def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) 
         ("/api/embed", {"input": ""}, "input is missing or empty"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_words(served: Served, path: str, fields: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused_in_words(
+    served: Served, path: str, fields: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "edgespec.server")
     assert said in refusal(served, path, **fields)
+    served.wait_until(lambda: f"POST {path} 400" in caplog.text)
+    code = "context_length_exceeded" if said == "tokens" else "unsuited_model" if "vector" in said else "invalid"
+    assert code in caplog.text, "the log has the kind of error, also of what would be streamed"
 
 
 def test_unknown_models_addresses_and_changes_are_refused(served: Served) -> None:
