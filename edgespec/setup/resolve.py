@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import time
 from types import MappingProxyType
 from typing import NamedTuple
 
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
+from edgespec.manifest import FILE_NAME
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device
@@ -26,7 +28,7 @@ from edgespec.setup.device_choice import (
 )
 from edgespec.setup.device_search import describe
 from edgespec.setup.head_target import require_own_target
-from edgespec.setup.home import ModelHome
+from edgespec.setup.home import ModelHome, split_precision
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.setup.planner import Schedule
@@ -186,7 +188,7 @@ class _FoundModels(NamedTuple):
 
 def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement: Placement) -> _FoundModels:
     """Find the target and its drafters in the forms for their devices, preparing them first if need be."""
-    model, asked = str(wish.model), wish.names
+    model, asked, began_s = str(wish.model), wish.names, time()
     target_form, drafter_form = devices.forms(placement)
     if asked.cascades:
         models.find(model, target_form or "cpu")  # an unknown name is refused before any model is fetched
@@ -196,6 +198,10 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
                 models.find(name, drafter_form or "cpu")
     target, pair = _find_folder(models, model, TARGET, placement.device, target_form, wish.allow_fallback)
     require_whole_model(target.manifest, model)
+    is_own = target.folder.parent == models.models and Path(split_precision(model)[0]).exists()
+    if is_own and (target.folder / FILE_NAME).stat().st_mtime >= began_s:  # it was prepared now
+        name = quote(target.folder.name)
+        wish.report(f"it is called {name} from now on; to change that: edgespec models rename {name} NAME")
     if target.manifest.pooling:
         if asked.cascades or asked.simple - {"auto"}:
             models.report(
