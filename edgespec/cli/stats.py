@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from edgespec import UsageError
-from edgespec.cli.arguments import print_result
+from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.table import table
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def _first_day(text: str) -> date:
 
 def _stats(options: argparse.Namespace) -> None:
     from edgespec import Usage, UsageFile
-    from edgespec.config.config_file import default_home
 
-    file = UsageFile(default_home())
+    file = UsageFile((home := model_home()).path)
     if options.delete:
         if options.since:
             raise UsageError("--delete forgets all counts, also those before --since; leave out one of them")
@@ -58,7 +57,11 @@ def _stats(options: argparse.Namespace) -> None:
         return
     since = str(options.since or "")
     # A month that has ended counts from its first day on.
-    counts = {key: each for key, each in file.read().items() if key.day >= since[: len(key.day)]}
+    counts: dict[UsageKey, Usage] = {}
+    for key, each in file.read().items():
+        if key.day >= since[: len(key.day)]:
+            named = key._replace(model=home.current_name(key.model))
+            counts[named] = counts.get(named, Usage()) + each
     total = sum(counts.values(), Usage())
     rows = [{**key._asdict(), **asdict(each)} for key, each in counts.items()]
     document = {"path": str(file.path), "since": since or None, "total": asdict(total), "counts": rows}

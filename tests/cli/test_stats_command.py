@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from datetime import date, timedelta
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_stats_are_told_by_model_device_and_day(capsys: pytest.CaptureFixture[st
     assert "cpu     2        1,000   25%        3 min 20 s" in lines
     assert json.loads(run(capsys, "stats", "--since", "1w", "--json"))["total"]["answers"] == 5
     assert json.loads(run(capsys, "stats", "--json"))["total"]["answers"] == 6
+
+
+def test_a_renamed_model_is_one_in_the_stats(
+    capsys: pytest.CaptureFixture[str], home: Path, tiny_model: Path
+) -> None:
+    shutil.copytree(tiny_model, home / "models" / "tiny")
+    for name in ("tiny", "small"):
+        UsageFile(home).add({UsageKey(str(date.today()), name, "cpu"): Usage(1, 0, 10)}, date.today())
+        if name == "tiny":
+            run(capsys, "models", "rename", "tiny", "small")
+    assert [(row["model"], row["answers"]) for row in json.loads(run(capsys, "stats", "--json"))["counts"]] == [
+        ("small", 2)
+    ]
 
 
 def test_a_loss_of_less_than_is_shown_is_none(capsys: pytest.CaptureFixture[str], home: Path) -> None:
