@@ -40,7 +40,7 @@ def collect_answers(target: Path, prompts: list[str], max_tokens: int) -> list[A
     answers = []
     with edgespec.load(target, drafter="none") as engine:
         for prompt in prompts:
-            prompt_ids = engine.encode(prompt)
+            prompt_ids = np.array(engine.encode(prompt), np.int32)
             if len(prompt_ids) + max_tokens + BLOCK > CONTEXT:
                 continue
             answer = engine.generate(prompt, max_tokens=max_tokens, temperature=0.0).token_ids

@@ -10,6 +10,7 @@ quartiles around it.
 from statistics import median, quantiles
 from time import perf_counter
 
+import numpy as np
 from command_line import command_line
 from interleaved import measure_in_turn
 
@@ -25,7 +26,7 @@ NUM_TOKENS = 96
 
 def time_loop_s(engine: Engine) -> float:
     """Seconds a pass in this thread, after the first."""
-    request = Request(engine.encode(PROMPT), AnswerSettings(max_tokens=NUM_TOKENS))
+    request = Request(np.array(engine.encode(PROMPT), np.int32), AnswerSettings(max_tokens=NUM_TOKENS))
     passes = Generation(engine._model, engine._drafting)._passes(engine.target, request, Ticket(), [], {})
     next(passes)
     started = perf_counter()

@@ -17,6 +17,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 from command_line import command_line
 
 from edgespec import Engine, load
@@ -59,7 +60,7 @@ def open_joined(model: str, max_parallel: int, options: dict[str, Any]) -> Engin
     engine = load(model, max_parallel=max_parallel, **options)
     if max_parallel > 1:
         caches = engine._caches
-        caches.give(1, engine.encode("", None)[:1])
+        caches.give(1, np.array(engine.encode("", None)[:1], np.int32))
         if not queue_of(engine)._joiner.wait():
             print("passes of several answers cannot run as one here", file=sys.stderr)
     return engine

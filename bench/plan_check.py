@@ -17,6 +17,7 @@ from itertools import combinations
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 from command_line import command_line
 
 from edgespec import load
@@ -208,7 +209,9 @@ def main() -> None:
     cpu = find_device("cpu")
     placement = Placement(device=cpu, drafter_device=cpu, num_threads=options.threads)
     with load(target.folder, drafter="none") as engine:
-        prompts = [engine.encode(prompt.turns[0]) for prompt in own_prompts(1)[: options.prompts]]
+        prompts = [
+            np.array(engine.encode(prompt.turns[0]), np.int32) for prompt in own_prompts(1)[: options.prompts]
+        ]
     placements = MeasuredPlacements(
         target=target, drafters=[drafter], placement=placement, longest=LONGEST, report=info
     )

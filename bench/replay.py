@@ -214,7 +214,7 @@ def record(options: Namespace) -> None:
         for category, texts in prompts.items():
             for text in texts[: options.per_category]:
                 answer = engine.generate(text, max_tokens=options.tokens, temperature=0.0)
-                prompt = engine.encode(text).tolist()
+                prompt = engine.encode(text)
                 file.write(json.dumps({"category": category, "prompt": prompt, "answer": answer.token_ids}) + "\n")
 
 

@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("model", metavar="MODEL")
     try:
         with load(parser.parse_args().model, drafter="none") as engine:
-            text = engine.encode(TEXT)
+            text = np.array(engine.encode(TEXT), np.int32)
             rows = engine.target.logits(text, len(text)).copy()
     except EdgeSpecError as error:
         print_stderr(f"sampling: {error}")

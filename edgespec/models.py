@@ -34,6 +34,7 @@ from edgespec import (
     open_decoder,
     require_runtime,
 )
+from edgespec.system.progress import silent
 
 Place = str | Path
 
@@ -76,8 +77,8 @@ def pull(
     offline: bool = False,
     keep_download: bool = False,
     home: Place | None = None,
-    report: Callable[[str], None] = TERMINAL.report,
-    progress: Callable[[LoadProgress], None] = TERMINAL.progress,
+    report: Callable[[str], None] | None = TERMINAL.report,
+    progress: Callable[[LoadProgress], None] | None = TERMINAL.progress,
 ) -> PreparedModel:
     """Download and prepare a model as load() would, or repair a damaged one; what is there already stays.
 
@@ -93,7 +94,7 @@ def pull(
         ModelError: There is no such model, it cannot be fetched, or is damaged.
         UsageError: The name is taken, or is none.
     """
-    _require_functions(report=report, progress=progress)
+    report, progress = _function("report", report), _function("progress", progress)
     place = ModelHome(
         _folder(home),
         offline,
@@ -132,8 +133,8 @@ def export(
     offline: bool = False,
     keep_download: bool = False,
     home: Place | None = None,
-    report: Callable[[str], None] = TERMINAL.report,
-    progress: Callable[[LoadProgress], None] = TERMINAL.progress,
+    report: Callable[[str], None] | None = TERMINAL.report,
+    progress: Callable[[LoadProgress], None] | None = TERMINAL.progress,
 ) -> PreparedModel:
     """Export a model as wished, into the model home under a name, or to a folder.
 
@@ -155,7 +156,7 @@ def export(
         SourceError: The source is missing, damaged or unsupported.
         UsageError: An argument makes no sense, or the name or folder is taken.
     """
-    _require_functions(report=report, progress=progress)
+    report, progress = _function("report", report), _function("progress", progress)
     if (name is None) == (output is None):
         raise UsageError(f"name is {name!r} and output {output!r}; give one of them")
     form = form_of(_text("device", device))
@@ -241,10 +242,11 @@ def _text(name: str, given: object) -> str:
     return str(given)
 
 
-def _require_functions(**given: object) -> None:
-    for name, each in given.items():
-        if not callable(each):
-            raise UsageError(f"{name} is {each!r:.60}; wanted a function")
+def _function(name: str, given: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """What takes lines or progress; None shows nothing. Raises UsageError: It is no function."""
+    if given is not None and not callable(given):
+        raise UsageError(f"{name} is {given!r:.60}; wanted a function, or None")
+    return given or silent
 
 
 def _ranges(calibration: Sequence[str] | None) -> partial[Any] | None:

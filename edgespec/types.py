@@ -108,6 +108,6 @@ class Sampler(Protocol):
         """The rule to draft with for rejection sampling, with the noise of apart(domain)."""
 
 
-def append(tokens: TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:
+def append(tokens: Sequence[int] | TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:
     """Tokens and more tokens, as one array."""
-    return np.concatenate([tokens, np.asarray(more, np.int32)])
+    return np.concatenate([np.asarray(tokens, np.int32), np.asarray(more, np.int32)])

@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.decoding.decoder import BEST, Decoder, Pass
 from edgespec.evaluation.exactness import width_difference
 from edgespec.runtimes.device_checks import is_argmax_sound
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, TokenIds, append
 
 _NUM_PROMPT = 48
 # In standard deviations of all logits. Half floats, and activations in 8 bits on the CPU, move a row by one or two
@@ -98,7 +98,7 @@ def compare_rows(rows: Logits, expected: Logits) -> dict[str, Any]:
 
 
 def compare_texts(
-    prompt: TokenIds, plain: Sequence[int], speculative: Sequence[int], target: Decoder, width: int
+    prompt: Sequence[int] | TokenIds, plain: Sequence[int], speculative: Sequence[int], target: Decoder, width: int
 ) -> str:
     """Whether two answers are the "same", or a "near-tie" or "different" at the first token that differs.
 
@@ -109,7 +109,7 @@ def compare_texts(
     if not differing:
         return "same" if len(plain) == len(speculative) else "different"
     first = differing[0]
-    prefix = np.append(prompt, np.array(plain[:first], np.int32))
+    prefix = append(prompt, plain[:first])
     row = target.logits(prefix, 1)[0]
     pair = plain[first], speculative[first]
     margin = abs(float(row[pair[0]]) - float(row[pair[1]]))

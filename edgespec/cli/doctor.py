@@ -22,7 +22,7 @@ from edgespec.system.console import info
 from edgespec.system.units import format_bytes, format_speed
 
 if TYPE_CHECKING:
-    from edgespec import Engine, TokenIds
+    from edgespec import Engine
     from edgespec.evaluation.exactness import Difference
 
 _MODES = ("deterministic", "normal")
@@ -206,9 +206,9 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
         }
 
 
-def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenIds]":
+def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> dict[str, Sequence[int]]:
     """Tokens of each distinct text that fits the context; texts that do not are reported and skipped."""
-    fitting: dict[str, TokenIds] = {}
+    fitting: dict[str, Sequence[int]] = {}
     for text in dict.fromkeys(texts):
         try:
             tokens = engine.encode(text)

@@ -3,7 +3,7 @@
 All decoders run chains. What else one does it says in `can` and by its optional parts: nobody asks for its type.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from itertools import takewhile
@@ -353,6 +353,6 @@ class ForwardingDecoder(Decoder):
         self._decoder.interrupt()
 
 
-def empty_cache(decoder: Decoder, tokens: TokenIds) -> None:
+def empty_cache(decoder: Decoder, tokens: Sequence[int] | TokenIds) -> None:
     """Run one token with which tokens do not begin, so that no prefix of tokens stays cached."""
-    decoder.logits((tokens[:1] + 1) % decoder.vocab_size, 1)
+    decoder.logits((np.asarray(tokens[:1], np.int32) + 1) % decoder.vocab_size, 1)

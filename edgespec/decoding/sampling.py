@@ -56,9 +56,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        ranges = {
+        ranges: dict[str, tuple[float, float]] = {
             "temperature": (0.0, 100.0),
-            "top_k": (0, math.inf),
+            "top_k": (0, 2**63 - 1),
             "top_p": (0.0, 1.0),
             "min_p": (0.0, 1.0),
             "repetition_penalty": (0.01, 100.0),
@@ -68,13 +68,11 @@ class SamplingParams:
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                raise UsageError(f"{name} is {value!r}; wanted a number from {low} to {high}")
-            if not low <= value <= high:
-                raise UsageError(f"{name} is {value}; wanted a number from {low} to {high}")
-        for name in ("top_k", "seed"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
-                raise UsageError(f"{name} is {getattr(self, name)}; wanted a whole number")
+            is_whole = isinstance(high, int)
+            kinds = (int, np.integer) if is_whole else (int, float, np.number)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+                kind = "a whole number" if is_whole else "a number"
+                raise UsageError(f"{name} is {value!r}; wanted {kind} from {low} to {high}")
         object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
 
     @property

@@ -17,12 +17,14 @@ from edgespec.draft.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, ReasoningGate, split_reasoning
 from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
+from edgespec.system.units import format_speed
 from edgespec.tools.call_events import CallEvent, join_calls
 from edgespec.tools.tool import ToolCall
 from edgespec.types import FinishReason, TokenIds
 
 # Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
 _MAX_PAUSE = 0.5
+_SHOWN = 60  # characters of a text in a repr
 _MOST_WAITED = 0.01  # of the seconds of an answer: what the interval of a gain allows anyway
 Value = TypeVar("Value")
 _COUNTS = ("rounds", "drafted", "verified", "accepted")
@@ -64,9 +66,19 @@ class Stats:
     num_reruns: int = 0  # passes of one token that this took, which passes does not count
     downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back
 
+    def __repr__(self) -> str:
+        speed = self.decode_tokens_per_second
+        shown = f", {format_speed(speed)} tokens/s" if speed else ""
+        drafts = f", {self.num_accepted} of {self.num_drafted} drafted accepted" if self.num_drafted else ""
+        return f"<Stats of {self.num_emitted} tokens in {self.passes} passes{shown}{drafts}>"
+
     def as_dict(self) -> dict[str, Any]:
         """Figures as JSON values."""
         return asdict(self)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")
 
 
 def usage_of(stats: Stats) -> Usage:
@@ -108,6 +120,10 @@ class Chunk:
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
 
+    def __repr__(self) -> str:
+        end = f", {self.finish_reason}" if self.finish_reason else ""
+        return f"<Chunk {_short(self.text)}, {len(self.token_ids)} tokens{end}>"
+
     def __str__(self) -> str:
         return self.text
 
@@ -131,6 +147,10 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     schema: Any = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        calls = f", {len(self.tool_calls)} calls" if self.tool_calls else ""
+        return f"<Completion {_short(self.text)}, {self.finish_reason}, {len(self.token_ids)} tokens{calls}>"
 
     def __str__(self) -> str:
         return self.text

@@ -14,7 +14,7 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, check_path, require_known
+from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, check_path, lists_options, require_known
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
@@ -52,7 +52,7 @@ class Conversation:
     """
 
     def __init__(self, engine: "Engine", system: str | None = None, **settings: Unpack[Settings]) -> None:
-        require_known("Conversation", settings, Settings)
+        require_known("Conversation", settings, Settings.__annotations__)
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
         self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", "error")
@@ -134,6 +134,7 @@ class Conversation:
         sent = self._sent([*self._rounds, Round(text, None)][num_dropped:])
         return self.engine.context_length - self._count(sent, self.thinking)
 
+    @lists_options
     def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream.
 
@@ -155,6 +156,7 @@ class Conversation:
             self._require_idle()
             return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_written=bool(begun))
 
+    @lists_options
     def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
@@ -371,11 +373,7 @@ class Conversation:
         is_written: bool = False,
     ) -> Reply:
         """Begin an answer; is_written: a person wrote its beginning, which is no reasoning without a mark."""
-        if unknown := options.keys() - ReplyOptions.__annotations__.keys():
-            raise UsageError(
-                f"a message of a conversation has no option '{min(unknown)}'; wanted "
-                f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
-            )
+        require_known("Conversation.stream", options, ReplyOptions.__annotations__)
         thinking = options.get("thinking", self.thinking)
         num_dropped = self._choose_num_dropped(rounds, options.get("max_tokens", self.max_tokens), thinking)
         sent = self._sent(rounds[num_dropped:])

@@ -56,7 +56,7 @@ class Embedder:
             UsageError: It is no text, or an empty one.
         """
         if not isinstance(text, str):
-            raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
+            raise UsageError(f"the text is {text!r:.60}; wanted a str")
         if not text:
             raise UsageError("the text is empty; give at least one character")
         if cuts:

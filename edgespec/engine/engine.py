@@ -261,7 +261,7 @@ class Engine:
             UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
-        require_known("Engine.stream", options, AnswerOptions)
+        require_known("Engine.stream", options, AnswerOptions.__annotations__)
         return self._stream(prompt, settings_by(options, self.model_sampling, self.preset))
 
     @lists_options
@@ -278,15 +278,17 @@ class Engine:
         """
         return chunks_of(lambda: self.stream(prompt, **options))
 
+    @lists_options
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
-        require_known("Engine.generate", options, AnswerOptions)
+        require_known("Engine.generate", options, AnswerOptions.__annotations__)
         stream = self._whole(prompt, options)
         return join_chunks(list(stream), stream.prompt_tokens, stream.schema)
 
+    @lists_options
     async def agenerate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer for an asyncio task, as generate gives it; cancelling the task ends the answer."""
-        require_known("Engine.agenerate", options, AnswerOptions)
+        require_known("Engine.agenerate", options, AnswerOptions.__annotations__)
         async with await in_thread(self._whole, prompt, options) as stream:
             return join_chunks([chunk async for chunk in stream], stream.prompt_tokens, stream.schema)
 
@@ -296,6 +298,7 @@ class Engine:
             raise UsageError("whole_tool_calls is False; a whole answer has whole calls: leave it out, or stream")
         return self._stream(prompt, settings)
 
+    @lists_options
     def chat(self, *texts: object, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -303,7 +306,7 @@ class Engine:
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
-        require_known("Engine.chat", settings, Settings)
+        require_known("Engine.chat", settings, Settings.__annotations__)
         if texts:
             raise UsageError(
                 "chat begins a conversation, without a message: engine.chat().say(text) sends one, and "
@@ -320,8 +323,8 @@ class Engine:
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
         prefill: str = "",
-    ) -> TokenIds:
-        """The tokens that a prompt becomes, [num_tokens]; chat template and tools included, unless it is raw.
+    ) -> tuple[int, ...]:
+        """The ids of the tokens that a prompt becomes; chat template and tools included, unless it is raw.
 
         prefill is the beginning of the answer, whose tokens come last.
 
@@ -332,11 +335,11 @@ class Engine:
         """
         self._require_open()
         tokens = self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
-        if not prefill:
-            return tokens
-        if not raw:
-            tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
-        return append(tokens, self._encoder.encode_prefill(prefill))
+        if prefill:
+            if not raw:
+                tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
+            tokens = append(tokens, self._encoder.encode_prefill(prefill))
+        return tuple(tokens.tolist())
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -344,7 +347,7 @@ class Engine:
         Raises UsageError: It is no text.
         """
         if not isinstance(text, str):
-            raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
+            raise UsageError(f"the text is {text!r:.60}; wanted a str")
         return tuple(self.tokenizer.encode(text).tolist())
 
     def detokenize(self, token_ids: Sequence[int] | TokenIds) -> str:

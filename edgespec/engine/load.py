@@ -28,6 +28,7 @@ from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset
+from edgespec.engine.request import explains_arguments
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
@@ -40,7 +41,7 @@ from edgespec.setup.row_proof import RowsDiffer, settle_rows
 from edgespec.setup.setup import Setup, decide, read_tables
 from edgespec.setup.usage import UsageCounter, UsageFile
 from edgespec.setup.wish import AcceptanceName, Wish
-from edgespec.system.progress import TERMINAL, LoadProgress
+from edgespec.system.progress import TERMINAL, LoadProgress, silent
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess
 from edgespec.types import Report
@@ -49,10 +50,11 @@ _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejecti
 _LOG = logging.getLogger(__name__)
 
 
+@explains_arguments
 def load(
     model: str | Path,
     *,
-    drafter: str = "auto",
+    drafter: str | None = "auto",
     draft_length: int | str = "auto",
     acceptance: AcceptanceName = "equality",
     schedule: ScheduleChoice = "auto",
@@ -73,8 +75,8 @@ def load(
     max_parallel: int | None = None,
     context: int | None = None,
     home: str | Path | None = None,
-    report: Callable[[str], None] = TERMINAL.report,
-    progress: Callable[[LoadProgress], None] = TERMINAL.progress,
+    report: Callable[[str], None] | None = TERMINAL.report,
+    progress: Callable[[LoadProgress], None] | None = TERMINAL.progress,
 ) -> Engine:
     """Load a model, preparing it first if need be.
 
@@ -88,7 +90,7 @@ def load(
             the text, with the drafter of a pair folder, and by lookahead where measured costs let it pay.
             lookahead has the target guess at several places in each pass; self is the graph with fewer layers in
             the model's folder. "suffix+model" uses both drafters; in "medium,tiny,suffix" each drafts for the
-            one before it.
+            one before it. None is none.
         draft_length: Tokens a draft; auto to draft what is expected to pay.
         acceptance: Which drafted tokens stay: equality gives one text for a seed, whatever drafts; rejection
             accepts more tokens of a drafter model at a temperature. Both keep the target's distribution.
@@ -124,10 +126,10 @@ def load(
             takes less memory.
         home: The model home; by default EDGESPEC_HOME or the platform's data folder.
         report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again. By
-            default they are shown on stderr, if that is a terminal.
+            default they are shown on stderr, if that is a terminal; None shows nothing.
         progress: Takes numbers for a bar of progress: how much is downloaded, exported, and read to be opened. It
             is called from the thread that does it; what it raises ends the loading. By default a terminal shows
-            the first two.
+            the first two; None shows nothing.
 
     Raises:
         ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
@@ -136,6 +138,9 @@ def load(
         MemoryExhausted: The target does not fit.
         UsageError: An argument makes no sense.
     """
+    drafter = "none" if drafter is None else drafter
+    report = silent if report is None else report
+    progress = silent if progress is None else progress
     wish = Wish(**locals())
     wish = replace(wish, report=lambda line: report(in_python(line)))
     preset = PresetFolder(Path(home or default_home())).find(str(model))

@@ -10,6 +10,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.draft.drafter import Drafter
@@ -136,7 +138,7 @@ def _measure(
     drafters = engine.speculation.drafters()
     for i, prompt in enumerate(PROMPTS, start=1):
         report(f"prompt {i} of {len(PROMPTS)}")
-        tokens = engine.encode(prompt)
+        tokens = np.array(engine.encode(prompt), np.int32)
         plain += _decode(engine, tokens, (), 0, greedy, _MAX_TOKENS // 2)
         for sampling, blocks in drafted.items():
             blocks += _decode(engine, tokens, drafters, _NUM_DRAFT, sampling, _MAX_TOKENS)

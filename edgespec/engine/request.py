@@ -1,17 +1,20 @@
 """A request to an engine: its options as a caller gives them, and checked, with its prompt and its drafters."""
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from difflib import get_close_matches
+from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 import numpy as np
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
+from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
@@ -27,6 +30,30 @@ from edgespec.types import Overflow, TokenConstraint, TokenIds, TokenMask, ToolC
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
+# By our options, what other libraries and programs call them.
+_OTHERS = {
+    "max_tokens": "max_new_tokens n_predict num_predict max_completion_tokens max_length",
+    "context": "n_ctx num_ctx context_length max_model_len",
+    "num_threads": "n_threads num_thread threads",
+    "device": "n_gpu_layers num_gpu main_gpu device_map",
+    "drafter": "draft_model assistant_model speculative_config",
+    "draft_length": "num_speculative_tokens",
+    "temperature": "temp do_sample",
+    "repetition_penalty": "repeat_penalty",
+    "stop": "stop_strings stop_sequences",
+    "banned": "bad_words bad_words_ids",
+    "schema": "json_schema format guided_json",
+    "response_format": "grammar",
+    "thinking": "enable_thinking think",
+    "template_options": "chat_template_kwargs",
+    "timeout_s": "timeout max_time",
+    "system": "system_prompt",
+    "report": "verbose",
+    "memory_limit": "memory",
+    "offline": "local_files_only",
+}
+_ELSEWHERE = {name: own for own, names in _OTHERS.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +84,7 @@ class Drafting:
         if length is not None and (type(length) is not int or not 1 <= length <= MAX_DRAFT_TOKENS):
             raise UsageError(f"draft_length is {length!r}; wanted a whole number from 1 to {MAX_DRAFT_TOKENS}")
         if not isinstance(self.prediction, str):
-            raise UsageError(f"prediction is a {type(self.prediction).__name__}; wanted a text")
+            raise UsageError(f"prediction is {self.prediction!r:.60}; wanted a text")
 
 
 def choose_drafters(
@@ -186,12 +213,13 @@ class AnswerSettings:
                 raise UsageError(f"{name} is {given!r}; wanted True or False")
         if not isinstance(self.ends_loops, (bool, NoneType)):
             raise UsageError(f"ends_loops is {self.ends_loops!r}; wanted True, False or None")
-        for name, least in (("max_tokens", 0), ("logprobs", 0), ("thinking_budget", 0)):
+        for name in ("max_tokens", "logprobs", "thinking_budget"):
             given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < least):
-                raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+            if given is not None and (type(given) is not int or given < 0):
+                no_limit = ", or -1 or None for no limit" if name == "max_tokens" else ""
+                raise UsageError(f"{name} is {given!r}; wanted a whole number from 0{no_limit}")
         for name in ("stop", "banned"):
-            check_texts(name, getattr(self, name))
+            _require_spelled(name, check_texts(name, getattr(self, name)))
         if self.schema is not None and self.response_format is not None:
             raise UsageError(
                 "schema and response_format both say what the answer has to match; leave one of them out"
@@ -240,12 +268,14 @@ def answer_settings(
 
 
 def lists_options(method: Method) -> Method:
-    """Has help() and inspect.signature list the options of an answer, with their defaults, for **options."""
-    stated = signature(method)
-    own = [each for each in stated.parameters.values() if each.name != "options"]
+    """Has help() and inspect.signature list the options that a method takes by **, with their defaults."""
+    stated, known = signature(method), signature(AnswerSettings).parameters
+    *own, taken = stated.parameters.values()
+    (kind,) = get_args(taken.annotation)
+    others = {"overflow": "error"}  # of a field of SamplingParams None leaves the sampling as it is
     options = [
-        *signature(AnswerSettings).parameters.values(),
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in SamplingOptions.__annotations__),
+        known.get(name) or Parameter(name, Parameter.KEYWORD_ONLY, default=others.get(name))
+        for name in kind.__annotations__
     ]
     vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
     return method
@@ -304,22 +334,49 @@ class Request(NamedTuple):
         return append(self.prompt, self.prefill)
 
 
-def require_known(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raises TypeError, as Python does for a function that lists its arguments: one is no field of options.
-
-    Raises UsageError: One is of answers alone.
-    """
+def require_known(function: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raises TypeError, as Python does for a function that lists its arguments: one is not known; with advice."""
     for name in given:
-        if name not in options.__annotations__:
-            if name in AnswerOptions.__annotations__:
-                where = (
-                    "say or stream of the"
-                    if name in ReplyOptions.__annotations__
-                    else "Engine.generate, without a"
-                )
-                field = f", or to {function} in sampling=" if name in SamplingOptions.__annotations__ else ""
-                raise UsageError(f"{name} is an option of an answer; give it to {where} conversation{field}")
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+        if name not in known:
+            advice = _advise(function, name, known)
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{advice and '; ' + advice}")
+
+
+def explains_arguments(function: Method) -> Method:
+    """Has a function say what was meant by an argument that it does not have."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        require_known(function.__name__, given, known)
+        return function(*args, **given)
+
+    return cast("Method", call)
+
+
+def _advise(function: str, name: str, known: Collection[str]) -> str:
+    meant = _ELSEWHERE.get(name, name)
+    if meant not in known and meant in AnswerOptions.__annotations__:
+        is_of_talk = function != "load" and meant in ReplyOptions.__annotations__
+        where = "say or stream of the conversation" if is_of_talk else "Engine.generate"
+        if function.startswith("Conversation.") and meant in Settings.__annotations__:
+            where = "Engine.chat"
+        is_field = "sampling" in known and meant in SamplingOptions.__annotations__
+        field = f", or to {function} in sampling=" if is_field else ""
+        return f"{meant} is an option of an answer; give it to {where}{field}"
+    if meant not in known and meant in (*LOAD_PARAMETERS.values(), "report", "progress"):
+        return f"{meant} is an argument of load"
+    near = [meant] if meant in known else get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _require_spelled(name: str, texts: Sequence[str]) -> None:
+    """Raises UsageError: A text is empty, or has half of a surrogate pair, which no answer has."""
+    for text in texts:
+        if not text:
+            raise UsageError(f"{name} has an empty text, which every answer holds; wanted at least one character")
+        if not text.isascii() and _HALF.search(text):
+            raise UsageError(f"{name} has {text!r:.60}, half of a surrogate pair, which is no character")
 
 
 def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:

@@ -131,8 +131,6 @@ class RequestReader:
 
     def _mask_of(self, options: AnswerSettings) -> TokenMask | None:
         banned = options.banned_texts
-        if "" in banned:
-            raise UsageError("banned has an empty text, which every answer holds; wanted at least one character")
         return BannedTexts(banned, self._spelling_index) if banned else None
 
     @cached_property
@@ -177,6 +175,9 @@ class RequestReader:
         try:
             constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
         except FormatError as error:
+            if max_tokens < request.max_tokens:
+                advice = "shorten the prompt, raise --context if you gave one,"
+                error.args = (str(error).replace("allow more tokens", advice),)
             if calls:
                 raise cannot_be_ensured(error) from None
             raise

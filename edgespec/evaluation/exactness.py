@@ -89,7 +89,7 @@ class Comparison:
 
 def compare(
     target: Decoder,
-    prompts: Sequence[TokenIds],
+    prompts: Sequence[Sequence[int] | TokenIds],
     policies: Callable[[], Mapping[str, DraftPolicy]],
     samplings: Sequence[SamplingParams],
     *,
@@ -103,7 +103,7 @@ def compare(
     ends: Tokens that end an answer.
     """
     num_tokens, differences = 0, list[Difference]()
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(np.asarray(each, np.int32) for each in prompts):
         for sampling in samplings:
             sampler = GumbelSampler(sampling, len(prompt))
             plain = plain_text(target, prompt, sampler, max_tokens, ends)
@@ -219,7 +219,9 @@ class Plausible(NamedTuple):
         return self.plausible < _LEAST_PLAUSIBLE * self.judged
 
 
-def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other: Sequence[int]) -> Text:
+def compare_texts(
+    target: Decoder, prompt: Sequence[int] | TokenIds, plain: Sequence[int], other: Sequence[int]
+) -> Text:
     """Compare two greedy answers: they are equal, part at a near-tie, or are different.
 
     A near-tie is a place where the width of a pass changes the distance between two likely tokens' logits by at
@@ -238,7 +240,7 @@ def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other
     )
 
 
-def judge_tokens(target: Decoder, prompt: TokenIds, answer: Sequence[int]) -> Plausible:
+def judge_tokens(target: Decoder, prompt: Sequence[int] | TokenIds, answer: Sequence[int]) -> Plausible:
     """How many of an answer's first tokens the target finds plausible, each after those before it."""
     tokens = np.array(answer[:_NUM_JUDGED], np.int32)
     if not len(tokens):

@@ -72,7 +72,7 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
         return None
     if not isinstance(stated, Mapping):
         raise FormatError(
-            f"response_format is a {type(stated).__name__}; wanted an object with a type, or in Python schema=, "
+            f"response_format is {stated!r:.60}; wanted an object with a type, or in Python schema=, "
             "which takes a JSON schema alone, or a class"
         )
     match stated.get("type"):

@@ -85,7 +85,7 @@ def _tokens(model: HostedModel, asked: TokenizeRequest) -> dict[str, Any]:
     engine: Engine = model.engine
     if asked.messages is not None:
         messages, prefill = conversation_of(asked.messages)
-        tokens = engine.encode(messages, prefill=prefill).tolist()
+        tokens = [*engine.encode(messages, prefill=prefill)]
     else:
         tokens = list(engine.tokenize(text or ""))
     words = model.words if asked.with_pieces else None

@@ -54,7 +54,8 @@ def _is_length(name: str, value: int | str) -> None:
     is_number = type(value) is int or (isinstance(value, str) and value.isdecimal() and len(value) < 10)
     if value != "auto" and not (is_number and 0 <= int(value) <= MAX_FIXED_TOKENS):
         raise UsageError(
-            f"the draft length (--draft-length) is {value!s:.40}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens"
+            f"the draft length (--draft-length) is {value!r:.40}; wanted auto or a whole number from 0 to "
+            f"{MAX_FIXED_TOKENS}"
         )
 
 
@@ -67,19 +68,19 @@ def _are_threads(name: str, value: object) -> None:
     most, flag = max_threads(), name.removeprefix("num_").replace("_", "-")
     if not (type(value) is int and 1 <= value <= most):
         raise UsageError(
-            f"the number of threads (--{flag}) is {value!r}; wanted 1 to {most}, which is {THREADS_PER_CORE} "
-            "for each logical core of the processor"
+            f"the number of threads (--{flag}) is {value!r}; wanted a whole number from 1 to {most}, which is "
+            f"{THREADS_PER_CORE} for each logical core of the processor"
         )
 
 
 def _are_answers(name: str, value: object) -> None:
     if not (type(value) is int and 1 <= value <= MAX_ANSWERS):
-        raise UsageError(f"{name} is {value!r}; wanted 1 to {MAX_ANSWERS} answers at once")
+        raise UsageError(f"{name} is {value!r}; wanted a whole number from 1 to {MAX_ANSWERS}")
 
 
 def _is_context(name: str, value: object) -> None:
     if not (type(value) is int and value >= _LEAST_CONTEXT):
-        raise UsageError(f"{name} is {value!r}; wanted at least {_LEAST_CONTEXT} tokens")
+        raise UsageError(f"{name} is {value!r}; wanted a whole number of tokens, {_LEAST_CONTEXT} at least")
 
 
 @dataclass(frozen=True, kw_only=True)

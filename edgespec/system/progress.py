@@ -27,6 +27,10 @@ class LoadProgress(NamedTuple):
 ReportProgress = Callable[[LoadProgress], None]
 
 
+def silent(said: object) -> None:
+    """Takes lines or progress that nobody wants to see."""
+
+
 class TerminalLines:
     """Shows a program's user what load() does, on stderr where that is a terminal."""
 

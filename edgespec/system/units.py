@@ -34,9 +34,9 @@ def parse_bytes(size: int | str, what: str = "the memory limit (--memory)") -> i
     elif type(size) is int:
         num_bytes = size
     else:
-        raise UsageError(f"{what} is {str(size)[:40]!r}; wanted bytes, such as 2G or 512M")
+        raise UsageError(f"{what} is {size!r:.40}; wanted bytes, such as 2G or 512M")
     if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
-        raise UsageError(f"{what} is {size!s:.40}; wanted 1M to a million T, such as 2G or 512M")
+        raise UsageError(f"{what} is {size!r:.40}; wanted 1M to a million T, such as 2G or 512M")
     return num_bytes
 
 

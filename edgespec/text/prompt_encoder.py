@@ -230,10 +230,10 @@ def _texts(parsed: _Parsed) -> list[str]:
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {system!r}; wanted a text")
+    if isinstance(prompt, (Mapping, Message, CallMessage, ResultMessage)):
+        raise UsageError(f"the prompt is one message; put it in a list: [{prompt!r:.60}]")
     if not isinstance(prompt, str) and not is_conversation(prompt):
-        raise UsageError(
-            f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
-        )
+        raise UsageError(f"the prompt is {prompt!r:.60}; wanted a text, a list of messages or token ids")
     turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
     return turns if system is None else [Message("system", system), *turns]
 
@@ -265,6 +265,8 @@ def split_begun(turns: list[Turn], what: str = "the conversation") -> tuple[list
 def _message(each: object) -> Turn:
     if isinstance(each, (CallMessage, ResultMessage)):
         return each
+    if isinstance(given := each, (int, float, np.generic)):
+        raise UsageError(f"the prompt has {each!r}; wanted token ids, which are whole numbers, or messages")
     if isinstance(each, Mapping):
         if (role := each.get("role")) == "tool" or each.get("tool_calls"):
             return _tool_message(role, each)
@@ -273,7 +275,7 @@ def _message(each: object) -> Turn:
         _require_no_media(each["content"])
         each = Message(each["role"], _joined(each["content"]), each.get("reasoning_content") or "")
     if not isinstance(each, tuple) or len(each) not in (2, 3) or not all(isinstance(part, str) for part in each):
-        raise UsageError(f"a message is {each!r}; wanted a role and a content, which is text")
+        raise UsageError(f"a message is {given!r:.200}; wanted a role and a content, which is text")
     if each[0] not in ROLES:
         raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
     return Message(*each)

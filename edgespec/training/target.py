@@ -61,7 +61,7 @@ def write_answers(
         made: list[int] = []
         try:
             prompt = writer.write(number - num_given) if is_own else prompts[number % len(prompts)]
-            tokens = engine.encode(prompt) if prompt else np.zeros(0, np.int32)
+            tokens = np.array(engine.encode(prompt) if prompt else (), np.int32)
             if not prompt or (is_own and tokens.tobytes() in asked):
                 return None
             asked.add(tokens.tobytes())

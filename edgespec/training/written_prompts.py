@@ -62,7 +62,7 @@ class PromptWriter:
 
     def _before_turn(self, turns: Turns) -> TokenIds:
         """The tokens of a conversation up to where the text of the user's next turn begins."""
-        found = [self._engine.encode([*turns, _turn("user", each)]).tolist() for each in _BEGINNINGS]
+        found = [self._engine.encode([*turns, _turn("user", each)]) for each in _BEGINNINGS]
         same = takewhile(lambda tokens: len({*tokens}) == 1, zip(*found, strict=False))
         return np.array([tokens[0] for tokens in same], np.int32)
 

@@ -49,7 +49,7 @@ def test_stats_name_the_drafters_that_were_chosen(engine: Engine) -> None:
 
 
 def test_an_answer_that_was_predicted_takes_a_fraction_of_the_passes(engine: Engine) -> None:
-    prompt = engine.encode(PROMPT)
+    prompt = np.array(engine.encode(PROMPT), np.int32)
     wanted = engine.generate(PROMPT, max_tokens=40)
     drafter = PredictionDrafter(prompt, np.array(wanted.token_ids, np.int32))
     tokens, passes = list(prompt.tolist()), 0

@@ -74,7 +74,7 @@ def test_what_is_no_text_is_refused(engine: Engine) -> None:
         engine.embed(["a", ""])
     with pytest.raises(UsageError, match="wanted a str or a list"):
         engine.embed([])
-    with pytest.raises(UsageError, match="the text is a int"):
+    with pytest.raises(UsageError, match="the text is 3; wanted a str"):
         engine.embed([3])  # type: ignore[list-item]
     with pytest.raises(ContextOverflow):
         engine.embed("a" * (tiny.CONTEXT + 1))

@@ -285,7 +285,7 @@ def test_a_cache_takes_the_memory_of_a_prompt_before_its_first_pass(tiny_model: 
 
 @pytest.mark.parametrize("asked", [0, 17, 2.0, True, "4"])
 def test_numbers_of_answers_that_make_no_sense_are_refused(tiny_model: Path, asked: Any) -> None:
-    with pytest.raises(UsageError, match=r"max_parallel is .*; wanted 1 to 16"):
+    with pytest.raises(UsageError, match=r"max_parallel is .*; wanted a whole number from 1 to 16"):
         load(tiny_model, max_parallel=asked)
 
 

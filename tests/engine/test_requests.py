@@ -1,5 +1,8 @@
 """What may be asked of an engine beside a text: ids, raw texts, beginnings, log-probabilities, banned texts."""
 
+import asyncio
+import inspect
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +18,7 @@ from edgespec import (
     ContextOverflow,
     Conversation,
     Engine,
+    FormatError,
     LoadProgress,
     ModelError,
     SamplingParams,
@@ -53,16 +57,21 @@ def drafting(request: pytest.FixtureRequest, tiny_model: Path, tiny_drafter: Pat
 
 @pytest.mark.parametrize("as_given", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.uint64)])
 def test_ids_of_a_prompt_are_the_prompt(engine: Engine, as_given: Any) -> None:
-    ids = as_given(engine.encode(PROMPT).tolist())
+    ids = as_given(engine.encode(PROMPT))
     assert engine.generate(ids, max_tokens=20).token_ids == engine.generate(PROMPT, max_tokens=20).token_ids
-    assert engine.encode(ids).tolist() == list(ids)
+    assert engine.encode(ids) == tuple(ids)
     assert engine.count(ids) == len(ids)
 
 
 @pytest.mark.parametrize(
     ("prompt", "options", "refused"),
     [
-        (b"the in", {}, "the prompt has the type bytes; wanted a text"),
+        (b"the in", {}, "the prompt is b'the in'; wanted a text"),
+        (MESSAGES[0], {}, "the prompt is one message; put it in a list: "),
+        ({"role": "user", "content": "hi"}, {}, "the prompt is one message; put it in a list: "),
+        ([1.5], {}, "the prompt has 1.5; wanted token ids, which are whole numbers"),
+        ([True], {}, "the prompt has True; wanted token ids, which are whole numbers"),
+        ([{"role": "user", "content": 3}], {}, "a message is {'role': 'user', 'content': 3}; wanted a role"),
         (PROMPT, {"raw": "yes"}, "raw is 'yes'; wanted True or False"),
         (PROMPT, {"prefill": 5}, "prefill is 5; wanted a text or token ids"),
         (PROMPT, {"whole_tool_calls": "yes"}, "whole_tool_calls is 'yes'; wanted True or False"),
@@ -75,7 +84,7 @@ def test_what_has_the_wrong_type_is_refused_by_its_name(
         engine.generate(prompt, **options)
 
 
-@pytest.mark.parametrize(("name", "given"), [("progress", 5), ("report", None)])
+@pytest.mark.parametrize(("name", "given"), [("progress", 5), ("report", 0)])
 def test_what_is_to_be_called_while_loading_is_a_function(tiny_model: Path, name: str, given: Any) -> None:
     options: dict[str, Any] = {name: given}
     with pytest.raises(UsageError, match=f"{name} is {given}; wanted a function"):
@@ -133,13 +142,13 @@ def test_a_whole_answer_takes_every_option_of_a_stream(engine: Engine) -> None:
 
 def test_the_rendered_template_as_raw_text_is_the_chat(engine: Engine) -> None:
     rendered = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
-    assert engine.encode(rendered, raw=True).tolist() == engine.encode(PROMPT).tolist()
+    assert engine.encode(rendered, raw=True) == engine.encode(PROMPT)
     raw, chat = engine.generate(rendered, raw=True, max_tokens=20), engine.generate(MESSAGES, max_tokens=20)
     assert (raw.text, raw.token_ids, raw.prompt_tokens) == (chat.text, chat.token_ids, chat.prompt_tokens)
 
 
 def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None:
-    assert engine.encode("the in", raw=True).tolist() == list(engine.tokenize("the in"))
+    assert engine.encode("the in", raw=True) == engine.tokenize("the in")
     assert engine.detokenize(engine.tokenize("the in é")) == "the in é"
     assert engine.detokenize([]) == ""
 
@@ -364,7 +373,7 @@ def test_a_last_message_of_the_assistant_is_continued(engine: Engine, reasoning:
 
 def test_the_content_of_a_message_may_be_parts_of_text(engine: Engine) -> None:
     parts = [{"type": "text", "text": "in the"}, {"type": "text", "text": " an"}]
-    assert engine.encode([{"role": "user", "content": parts}]).tolist() == engine.encode(MESSAGES).tolist()
+    assert engine.encode([{"role": "user", "content": parts}]) == engine.encode(MESSAGES)
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     with pytest.raises(UsageError, match="of the type 'image_url'; wanted text alone: images are not read"):
         engine.encode([{"role": "user", "content": [*parts, picture]}])
@@ -375,9 +384,9 @@ def test_the_content_of_a_message_may_be_parts_of_text(engine: Engine) -> None:
 def test_errors_name_the_argument_that_was_given(engine: Engine) -> None:
     with pytest.raises(UsageError, match=r"drafting is 3; wanted Drafting"):
         engine.generate(PROMPT, drafting=3)
-    with pytest.raises(UsageError, match=r"temperature .* give it to say or stream .* sampling="):
+    with pytest.raises(TypeError, match=r"temperature .* give it to say or stream .* sampling="):
         engine.chat(temperature=0.5)
-    with pytest.raises(UsageError, match=r"timeout_s is an option of an answer; give it to say or stream"):
+    with pytest.raises(TypeError, match=r"timeout_s is an option of an answer; give it to say or stream"):
         engine.chat(timeout_s=3)
     for options in ({"schema": {"not": {}}}, {"schema": list[str], "max_tokens": 1}):
         with pytest.raises(UsageError, match="schema") as refused:
@@ -387,6 +396,96 @@ def test_errors_name_the_argument_that_was_given(engine: Engine) -> None:
     talk.say("in")
     with pytest.raises(ContextOverflow, match=r"raise context= if you gave one.*overflow='drop-oldest'"):
         talk.say("the in " * engine.context_length)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "advice"),
+    [
+        ("generate", "temprature", "did you mean temperature?"),
+        ("stream", "max_new_tokens", "did you mean max_tokens?"),
+        ("generate", "n_ctx", "context is an argument of load"),
+        ("generate", "verbose", "report is an argument of load"),
+        ("agenerate", "chat_template_kwargs", "did you mean template_options?"),
+        (
+            "chat",
+            "repeat_penalty",
+            "repetition_penalty is an option of an answer; give it to say or stream of the ",
+        ),
+    ],
+)
+def test_an_option_by_the_name_of_another_library_is_refused_with_ours(
+    engine: Engine, method: str, given: str, advice: str
+) -> None:
+    async def ask() -> None:
+        asked = getattr(engine, method)(*([] if method == "chat" else [PROMPT]), **{given: 1})
+        await asked
+
+    with pytest.raises(TypeError, match=rf"^Engine\.{method}\(\) .* '{given}'; {re.escape(advice)}"):
+        asyncio.run(ask())
+
+
+def test_none_shows_nothing_and_drafts_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    with load(tiny_model, drafter=None, report=None, progress=None, home=tmp_path) as engine:
+        assert engine.open_drafters == ()
+
+
+def test_a_conversation_and_load_refuse_options_as_a_single_answer_does(engine: Engine, tiny_model: Path) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'temprature'; did you mean temperature\?"):
+        engine.chat().say(PROMPT, temprature=1)  # type: ignore[call-arg]
+    for given, advice in (("n_threads", "did you mean num_threads?"), ("do_sample", "temperature is an option")):
+        with pytest.raises(TypeError, match=rf"^load\(\) got .* '{given}'; {re.escape(advice)}"):
+            load(tiny_model, **{given: 1})
+
+
+@pytest.mark.parametrize(
+    "method", [Engine.generate, Engine.agenerate, Engine.stream, Engine.chat, Conversation.say]
+)
+def test_help_lists_the_options(method: Any) -> None:
+    listed = inspect.signature(method).parameters
+    assert {"max_tokens", "schema"} <= listed.keys()
+    assert not {"options", "settings"} & listed.keys()
+    assert "overflow" not in listed or listed["overflow"].default == "error"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": -2}, "max_tokens is -2; wanted a whole number from 0, or -1 or None for no limit"),
+        ({"max_tokens": "5"}, "max_tokens is '5'; wanted a whole number from 0"),
+        ({"top_k": 2.5}, "top_k is 2.5; wanted a whole number from 0"),
+        ({"seed": "a"}, "seed is 'a'; wanted a whole number from 0 to 18446744073709551615"),
+        ({"stop": ""}, "stop has an empty text"),
+        ({"stop": ["a", ""]}, "stop has an empty text"),
+        ({"stop": "a\ud800"}, r"stop has 'a\\ud800', half of a surrogate pair"),
+        ({"banned": "\udfff"}, r"banned has '\\udfff', half of a surrogate pair"),
+    ],
+)
+def test_what_no_answer_can_have_is_refused_with_what_is_wanted(
+    engine: Engine, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        engine.generate(PROMPT, **options)
+
+
+def test_a_schema_that_the_context_cuts_is_refused_with_the_context(engine: Engine) -> None:
+    long = {"type": "string", "minLength": 5000}
+    with pytest.raises(
+        FormatError, match="; shorten the prompt, raise context= if you gave one, or use a smaller"
+    ):
+        engine.generate(PROMPT, schema=long)
+    with pytest.raises(FormatError, match="; allow more tokens or use a smaller"):
+        engine.generate(PROMPT, schema=long, max_tokens=9)
+
+
+def test_an_answer_is_shown_in_a_line(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, max_tokens=9)
+    assert json.loads(json.dumps(answer.token_ids + engine.encode(PROMPT)))
+    assert repr(answer) == f"<Completion {answer.text!r}, length, 9 tokens>"
+    assert re.fullmatch(
+        r"<Stats of 9 tokens in \d passes(, [\d.]+ tokens/s)?(, \d of \d drafted accepted)?>", repr(answer.stats)
+    )
+    *_, last = engine.stream(PROMPT, max_tokens=2)
+    assert repr(last) == f"<Chunk {last.text!r}, {len(last.token_ids)} tokens, length>"
 
 
 def test_a_question_is_no_system_message(engine: Engine) -> None:

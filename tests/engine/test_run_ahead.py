@@ -354,7 +354,7 @@ def test_a_stop_string_ends_the_answer_of_a_slow_reader_as_that_of_a_fast_one(en
 
 
 def test_passes_that_wait_hold_no_logits(engine: Engine) -> None:
-    request = Request(engine.encode(PROMPT), AnswerSettings(sampling=HOT, max_tokens=20))
+    request = Request(np.array(engine.encode(PROMPT), np.int32), AnswerSettings(sampling=HOT, max_tokens=20))
     made = Generation(engine._model, engine._drafting)._passes(engine.target, request, Ticket(), [], {})
     assert all(each.block.logits.size == 0 for each in islice(made, 3))
     made.close()

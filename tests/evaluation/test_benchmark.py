@@ -6,6 +6,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from edgespec import Chunk, Engine, SamplingParams, UsageError, load
@@ -378,7 +379,8 @@ def test_nonsense_has_no_speed(plausible: int, speed: float | None) -> None:
 
 def test_tokens_of_the_model_are_plausible_and_others_are_not(tiny_model: Path) -> None:
     with load(tiny_model, drafter="none") as engine:
-        prompt, made = engine.encode("an on an on"), engine.generate("an on an on", max_tokens=20)
+        prompt = np.array(engine.encode("an on an on"), np.int32)
+        made = engine.generate("an on an on", max_tokens=20)
         assert not judge_tokens(engine.target, prompt, made.token_ids).is_nonsense
         assert judge_tokens(engine.target, prompt, made.token_ids).judged == len(made.token_ids)
         rows = engine.target.logits(prompt, 1)
@@ -387,7 +389,8 @@ def test_tokens_of_the_model_are_plausible_and_others_are_not(tiny_model: Path) 
 
 def test_texts_that_part_where_tokens_are_far_apart_are_different(tiny_model: Path) -> None:
     with load(tiny_model, drafter="none") as engine:
-        prompt, made = engine.encode("an on an on"), engine.generate("an on an on", max_tokens=6).token_ids
+        prompt = np.array(engine.encode("an on an on"), np.int32)
+        made = engine.generate("an on an on", max_tokens=6).token_ids
         worst = int(engine.target.logits(prompt, 1)[-1].argmin())
         assert compare_texts(engine.target, prompt, made, made) == "equal"
         assert compare_texts(engine.target, prompt, made, [worst, *made[1:]]) == "different"

@@ -84,7 +84,7 @@ def test_folder_is_loaded_as_it_is_and_said_to_be_unverified(folder: Path, tmp_p
         manifest = engine.manifest
         assert engine.generate("the in", max_tokens=5).token_ids
         assert "<|im_start|>user" in engine.tokenizer._tokenizer.decode(
-            engine.encode("the").tolist(), skip_special_tokens=False
+            list(engine.encode("the")), skip_special_tokens=False
         )
     assert (manifest.context_length, manifest.eos_token_ids, manifest.files) == (600, (2,), {})
     assert manifest.kv_cache.form == "shared_buffer"

@@ -81,7 +81,7 @@ def test_a_target_writes_turns_of_users_tasks_and_second_turns(tiny_model: Path)
         for text in ("Write", "9 lives", "hello"):
             ids = engine.encode(text)
             assert np.array_equal(ids[: len(begin)], begin)
-            assert engine.tokenizer.decode(ids[len(begin) :].tolist()).startswith(text)
+            assert engine.tokenizer.decode(list(ids[len(begin) :])).startswith(text)
         written = {number: writer.write(number) for number in range(24)}
         kinds = {number % 8: len(turns) for number, turns in written.items() if turns}
         assert {kinds[kind] for kind in kinds if kind < 7} == {1}
