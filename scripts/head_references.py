@@ -29,9 +29,8 @@ def open_reference(package: str, folder: Path, layers: Mapping[str, Any], lent: 
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return {"speculators": _of_speculators, "dflash": _of_zlab, "deepspec": _of_deepspec}[package](
-        folder, dict(layers), lent
-    )
+    known = {"speculators": _of_speculators, "dflash": _of_zlab, "deepspec": _of_deepspec}
+    return (known | {"transformers": _of_gemma})[package](folder, dict(layers), lent)
 
 
 def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
@@ -74,7 +73,7 @@ def _of_zlab(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
     model = _exact(kind.from_pretrained(folder, dtype=torch.float32), layers)
     for layer in model.layers:  # newer releases of transformers leave the setting out of a configuration
         layer.self_attn.is_causal = layers.get("is_causal", layer.self_attn.is_causal)
-    matrix = _weights(lent)["model.embed_tokens.weight"]
+    matrix = _weights(lent)["embedding"]
     zlab._sample_probs = lambda probs: probs.argmax(-1)  # the likeliest, as was drafted
 
     def head(hidden: Tensor) -> Tensor:
@@ -132,6 +131,62 @@ def _of_deepspec(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
     return rows
 
 
+def _of_gemma(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
+    """An assistant of Gemma 4, and the two layers of its target whose keys it reads."""
+    import torch
+    from transformers import Gemma4AssistantForCausalLM, Gemma4TextConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextRotaryEmbedding
+
+    model = Gemma4AssistantForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    kinds, weights = ("sliding_attention", "full_attention"), _weights(lent)
+    numbers = sorted({int(role.partition(".")[0]) for role in weights if "." in role})
+    scale = (wide := weights["embedding"].shape[1]) ** 0.5
+    config = Gemma4TextConfig(
+        hidden_size=wide, num_hidden_layers=2, layer_types=[*kinds], num_attention_heads=8, head_dim=256,
+        global_head_dim=512, num_key_value_heads=layers["num_key_value_heads"], num_kv_shared_layers=0,
+        hidden_size_per_layer_input=0, vocab_size=8, intermediate_size=8, rms_norm_eps=layers["rms_norm_eps"],
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    turn, parts = Gemma4TextRotaryEmbedding(config), {"k": "k_proj", "v": "v_proj", "k_norm": "k_norm"}
+    shares = torch.arange(256, dtype=torch.float64) / 256
+    for rotary in (turn, model.model.rotary_emb):  # rounded once, as by _exact
+        rotary.sliding_attention_inv_freq = (1e4 ** -shares[::2]).float()
+        rotary.full_attention_inv_freq = torch.where(shares < 0.25, 1e6**-shares, 0).float()
+    sources = [Gemma4TextDecoderLayer(config, i).eval() for i in range(2)]
+    for number, source in zip(numbers, sources, strict=True):
+        found = {f"self_attn.{name}.weight": weights[f"{number}.{part}"] for part, name in parts.items()}
+        found["input_layernorm.weight"] = weights[f"{number}.input_norm"]
+        source.load_state_dict(found, strict=False)
+
+    def rows(text: Tensor, states: Tensor, drafted: list[int]) -> tuple[Tensor, Tensor]:
+        *inputs, final = states.chunk(3, dim=-1)
+        held: dict[str, Tensor] = {}
+        count = states.shape[1]
+        for kind, source, given in zip(kinds, sources, inputs, strict=True):
+            positions = turn(given, torch.arange(count)[None], kind)
+            source.self_attn(
+                source.input_layernorm(given),
+                position_embeddings=positions,
+                attention_mask=None,
+                shared_kv_states=held,
+            )
+        state, found = final[:, -1:], []
+        for token in (int(text[0, -1]), *drafted[:-1]):
+            embedded = (weights["embedding"][token] * scale)[None, None]
+            made = model(
+                inputs_embeds=torch.cat([embedded, state], dim=-1),
+                attention_mask=torch.ones(1, count, dtype=torch.long),
+                position_ids=torch.tensor([[count]]),
+                shared_kv_states=held,
+            )
+            state, logits = made.last_hidden_state, made.logits[0, -1]
+            chosen = logits > logits.min() if model.masked_embedding else torch.ones_like(logits, dtype=torch.bool)
+            found.append(torch.where(chosen, logits, -30000.0))
+        return torch.stack(found), torch.zeros(0)
+
+    return rows
+
+
 def _fill(model: Any, weights: Mapping[str, Tensor], may_lack: tuple[str, ...] = ()) -> None:
     """Put a head's weights into a model, of which each has to find its place."""
     missing, left = model.load_state_dict(weights, strict=False)
@@ -147,7 +202,7 @@ def _of_speculators(folder: Path, layers: dict[str, Any], lent: Path) -> Referen
     """Heads of vLLM's speculators, and those that others wrote whose arithmetic is the same."""
     stated = _settings(folder)
     weights = _weights(folder / "model.safetensors")
-    weights.setdefault("embed_tokens.weight", _weights(lent)["model.embed_tokens.weight"])
+    weights.setdefault("embed_tokens.weight", _weights(lent)["embedding"])
     weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
     own = {**stated.get("dflash_config", {}), **stated}
     if any(name.startswith("mtp.") for name in weights):

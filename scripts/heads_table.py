@@ -6,16 +6,17 @@
 Each head has the names, the settings and all the sizes of a published one (tests/support/published_heads.py), and
 random weights. edgespec exports it in fp32 and drafts after a text; then again after a text that goes on with a
 part of that draft. The reference, in PyTorch, is given the same text, the same hidden states and the same drafted
-tokens: packages speculators (vLLM) and dflash (Z Lab), and a clone of deepseek-ai/DeepSpec. A line has the
-largest difference of a logit over all drafts, or of a chance where the head states one; it should be below 1e-4
-of what logits spread by. Exits with 1 where one is not. A head takes up to 14 GB of memory and minutes, and with
---vocabulary N, which leaves it N of its tokens, half of that.
+tokens: packages speculators (vLLM), dflash (Z Lab) and transformers, and a clone of deepseek-ai/DeepSpec. A line
+has the largest difference of a logit over all drafts, or of a chance where the head states one; it should be
+below 1e-4 of what logits spread by. Exits with 1 where one is not. A head takes up to 14 GB of memory and
+minutes, and with --vocabulary N, which leaves it N of its tokens, half of that.
 """
 
 import gc
 import sys
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,8 @@ CASES = (
     Case("DSpark", "LiquidAI/LFM2.5-1.2B-Instruct-DSpark", "speculators", 300),
     Case("MTP", "the MTP layer of Qwen/Qwen3.5-0.8B", "speculators"),
     Case("MTP", "the MTP layer of Qwen/Qwen3.5-4B", "speculators"),
+    Case("MTP", "google/gemma-4-E2B-it-assistant", "transformers", 600),
+    Case("MTP", "google/gemma-4-E4B-it-assistant", "transformers", 600),
 )
 
 
@@ -158,6 +161,7 @@ def parts(head: PublishedHead) -> str:
         "norms before fusing": "fc_norm.0" in names,
         "pairs": own.get("rope_is_neox_style") is False,
         "gates": "mtp." in names,
+        "clusters": "centroids" in names,
         "trimmed": head.tokens,
     }
     return ", ".join(part for part, is_there in found.items() if is_there)
@@ -191,22 +195,31 @@ def expected(reference: Reference, draft: Draft, features: Floats) -> tuple[Floa
     return rows.numpy(), chances.numpy()
 
 
-def draw(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Floats]:
+def draw(shapes: Mapping[str, tuple[int, ...]], seed: int, *, is_unscaled: bool = False) -> dict[str, Floats]:
+    """Random weights. is_unscaled: Scores of attention are as queries and keys give them."""
     rng, made = np.random.default_rng(seed), {}
     for name, size in shapes.items():
-        drawn = rng.standard_normal(size, np.float32)
-        is_gain, less = "norm" in name.rpartition(".")[0].rpartition(".")[2], float("mtp." not in name)
-        made[name] = less + 0.1 * drawn if is_gain else drawn * np.float32(size[-1] ** -0.5)
+        drawn, part = rng.standard_normal(size, np.float32), name.removesuffix(".weight").rpartition(".")[2]
+        less = float("mtp." not in name)
+        made[name] = less + 0.1 * drawn if "norm" in part else drawn * np.float32(size[-1] ** -0.5)
+        if part in ("q_norm", "k_norm") and is_unscaled:  # or all attention would be to one token
+            made[name] *= np.float32(size[-1] ** -0.25)
     return made
 
 
 def write_head(folder: Path, head: PublishedHead) -> Path:
-    """Write a head with random weights, and the file of what its target lends it."""
-    hidden, vocab_size, _ = head.target
+    """Write a head with random weights, and the file of what its target lends it, by role."""
     head.write(folder / "head")
     lists = {name: each.values() for name, each in read_head(folder / "head").integers.items()}
-    save_file({**draw(head.shapes, 1), **lists}, folder / "head" / "model.safetensors")
-    save_file(draw({"model.embed_tokens.weight": (vocab_size, hidden)}, 2), folder / "lent.safetensors")
+    own = {name: size for name, size in head.shapes.items() if name not in lists}
+    is_unscaled = "backbone_hidden_size" in head.config
+    save_file({**draw(own, 1, is_unscaled=is_unscaled), **lists}, folder / "head" / "model.safetensors")
+    tiny.write_huggingface(folder / "target", tiny.random_weights())
+    tensors = shaped(read_source(folder / "target"), head).tensors
+    lent = {
+        role: (each.rows, each.columns) if each.rows > 1 else (each.columns,) for role, each in tensors.items()
+    }
+    save_file(draw(lent, 2, is_unscaled=is_unscaled), folder / "lent.safetensors")
     return folder / "lent.safetensors"
 
 
@@ -221,7 +234,9 @@ def drafts_of(folder: Path, head: PublishedHead, features: Floats, num_before: i
     drafts = []
     for number in range(NUM_DRAFTS):
         store.put(0, text[:-1], features[: len(text) - 1])
-        drafts.append(draft(opened, text, min(NUM_DRAFTED, max(head.num_drafted, 2))))
+        drafts.append(
+            draft(opened, text, min(NUM_DRAFTED, head.num_drafted if head.num_drafted > 1 else NUM_DRAFTED))
+        )
         drafts[-1] = drafts[-1]._replace(rows=drafts[-1].rows[:, : head.tokens or vocab_size])
         text = np.concatenate([text, drafts[-1].tokens[:number], [7]]).astype(np.int32)
     return drafts
@@ -240,13 +255,10 @@ def draft(opened: Decoder, text: TokenIds, num_tokens: int) -> Draft:
 
 
 def plan(folder: Path, head: PublishedHead, context_length: int) -> PlannedHead:
-    """The plan of a head for a target of which only the embedding is there."""
-    tiny.write_huggingface(folder / "target", tiny.random_weights())
-    target = read_source(folder / "target")
-    embedding = read_tensors([folder / "lent.safetensors"])[0]["model.embed_tokens.weight"]
-    target = shaped(target, head)
-    config = replace(target.config, context_length=context_length)
-    target = replace(target, config=config, tensors={"embedding": embedding})
+    """The plan of a head for a target of which only what it lends is there."""
+    target = shaped(read_source(folder / "target"), head)
+    tensors, _ = read_tensors([folder / "lent.safetensors"])
+    target = replace(target, config=replace(target.config, context_length=context_length), tensors=tensors)
     return plan_head(target, read_head(folder / "head"), "fp32")
 
 

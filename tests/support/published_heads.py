@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.export.decoder_config import Layer
-from edgespec.export.rotary import plain_rotary
+from edgespec.export.rotary import Rotary, plain_rotary
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
@@ -97,12 +97,14 @@ def shaped(target: LoadedSource, head: PublishedHead) -> LoadedSource:
 def _with_keys(target: LoadedSource, head: PublishedHead) -> LoadedSource:
     """The target of an assistant, which reads keys of two of its layers."""
     hidden, vocab_size, num_layers = head.target
-    inner, rotary = layers_of(head), target.config.layers[0].rotary
+    inner, shares = layers_of(head), np.arange(256) / 256
+    turned = np.where(shares < 0.25, 1e6**-shares, 0).astype(np.float32)  # a quarter of a wide head
+    rotaries = {512: plain_rotary(1e4, 256), None: Rotary(turned)}
     sources = dict(zip((512, None), (number + 1 for number in head.reads), strict=False))
     kv_heads, tensors = inner["num_key_value_heads"], {"embedding": (vocab_size, hidden)}
     each = {
         window: Layer(rotary=rotary, sliding_window=window, num_kv_heads=kv_heads, head_dim=256 if window else 512)
-        for window in sources
+        for window, rotary in rotaries.items()
     }
     made = [each[None if i == sources[None] else 512] for i in range(max(sources.values()) + 1)]
     made += [replace(each[512], keys_of=sources[512])] * (num_layers - len(made))
@@ -110,7 +112,8 @@ def _with_keys(target: LoadedSource, head: PublishedHead) -> LoadedSource:
         size = each[window].head_dim or 0
         tensors |= {f"{i}.{part}": (kv_heads * size, hidden) for part in "kv"}
         tensors |= {f"{i}.k_norm": (1, size), f"{i}.input_norm": (1, hidden)}
-    config = replace(target.config, hidden_size=hidden, vocab_size=vocab_size, layers=tuple(made), num_heads=8)
+    sizes: dict[str, Any] = {"hidden_size": hidden, "vocab_size": vocab_size, "embedding_scale": hidden**0.5}
+    config = replace(target.config, layers=tuple(made), num_heads=8, **sizes)
     stored = {name: StoredTensor(name, Path("none"), 0, *shape, "BF16") for name, shape in tensors.items()}
     return replace(target, config=config, tensors=stored)
 
