@@ -179,7 +179,6 @@ def _require_layers(config: DecoderConfig, form: str) -> None:
     found = {
         "experts": config.routing is not None and form == "npu",
         "layers of different heads": config.sharing_layers or config.other_heads or config.layer_input_size,
-        "recurrent layers": config.recurrence,
         "layers without attention": config.is_mixed and form == "npu",
     }
     named = next((what for what, is_there in found.items() if is_there), None)

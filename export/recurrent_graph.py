@@ -21,10 +21,12 @@ class _Spans(NamedTuple):
 
     lengths: How many rows go into the state, and how many come behind them.
     first_new: The first row of a new token.
+    first_read: The same among the rows that are read, which begin with an empty one in the gpu form.
     """
 
     lengths: ir.Value
     first_new: ir.Value
+    first_read: ir.Value
 
 
 class RecurrenceWriter:
@@ -34,6 +36,7 @@ class RecurrenceWriter:
         self._write = write
         self.num_settled = typed_value(NUM_SETTLED, ir.DataType.INT64, [1])
         self._spans: _Spans | None = None
+        self._has_edges = not write.rule.has_fused_products
 
     def rows(self, parts: Sequence[ir.Value], past: ir.Value, present: ir.Value) -> ir.Value:
         """The rows of the past and of new tokens, of which present gets those that the next pass needs."""
@@ -61,12 +64,18 @@ class RecurrenceWriter:
     ) -> ir.Value:
         """The values that new tokens read from the state, which is given as it is behind the settled rows.
 
+        In the gpu form a row of zeros stands before all rows and one behind them, so that both parts have a row:
+        without one, WebGPU's kernel ends the process. Zeros leave a state as it is.
+
         Args:
             parts: Queries, keys, values and what the rule takes beside them, of all rows.
             how: Attributes of LinearAttention.
         """
         write = self._write
         spans = self._find_spans(parts[0], x)
+        if self._has_edges:
+            pads = write.constant("edges", np.array([0, 1, 0, 0, 1, 0]))
+            parts = [write.op("Pad", part, pads) for part in parts]
         cut = [
             write.nodes.node(
                 "Split", [part, spans.lengths], [ir.Value(name=f"{i}.{at}.{n}") for n in "ab"], axis=1
@@ -78,7 +87,9 @@ class RecurrenceWriter:
         write.nodes.node("LinearAttention", [*settled[:3], past, *settled[3:]], [first, present], **how)
         outputs = [ir.Value(name=f"{i}.guessed"), ir.Value(name=f"{i}.guessed_state")]
         write.nodes.node("LinearAttention", [*guessed[:3], present, *guessed[3:]], outputs, **how)
-        return self.new(write.op("Concat", first, outputs[0], axis=1))
+        rows, (end, axis) = write.op("Concat", first, outputs[0], axis=1), self._ends()
+        end = write.constant("last_edge", np.array([-1])) if self._has_edges else end
+        return write.op("Slice", rows, spans.first_read, end, axis)
 
     def split(self, name: str, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
         outputs = [ir.Value(name=f"{name}.{at}") for at in range(len(sizes))]
@@ -117,8 +128,12 @@ class RecurrenceWriter:
         if self._spans is None:
             op = self._write.op
             total, new = (op("Shape", y, start=1, end=2) for y in (rows, x))
-            rest = op("Sub", total, self.num_settled)
-            self._spans = _Spans(op("Concat", self.num_settled, rest, axis=0), op("Sub", total, new))
+            first_new, first_read = (op("Sub", total, new),) * 2
+            lengths = op("Concat", self.num_settled, op("Sub", total, self.num_settled), axis=0)
+            if self._has_edges:
+                one = self._write.constant("one", np.array([1]))
+                lengths, first_read = op("Add", lengths, one), op("Add", first_new, one)
+            self._spans = _Spans(lengths, first_new, first_read)
         return self._spans
 
     def _ends(self) -> tuple[ir.Value, ir.Value]:

@@ -342,12 +342,6 @@ def make_cache(ort: Any, session: Any, binding: Any, manifest: Manifest, device:
     Raises DeviceUnavailable: The cache's form is not for the device.
     """
     if manifest.kv_cache.form == "shared_buffer":
-        if manifest.kv_cache.recurrence and device.memory != "cpu":
-            raise DeviceUnavailable(
-                f"{manifest.name} has recurrent layers, which run on the CPU, not on '{device.name}'; use "
-                "--device cpu",
-                device=device.name,
-            )
         return SharedCache(ort, session, binding, manifest, device)
     if device.memory != "cpu":
         raise DeviceUnavailable(

@@ -73,7 +73,8 @@ def _load_recording(graph: Path, manifest: Manifest, device: Device, **options: 
     content = fast_model(graph, manifest, device)
     names = manifest.signature
     takes_length = names.attention_mask and names.num_logits_to_keep and not names.position_ids
-    takes_length = takes_length and not manifest.kv_cache.convolutions  # whose rows lie elsewhere in each pass
+    kv = manifest.kv_cache
+    takes_length = takes_length and not (kv.convolutions or kv.recurrence)  # whose rows lie elsewhere in each pass
     if content and device.records_passes and takes_length and not options.get("deterministic"):
         try:
             return load_graph(graph, cuda.recording(device), content, **options)

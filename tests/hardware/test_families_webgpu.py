@@ -26,7 +26,11 @@ pytestmark = [
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 80).astype(np.int32)
 
 
-@pytest.fixture(params=[("lfm2", "fp32"), ("lfm2_moe", "int4"), ("mixtral", "int4")])
+# Of heads of 16 numbers: for those of 32 Mesa's lavapipe does not compile the attention of several tokens.
+CASES = [("lfm2", "fp32"), ("lfm2_moe", "int4"), ("granitemoehybrid-mamba", "fp32")]
+
+
+@pytest.fixture(params=[*CASES, ("qwen3_5", "fp32")])
 def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A model folder in the gpu form: in single precision, which every adapter runs, if it has no experts."""
     family, precision = request.param
@@ -34,6 +38,11 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         pytest.skip("needs half floats, which SwiftShader lacks: run it on lavapipe")
     config = {**FAMILIES[family]["config"], "max_position_embeddings": 256}
     weights = stored_experts(family, "huggingface", weights_of(family))
+    if family == "qwen3_5":
+        config |= {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 4, "rope_parameters": None}
+        config |= {"partial_rotary_factor": 1.0, "rope_theta": 10000.0}
+        norms = ("q_norm.weight", "k_norm.weight")
+        weights = {name: value[:16] if name.endswith(norms) else value for name, value in weights.items()}
     tiny.write_huggingface(tmp_path / "hf", weights, config=config)
     export_model(tmp_path / "hf", tmp_path / "gpu", precision=precision, form="gpu")
     return tmp_path / "gpu"
@@ -42,13 +51,16 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
     manifest, device = read_manifest(model), find_device("webgpu")
     there, here = OnnxDecoder(model, manifest, device), OnnxDecoder(model, manifest, find_device("cpu"))
-    assert find_strays(read_node_placement(there._passes._session), device, 1) is None
+    assert find_strays(read_node_placement(there._passes._session), device, 5) is None  # four count lengths
     there.logits(TOKENS[:40], 1)
     for kept, num_new in ((40, 1), (41, 5), (43, 4), (44, 3), (20, 2), (21, 40), (7, 1), (0, 3)):
         tokens = np.append(TOKENS[:kept], TOKENS[80 - num_new :])
         found, expected = there.logits(tokens, num_new), here.logits(tokens, num_new)
-        limit = 1e-3 if manifest.precision == "fp32" else 0.3
-        np.testing.assert_allclose(found, expected, atol=limit, err_msg=f"{kept} {num_new}")
+        errors = (found - expected).std(axis=1) / expected.std()
+        # In int4 an expert that is a near tie may be another one's on the CPU, which rounds activations.
+        worst, usual = (1e-4, 1e-4) if manifest.precision == "fp32" else (0.4, 0.05)
+        assert errors.max() < worst, (kept, num_new)
+        assert np.median(errors) < usual, (kept, num_new)
 
 
 def test_drafts_give_the_text_of_plain_decoding(model: Path, tmp_path: Path) -> None:
