@@ -66,14 +66,17 @@ def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
 def test_drafts_give_the_text_of_plain_decoding(model: Path, tmp_path: Path) -> None:
     tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights())
     export_model(tmp_path / "tiny.gguf", tmp_path / "drafter", precision="int4")
-    sampling = SamplingParams(temperature=0.8, seed=3)
+    # Experts on WebGPU give other last bits in passes of other widths, which deterministic mode refuses.
+    is_same = read_manifest(model).precision == "fp32"
+    mode = {"deterministic": True} if is_same else {"exact": True}
+    sampling = SamplingParams(temperature=0.8 if is_same else 0.0, seed=3)
     texts = []
     for options in (
         {"drafter": "none"},
         {"drafter": "suffix", "draft_length": 5},
         {"drafter": str(tmp_path / "drafter"), "draft_length": 3, "schedule": "pipelined"},
     ):
-        with load(model, device="webgpu", deterministic=True, **options) as engine:  # type: ignore[arg-type]
+        with load(model, device="webgpu", **mode, **options) as engine:  # type: ignore[arg-type]
             answer = engine.generate("the hen in the the hen in", sampling=sampling, max_tokens=40)
             assert answer.stats.downgrades == ()
             assert (answer.stats.num_drafted > 0) == (options["drafter"] != "none")
