@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 _COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
 _MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random
-_DAMPING = 0.01  # of the regression, as a share of the mean square of what it reads
+_DAMPING = 0.01  # of the regression, as a share of the mean square of each number that it reads
 _FITTED_AT_ONCE = 2048  # rows
 
 
@@ -204,7 +204,7 @@ def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> tu
         read = np.concatenate([normed, states[part]], axis=1) * share
         squares += read.T @ read
         products += read.T @ (wanted[part] * share)
-    squares += np.eye(width) * (_DAMPING * np.trace(squares) / width)
+    squares[np.diag_indices(width)] *= 1 + _DAMPING
     ends = np.r_[:size, width - size : width]
     join = np.linalg.solve(squares[np.ix_(ends, ends)], products[ends]).T
     token, state = np.split(join, 2, axis=1)

@@ -52,8 +52,10 @@ def test_the_matrix_to_start_from_is_found_where_there_is_one() -> None:
 def test_several_states_start_as_one_that_tells_more_of_what_is_wanted() -> None:
     rng = np.random.default_rng(0)
     embedded, earlier, last = rng.normal(size=(3, 5000, 8)).astype(np.float32)
+    earlier[:, 0] *= 1000  # as one number of a state before any norm may be, beside which the others count too
     token, state, more = rng.normal(size=(3, 8, 8)).astype(np.float32)
     normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + 1e-5)
+    more[:, 0] /= 1000
     wanted = normed @ token.T + last @ state.T + earlier @ more.T
     states = np.concatenate([earlier, last], axis=1)
     join, fuse = fit_join(embedded, states, wanted, 1e-5)
