@@ -99,7 +99,7 @@ class Recipe:
     sharpness: float = 1.0
     num_compared: int = 0
     whole_texts: bool = False
-    num_states: int = 1
+    num_states: int = 3
     markov_rank: int = 0
 
 

@@ -323,7 +323,8 @@ class _Folder:
         embedding = matrix(self.loaded.tensors["embedding"])
         head = matrix(self.loaded.head) if "head" in self.loaded.tensors else embedding
         tokens = self._tokens(rows, trained, head)
-        shape = head_shape(self.loaded, len(tokens), recipe.num_states, recipe.markov_rank)
+        num_states = min(recipe.num_states, len(self.layers))  # of a target with few layers
+        shape = head_shape(self.loaded, len(tokens), num_states, recipe.markov_rank)
         data = Data(
             rows=rows,
             texts=trained,
@@ -334,7 +335,7 @@ class _Folder:
             logit_scale=config.logit_scale,
             logit_cap=config.logit_cap,
         )
-        matrices = self._fit_join(rows, trained, embedding, recipe.num_states)
+        matrices = self._fit_join(rows, trained, embedding, num_states)
         return shape, data, start_weights(shape, self.loaded, head, tokens, *matrices)
 
     def _fit_join(

@@ -88,8 +88,8 @@ def can_copy_layer(source: LoadedSource) -> bool:
 def read_layers(source: LoadedSource, num_states: int) -> tuple[int, ...]:
     """The layers of the target whose states are stored: those that a head reads, and the joined one."""
     size, joined = source.config.num_layers, joined_layer(source)
-    earlier = [joined - size // 4 * back for back in range(num_states - 2, 0, -1)]
-    return (*earlier, joined, size)
+    earlier = [joined - max(1, size // 4) * back for back in range(num_states - 2, 0, -1)]
+    return (*(layer for layer in earlier if layer >= 0), joined, size)
 
 
 def joined_layer(source: LoadedSource) -> int:

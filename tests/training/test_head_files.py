@@ -16,7 +16,14 @@ from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.training.head_file import read_tensors, write_head, write_tensors
 from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV_HEAD, TOKEN_NORM, HeadShape
-from edgespec.training.warm_start import choose_tokens, expected_counts, fit_join, head_shape, start_weights
+from edgespec.training.warm_start import (
+    choose_tokens,
+    expected_counts,
+    fit_join,
+    head_shape,
+    read_layers,
+    start_weights,
+)
 
 
 def test_tensors_are_those_that_the_safetensors_package_reads(tmp_path: Path) -> None:
@@ -124,6 +131,13 @@ def reference(
         eps=shape.rms_eps,
         theta=shape.rope_theta,
     )
+
+
+def test_layers_whose_states_are_read_lie_apart_and_exist(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", made_heads.target_weights(), config=made_heads.target_config())
+    source = read_source(tmp_path / "hf")  # of six layers, the last of which the head has
+    assert [read_layers(source, wanted) for wanted in (1, 2, 3, 4)] == [(4, 6), (4, 6), (3, 4, 6), (2, 3, 4, 6)]
+    assert read_layers(source, 9) == (0, 1, 2, 3, 4, 6)
 
 
 def test_what_a_last_layer_of_other_heads_has_is_not_copied(tmp_path: Path) -> None:
