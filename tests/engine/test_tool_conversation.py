@@ -132,7 +132,7 @@ def test_commands_on_answers_keep_or_drop_their_calls() -> None:
     assert conversation.rounds[0].steps == steps
     engine._script = {**SCRIPT, "sunny in Rome|It is": [" warm."]}
     assert conversation.go_on().completion().text == " warm."
-    assert conversation.rounds[0] == ("Rain?", "It is warm.", steps)
+    assert conversation.rounds[0][:3] == ("Rain?", "It is warm.", steps)
     assert conversation.retry().completion().tool_calls != ()
     assert conversation.rounds[0].steps == ()
     conversation.undo()

@@ -304,7 +304,7 @@ def test_calls_without_results_are_not_sent_with_the_next_message(make: Make) ->
         assert len(talk.calls) == 1
         talk.rewrite("I do not know.")
         assert talk.calls == ()
-        assert talk.rounds[-1] == ("Weather in Rome?", "I do not know.", ())
+        assert talk.rounds[-1][:3] == ("Weather in Rome?", "I do not know.", ())
 
 
 def test_what_a_function_raises_and_a_refusal_are_told_to_the_model(make: Make) -> None:
