@@ -18,7 +18,7 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, install_folder, require_disk_space
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
-from edgespec.system.signals import defer_signals
+from edgespec.system.signals import clean_up_on_signals, defer_signals
 from edgespec.text.tokenizer_check import remember_harmless
 from edgespec.types import Report
 
@@ -57,7 +57,7 @@ def atomic_folder(output: Path, needed_bytes: int = 0, report: Report = lambda l
         UsageError: Output exists already, or cannot be written.
         DiskFull: There is no room for needed_bytes.
     """
-    with _lock_output(output, report):
+    with clean_up_on_signals(), _lock_output(output, report):
         require_absent(output)
         folder = output.with_name(f".{output.name}.partial")
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):

@@ -24,6 +24,22 @@ def exit_on_signals() -> None:
             signal.signal(number, _exit)
 
 
+@contextmanager
+def clean_up_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit within the block, where the program has no handler of its own."""
+    if current_thread() is not main_thread():  # which alone may set handlers
+        yield
+        return
+    unset = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in unset:
+            signal.signal(number, _exit)
+        yield
+    finally:
+        for number in unset:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def ignore_ctrl_c() -> None:
     """Ignore further Ctrl-C in this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

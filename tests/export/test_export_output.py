@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from refusals import assert_refused
 import edgespec.system.disk
 from edgespec.errors import DiskFull, EdgeSpecError, UsageError
 from edgespec.export.convert import export_model
+from edgespec.export.output import atomic_folder
 from edgespec.manifest import read_manifest
 from edgespec.system.file_hashes import verify_files
 
@@ -288,3 +290,21 @@ def test_failed_export_takes_back_the_folders_above_it(
     with pytest.raises(DiskFull, match=r"are needed, 67 MB more must stay free, and"):
         export_model(tiny_gguf, tmp_path / "a" / "b" / "out")
     assert not list(tmp_path.iterdir())
+
+
+def export_until_told_to_end(output: Path) -> None:
+    with atomic_folder(output) as folder:
+        (folder / "model.onnx").write_text("a part")
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_export_of_a_program_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a program that sets no handler
+    try:
+        with pytest.raises(SystemExit) as ended:
+            export_until_told_to_end(tmp_path / "new" / "model")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
