@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
 from statistics import median
+from time import monotonic
 from typing import Literal, NamedTuple
 
 from edgespec import ContextOverflow, Engine, Interval, Message, Report, SamplingParams, UsageError
@@ -27,6 +28,7 @@ from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, t
 from edgespec.system.system_info import peak_rss_bytes, system_info
 
 VERSION = 2
+_EVERY_S = 5.0  # between two lines of progress within an answer
 _WARM_UP_TOKENS = 32
 # Answers that differ from plain decoding are read again at several widths, which takes a hundred passes each.
 _MOST_JUDGED = 12
@@ -192,6 +194,7 @@ class _BenchRun:
     judged: dict[tuple[int, int, tuple[int, ...]], Text] = field(default_factory=dict)
     num_judged_before: int = 0  # in the part of the run that was done earlier
     _round: int | None = None
+    _told_s: float = field(default_factory=monotonic)
 
     def warm_up(self, text: str) -> None:
         """Answer once without counting it; a prompt that is too long is reported when it is measured."""
@@ -204,6 +207,7 @@ class _BenchRun:
 
     def answer(self, prompt: BenchPrompt, place: Scheduled) -> Unit:
         """Answer every turn of a prompt once, from a cache that holds nothing of it."""
+        self._told_s = monotonic()
         if place.round != self._round:
             self._round = place.round
             self.engine.speculation.rates = dict(self.rates)
@@ -255,9 +259,15 @@ class _BenchRun:
             if len(self._engines) == 1:
                 clear_cache(which)
             settle()
-            answers.append(time_answer(which, messages, max_tokens, self.sampling))
+            answers.append(time_answer(which, messages, max_tokens, self.sampling, self._tell))
         plain, speculative = answers[::order]
         return plain, speculative
+
+    def _tell(self, num_chunks: int) -> None:
+        """Report every few seconds how far a long answer is."""
+        if monotonic() - self._told_s > _EVERY_S:
+            self._told_s = monotonic()
+            self.report(f"this answer has had {num_chunks} passes")
 
     def _compare(
         self, prompt: int, turn: int, messages: Sequence[Message], plain: TimedAnswer, speculative: TimedAnswer

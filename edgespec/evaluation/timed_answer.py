@@ -3,7 +3,7 @@
 All time between them counts: passes, drafts, the text of tokens and the handover to the reader.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time, sleep
 
@@ -41,9 +41,16 @@ class TimedAnswer:
 
 
 def time_answer(
-    engine: Engine, messages: Sequence[Message], max_tokens: int, sampling: SamplingParams
+    engine: Engine,
+    messages: Sequence[Message],
+    max_tokens: int,
+    sampling: SamplingParams,
+    watch: Callable[[int], None] = lambda num_chunks: None,
 ) -> TimedAnswer:
-    """Read an answer and note when its first and its last token came. Raises as Engine.stream does."""
+    """Read an answer and note when its first and its last token came. Raises as Engine.stream does.
+
+    watch is told behind each chunk how many there are.
+    """
     begun = perf_counter()
     stream = engine.stream(messages, max_tokens=max_tokens, sampling=sampling)
     chunks: list[Chunk] = []
@@ -52,6 +59,7 @@ def time_answer(
         if chunk.token_ids:
             times_s.append(perf_counter())
         chunks.append(chunk)
+        watch(len(chunks))
     num_first = next((len(chunk.token_ids) for chunk in chunks if chunk.token_ids), 0)
     completion = join_chunks(chunks, 0)
     return TimedAnswer(

@@ -420,13 +420,17 @@ def test_answers_of_one_token_are_reported_as_nothing_to_compare(
     assert (document["categories"], document["mean_ratio"]) == ({}, None)
 
 
-def test_prompt_too_long_for_the_context_is_left_out_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+def test_prompt_too_long_is_left_out_and_a_long_answer_reported_as_it_comes(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.evaluation.benchmark._EVERY_S", 0.0)
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "the in " * 3000}) + "\n" + json.dumps({"prompt": "the"}) + "\n")
     reported: list[str] = []
     with load(tiny_model) as engine:
         measure(engine, read_prompts(path, None), max_tokens=5, sampling=SamplingParams(), report=reported.append)
     assert sum("left out one prompt" in line for line in reported) == 1
+    assert "this answer has had 2 passes" in reported
 
 
 def test_prompts_keep_their_line_separators_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
