@@ -84,7 +84,8 @@ def pull(
 
     Args:
         model: As load() takes it: a name of the catalogue, a hub id, a .gguf file or a safetensors folder.
-        name: The name to list and load it by.
+        name: The name to list and load it by. A model that is prepared already is renamed; its old name still
+            finds it.
         device: The device to prepare it for; auto is the CPU.
         check: Compare all that the export computes with its source, rather than some of it.
         calibration: Prompts that show what values occur, which the precision w8a16 needs.
@@ -112,7 +113,9 @@ def pull(
     if name is not None and folder.name != name:
         if folder.parent != place.models:
             raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out the name")
-        folder = inventory.rename(folder.name, name)
+        had = folder.name
+        folder = inventory.rename(had, name)
+        report(in_python(f"{had} has the name {name} now; {had} still finds it"))
     if not keep_download:
         place.delete_spent()
     return inventory.describe(str(folder))

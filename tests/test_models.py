@@ -33,7 +33,10 @@ def test_a_pulled_model_is_listed_loaded_by_its_name_renamed_and_removed(
     with load("mine", drafter="none", home=home) as engine:
         assert engine.manifest.name == "mine"
     assert models.pull(tiny_gguf, name="mine").name == "mine", "it is there already"
-    renamed = models.rename("mine", "yours")
+    assert models.rename("mine", "mine").name == "mine"
+    renamed = models.pull(tiny_gguf, name="yours", report=lines.append)
+    assert lines[-1] == "mine has the name yours now; mine still finds it"
+    assert models.show("mine") == renamed
     assert Path(renamed.path) == home / "models" / "yours"
     assert main(["models", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prepared"] == [dataclasses.asdict(each) for each in models.list()]

@@ -191,6 +191,8 @@ class Inventory:
             EdgeSpecError: A program has the model open.
         """
         self.require_unused(model)
+        if name == model:
+            return self.home.models / model
         self.require_free(name)
         presets = self.presets_of(model)
         folder = self.home.models / name

@@ -258,7 +258,8 @@ def explain_folder_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror
         raise EdgeSpecError(
-            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written"
+            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written, or in Python "
+            "the argument home"
         ) from None
 
 
