@@ -54,10 +54,43 @@ _PARAMETER = re.compile(
 )
 
 
+# Commands that are functions of Python too, and what is given to one.
+_CALLS = {"models list": "models.list", "models pull": "models.pull", "export": "models.export"}
+_CALL = re.compile(
+    rf"edgespec ({'|'.join(_CALLS)})(?![\w-])((?: (?:'[^']*'|[^\s'])+?)*?)( has the names.*)?(\.?)", re.S
+)
+# Any other option, which these functions do not take.
+_FOREIGN = re.compile(r"--(?!(?:adapter|device|output|precision|revision) )")
+_CALLED = re.compile(rf"(?<![\w.])({'|'.join(_CALLS.values())})\(((?:'[^']*'|[^()'])*)\)")
+
+
 def in_python(message: str) -> str:
-    """A message with its options as arguments: --memory 2G is memory_limit='2G'. Commands stay as they are."""
+    """A message in the words of Python: --memory 2G is memory_limit='2G', edgespec models list is models.list().
+
+    Commands that no function of Python does stay as they are.
+    """
     parts = _COMMAND.split(message)
-    return "".join(part if i % 2 else _FLAG.sub(_as_argument, part) for i, part in enumerate(parts))
+    return "".join(_as_call(part) if i % 2 else _FLAG.sub(_as_argument, part) for i, part in enumerate(parts))
+
+
+def _as_call(command: str) -> str:
+    found = _CALL.fullmatch(command)
+    if not found or _FOREIGN.search(found[2]):
+        return command
+    pieces = re.findall(r"(?:'[^']*'|[^\s'])+", _FLAG.sub(_as_argument, found[2]))
+    plain = [piece for piece in pieces if "=" not in piece]
+    if len(plain) > 1:
+        return command
+    given = [piece if "=" in piece or piece[0] == "'" or piece.isupper() else f"'{piece}'" for piece in pieces]
+    shown = given if plain or not given else ["…", *given]
+    return f"{_CALLS[found[1]]}({', '.join(shown)}){found[3] or ''}{found[4]}"
+
+
+def _as_command(found: re.Match[str]) -> str:
+    name = next(command for command, function in _CALLS.items() if function == found[1])
+    pieces = [piece.strip() for piece in re.findall(r"(?:'[^']*'|[^,'])+", found[2])]
+    given = [in_flags(piece) if "=" in piece else _in_shell(piece.strip("'")) for piece in pieces if piece != "…"]
+    return " ".join(["edgespec", name, *given])
 
 
 def _as_argument(found: re.Match[str]) -> str:
@@ -70,15 +103,19 @@ def _as_argument(found: re.Match[str]) -> str:
 
 
 def in_flags(message: str) -> str:
-    """A message with arguments of Python as options of the command line, as in_python found them."""
-    return _PARAMETER.sub(_as_flag, message)
+    """A message with arguments of Python as options of the command line, and calls as commands."""
+    return _PARAMETER.sub(_as_flag, _CALLED.sub(_as_command, message))
 
 
 def _as_flag(found: re.Match[str]) -> str:
     parameter, quoted, switch, bare = found.groups()
     flag = f"--{'no-' if switch == 'False' else ''}{_FLAGS[parameter]}"
-    value = bare if quoted is None else quoted if re.fullmatch(r"[\w.:+/\\-]+", quoted) else f"'{quoted}'"
+    value = bare if quoted is None else _in_shell(quoted)
     return flag if value is None else f"{flag} {value}"
+
+
+def _in_shell(text: str) -> str:
+    return text if re.fullmatch(r"[\w.:+/\\-]+", text) else f"'{text}'"
 
 
 class EdgeSpecError(Exception):

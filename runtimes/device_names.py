@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, cast
 
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, UsageError
 
 Kind = Literal["cpu", "gpu", "npu"]
 
@@ -44,7 +44,7 @@ class DeviceName:
 def parse_device_name(name: str) -> DeviceName:
     """Parse a name; auto is the CPU.
 
-    Raises DeviceUnavailable: It is no name of a device.
+    Raises UsageError: It is no name of a device.
     """
     name = "cpu" if name.lower() == "auto" else name.lower()
     if name in BY_KIND:
@@ -54,14 +54,12 @@ def parse_device_name(name: str) -> DeviceName:
     if provider not in KINDS:
         near = get_close_matches(name, ["auto", *device_names()], n=1)
         guess = f"did you mean {near[0]}? " if near else ""
-        raise DeviceUnavailable(
-            f"unknown device '{name}'; {guess}the devices are auto, {', '.join(device_names())}"
-        )
+        raise UsageError(f"unknown device '{name}'; {guess}the devices are auto, {', '.join(device_names())}")
     kinds = KINDS[provider]
     if match is None or (kind is not None and kind not in kinds):
         first = f"{provider}:{kinds[0]}" if len(kinds) > 1 else provider
         example = first if provider == "cpu" else f"{first} or {first}:1"
-        raise DeviceUnavailable(f"unknown device '{name}'; wanted a name such as {example}")
+        raise UsageError(f"unknown device '{name}'; wanted a name such as {example}")
     return DeviceName(provider, cast(Kind, kind or kinds[0]) if kind or len(kinds) == 1 else None, int(index or 0))
 
 
@@ -85,7 +83,9 @@ def device_names() -> list[str]:
 def form_of(name: str) -> Kind:
     """The form of a model folder that suits a device, known by its name alone.
 
-    Raises DeviceUnavailable: It is no name of a device, or does not say of which kind.
+    Raises:
+        DeviceUnavailable: It does not say of which kind the device is.
+        UsageError: It is no name of a device.
     """
     parsed = parse_device_name(name)
     if parsed.kind is None:

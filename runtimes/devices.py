@@ -109,7 +109,9 @@ def find_device(name: str, option: str = "--device") -> Device:
 
     option: What a user named it with, for messages.
 
-    Raises DeviceUnavailable: An unknown name, or a device that cannot be used here, with how to fix that.
+    Raises:
+        DeviceUnavailable: The device cannot be used here, with how to fix that.
+        UsageError: It is no name of a device.
     """
     asked = parse_device_name(name)
     if asked.provider is None:

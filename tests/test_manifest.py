@@ -104,7 +104,7 @@ def test_odd_file_names_are_refused(folder: Path, name: str) -> None:
 
 
 def test_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="edgespec export"):
+    with pytest.raises(ManifestError, match=r"models\.export\(SOURCE\)"):
         read_manifest(tmp_path)
 
 

@@ -69,6 +69,13 @@ def test_no_message_has_a_flag_of_an_argument_in_python() -> None:
         ("this with --drafter /a/b.gguf and", "this with drafter='/a/b.gguf' and"),
         ("use it with --drafter tiny", "use it with drafter='tiny'"),
         ("choose another --output", "choose another output="),
+        ("no model 'x': edgespec models list has the names; or", "no model 'x': models.list() has the names; or"),
+        ("see edgespec models list", "see models.list()"),
+        ("fewer bits (edgespec export --precision int4)", "fewer bits (models.export(…, precision='int4'))"),
+        ("run: edgespec export '/a b' --output DIR", "run: models.export('/a b', output=DIR)"),
+        ("run: edgespec models pull x:w8a16 --device npu", "run: models.pull('x:w8a16', device='npu')"),
+        ("edgespec export A --drafter B --output DIR", "edgespec export A --drafter B --output DIR"),
+        ("or: edgespec preset rm mine", "or: edgespec preset rm mine"),
         ("run: edgespec pair check '/a (1)/p' --device cpu", "run: edgespec pair check '/a (1)/p' --device cpu"),
         ("the file a=b has device=", "the file a=b has device="),
     ],
@@ -100,6 +107,8 @@ def test_errors_that_python_raises_name_no_flags(tiny_model: Path, tiny_gguf: Pa
         lambda: load("smollm2-135m", offline=True, home=tmp_path),
         lambda: load("org/name", offline=True, home=tmp_path),
         lambda: load("nope", home=tmp_path),
+        lambda: models.show("nope", home=tmp_path),
+        lambda: models.remove("nope", home=tmp_path),
         lambda: load(file, home=tmp_path),
         lambda: load(tiny_model, learn="mail", acceptance="rejection"),
         lambda: models.pull("smollm2-135m", offline=True, home=tmp_path),
@@ -117,6 +126,7 @@ def test_errors_that_python_raises_name_no_flags(tiny_model: Path, tiny_gguf: Pa
             call()
         said.append(str(raised.value))
     assert [message for message in said if FLAG.search(without_commands(message))] == []
+    assert [message for message in said if "edgespec models" in message or "edgespec export -" in message] == []
     assert sum("=" in message for message in said) > 5
 
 

@@ -24,6 +24,7 @@ from edgespec import (
     can_fetch,
     file_bytes,
     free_memory,
+    in_flags,
     memory_bytes,
 )
 from edgespec.config.config_file import config_path, default_home, set_option
@@ -180,5 +181,5 @@ def _remember(model: str) -> None:
 
 
 def _print(text: str) -> None:
-    sys.stderr.write(text if text.endswith(" ") else text + "\n")
+    sys.stderr.write(in_flags(text if text.endswith(" ") else text + "\n"))
     sys.stderr.flush()

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import CATALOG, FormatError, ModelError, UsageError
+from edgespec import CATALOG, FormatError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     Switch,
     add_file,
@@ -397,7 +397,7 @@ def _open_transcripts(
 def _print_aside(line: str) -> None:
     from edgespec.chat.printer import print_line  # takes 0.1 s to import, which a single answer does not need
 
-    print_line(line)
+    print_line(in_flags(line))
 
 
 def _session(

@@ -95,7 +95,9 @@ def _list(options: argparse.Namespace) -> None:
         lines = [f"presets, which edgespec preset ls describes: {', '.join(presets)}", "", *lines]
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
-        below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
+        below = [
+            f"  PROBLEM: {printable(in_flags(each.problem), keep='')}" if each.problem else "" for each in found
+        ]
         lines = [*table(width, below, head, *map(_row, found)), "", *lines]
     document = {
         "prepared": [asdict(model) for model in found],

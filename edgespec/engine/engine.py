@@ -335,11 +335,9 @@ class Engine:
         """
         self._require_open()
         tokens = self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
-        if prefill:
-            if not raw:
-                tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
-            tokens = append(tokens, self._encoder.encode_prefill(prefill))
-        return tuple(tokens.tolist())
+        if prefill and not raw:
+            tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
+        return tuple(append(tokens, self._encoder.encode_prefill(prefill or "")).tolist())
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.

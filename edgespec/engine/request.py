@@ -50,7 +50,6 @@ _OTHERS = {
     "timeout_s": "timeout max_time",
     "system": "system_prompt",
     "report": "verbose",
-    "memory_limit": "memory",
     "offline": "local_files_only",
 }
 _ELSEWHERE = {name: own for own, names in _OTHERS.items() for name in names.split()}

@@ -139,7 +139,7 @@ def free_memory(limit_bytes: int | None = None) -> FreeMemory:
         bounds.append(FreeMemory(free_bytes, "the limit of the address space (ulimit -v)", counts_files=True))
     if limit_bytes is not None:
         used = psutil.Process().memory_info().rss
-        bound = "the memory limit that was given (--memory)"
+        bound = "the memory limit that was given"
         bounds.append(FreeMemory(limit_bytes - used, bound, used_bytes=used))
     return tightest(bounds)
 

@@ -290,7 +290,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["score", "{model}", "--file", "/"], 2, "cannot read /"),
         (["score", "{model}", "--file", "{latin}"], 2, "it is not text in UTF-8"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
-        (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 4, "tpu"),
+        (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 2, "the devices are auto, cpu, cuda"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
         (["chat", "{model}", "--prompt", " "], 2, "empty"),
         (["chat", "{model}"], 2, "empty"),

@@ -163,8 +163,8 @@ def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[
         (["{target}", "--memory", "much"], 2),
         (["nothing-known"], 3),
         (["{target}", "--drafter", "nothing-known"], 3),
-        (["{target}", "--device", "toaster"], 4),
-        (["{target}", "--drafter-device", "toaster"], 4),
+        (["{target}", "--device", "toaster"], 2),
+        (["{target}", "--drafter-device", "toaster"], 2),
     ],
 )
 def test_what_cannot_be_planned_has_its_exit_code(

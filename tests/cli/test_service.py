@@ -139,7 +139,7 @@ def test_a_session_without_systemd_leaves_nothing_and_says_what_to_do(
         (["--port", "0"], 2, "name one"),
         (["--port", "70000"], 2, "--port is 70000"),
         (["no-such-model"], 3, "no model 'no-such-model'"),
-        (["--device", "nothing"], 4, "nothing"),
+        (["--device", "nothing"], 2, "nothing"),
         (["--api-key", "s3cret"], 2, "edgespec config set api-key"),
         (["--host", "0.0.0.0"], 2, "key"),
     ],

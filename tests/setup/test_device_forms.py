@@ -31,7 +31,7 @@ def test_a_device_that_refuses_another_form_is_explained_and_the_right_form_is_n
     explained = explain_form(error, model, GPU)
     assert str(explained) == (
         f"no kernel; {model.manifest.name} is in the cpu form, which runs on the CPU; for the gpu form run: "
-        "edgespec export tiny.gguf --device cuda --output DIR"
+        "models.export('tiny.gguf', device='cuda', output=DIR)"
     )
     assert (explained.device, explained.exit_code) == ("cuda", 4)
     assert "an NPU or the CPU" in str(explain_form(error, in_form(model, "npu"), GPU))
@@ -40,7 +40,7 @@ def test_a_device_that_refuses_another_form_is_explained_and_the_right_form_is_n
 
 
 def test_an_npu_runs_fixed_shapes_alone_and_other_devices_are_tried(model: ModelFolder) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"'qnn' runs only graphs of fixed shapes.*--device qnn"):
+    with pytest.raises(DeviceUnavailable, match=r"'qnn' runs only graphs of fixed shapes.*device='qnn'"):
         require_form(model, NPU)
     static = replace(model.manifest, kv_cache=replace(model.manifest.kv_cache, form="static"))
     require_form(model._replace(manifest=static), NPU)

@@ -312,7 +312,7 @@ def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pyt
             "--form npu contradicts --device gpu, which needs the",
         ),
         (["--drafter-form", "cpu", "--drafter-device", "qnn", "--output"], 2, "contradicts --drafter-device qnn"),
-        (["--device", "cdua", "--output"], 4, "did you mean cuda?"),
+        (["--device", "cdua", "--output"], 2, "did you mean cuda?"),
         (["--device", "webgpu", "--drafter-device", "webgpu", "--output"], 4, "use --drafter-device cpu, or"),
         (
             ["--device", "webgpu", "--drafter-device", "webgpu:1", "--output"],
