@@ -96,7 +96,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
     from edgespec.setup.wish import AcceptanceName, Wish
-    from edgespec.system.progress import TERMINAL, LoadProgress
+    from edgespec.system.progress import TERMINAL, LoadProgress, silent
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
     from edgespec.text.prompt_encoder import find_thinking_switch, parse_ids, parse_messages, split_begun
     from edgespec.text.tokenizer import TextStream, Tokenizer
@@ -259,7 +259,7 @@ _WING_NAMES = _by_name(
         "setup.snapshot": "LocalSource Preview",
         "setup.usage": "Usage UsageFile UsageKey",
         "setup.wish": "Wish",
-        "system.progress": "TERMINAL",
+        "system.progress": "TERMINAL silent",
         "text.chat_template": "Turn read_template",
         "text.prompt_encoder": "find_thinking_switch parse_ids parse_messages split_begun",
         "text.tokenizer": "TextStream Tokenizer",

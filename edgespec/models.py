@@ -33,8 +33,8 @@ from edgespec import (
     nvidia_bytes,
     open_decoder,
     require_runtime,
+    silent,
 )
-from edgespec.system.progress import silent
 
 Place = str | Path
 

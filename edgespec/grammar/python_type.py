@@ -120,3 +120,11 @@ def read_value(stated: Any, text: str) -> Any:
         return msgspec.json.decode(text, type=stated, dec_hook=typed_value)
     except msgspec.ValidationError as error:
         raise ValueError(explained(str(error), json.loads(text))) from None
+
+
+def convert_value(stated: Any, value: Any) -> Any:
+    """A value of JSON, or its text, in the type that stated is; raises ValueError: It is none."""
+    try:
+        return msgspec.convert(value, stated, strict=False, dec_hook=typed_value)
+    except msgspec.ValidationError as error:
+        raise ValueError(explained(str(error), value)) from None

@@ -6,11 +6,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from edgespec.errors import UsageError
-from edgespec.grammar.python_type import type_schema, typed_value
-from edgespec.system.typed_json import explained
+from edgespec.grammar.python_type import convert_value, type_schema
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -108,6 +105,6 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
     try:
-        return msgspec.convert(value, hint, strict=False, dec_hook=typed_value)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"the argument '{name}' is wrong: {explained(str(error), value)}") from None
+        return convert_value(hint, value)
+    except ValueError as error:
+        raise ValueError(f"the argument '{name}' is wrong: {error}") from None
