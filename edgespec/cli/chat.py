@@ -263,7 +263,7 @@ def _load(options: argparse.Namespace) -> "Engine":
     try:
         return load_engine(options, answer_cache=_uses_answer_cache(options))
     except ModelError as error:
-        is_word = options.model.isalpha() and f"no model '{options.model}'" in str(error)
+        is_word = options.model.isalpha() and f"no model '{options.model}':" in str(error)
         if not is_word or options.named_model or options.words or options.prompt:
             raise
         raise ModelError(f"{error}; to ask the default model: edgespec chat -p {options.model}") from None
