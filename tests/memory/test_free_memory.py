@@ -54,7 +54,7 @@ def test_what_is_no_size_is_refused(written: int | str) -> None:
 def test_a_limit_of_the_user_counts_what_this_process_holds() -> None:
     room = free_memory(1 << 20)
     assert room.free_bytes == 0
-    assert "--memory" in room.bound
+    assert "memory limit" in room.bound
 
 
 def test_without_limits_the_machine_bounds() -> None:

@@ -50,7 +50,7 @@ def test_the_machine_has_the_reserve_of_a_machine_and_a_limit_the_least() -> Non
         assert free_memory().reserve == machine_reserve(total)
     held = psutil.Process().memory_info().rss
     limited = free_memory(held + 300 * MIB)
-    assert "--memory" in limited.bound
+    assert "memory limit" in limited.bound
     if psutil.virtual_memory().available > 4 * GIB:
         assert limited.reserve == LIMIT_RESERVE
 
