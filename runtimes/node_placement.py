@@ -14,6 +14,7 @@ _HEAVY = frozenset({
 })  # fmt: skip
 _FEW = 4  # nodes of a kind that count lengths
 _FIX = "use --device cpu"
+_WEBGPU = "WebGpuExecutionProvider"
 
 NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
 
@@ -38,19 +39,24 @@ def read_node_placement(session: Any) -> NodePlacement:
 
 
 def require_placement(placement: NodePlacement, device: Device, what: str) -> None:
-    """Raises DeviceUnavailable: work that takes time would run elsewhere."""
+    """Raises DeviceUnavailable: Work that takes time would run elsewhere, or in a kernel that can be wrong."""
     if device.provider not in placement:
         raise DeviceUnavailable(
             f"none of {what} runs on {device.provider}: {format_placement(placement)}; {_FIX}", device=device.name
+        )
+    if device.provider == _WEBGPU and "QMoE" in placement[_WEBGPU]:
+        raise DeviceUnavailable(
+            f"{what} has experts, for which WebGPU's kernel (QMoE) can give wrong logits where a pass has several "
+            f"tokens; {_FIX}",
+            device=device.name,
         )
     for provider, kinds in placement.items():
         stray = Counter({kind: num for kind, num in kinds.items() if kind in _HEAVY})
         if stray and provider != device.provider:
             named = ", ".join(f"{num} {kind}" for kind, num in stray.most_common(3))
-            fix = f"export it in int4 or int8, or {_FIX}" if "MoE" in stray else _FIX
             raise DeviceUnavailable(
                 f"only a part of {what} would run on {device.provider}, which has no kernel here for {named}: "
-                f"{provider} would run these; {fix}",
+                f"{provider} would run these; {_FIX}",
                 device=device.name,
             )
 

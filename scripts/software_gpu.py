@@ -105,9 +105,6 @@ def _environment(file: Path, root: Path, cache: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep),
         "MESA_SHADER_CACHE_DIR": str(shaders),  # compiling takes half a minute of processor time, once
         "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
-        # The kernel that chooses among experts (WebGPU's QMoE) clears its counts in the first of its groups of
-        # threads, which a GPU starts first and lavapipe with several threads does not.
-        "LP_NUM_THREADS": "1",
         "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or str(runtime),
         "EDGESPEC_TEST_WEBGPU": "1",
     }

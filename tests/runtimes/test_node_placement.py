@@ -70,6 +70,14 @@ def test_lengths_may_be_counted_on_the_cpu_and_products_may_not() -> None:
     assert refused.value.exit_code == 4
 
 
+def test_experts_are_refused_where_their_kernel_may_be_wrong() -> None:
+    experts = found((GPU.provider, ["MatMulNBits", "QMoE"]))
+    with pytest.raises(DeviceUnavailable, match=r"QMoE\) can give wrong logits .*; use device='cpu'"):
+        require_placement(experts, GPU, "a model")
+    cuda = Device("cuda", "CUDAExecutionProvider", "cuda")
+    require_placement(found((cuda.provider, ["MatMulNBits", "QMoE"])), cuda, "a model")
+
+
 def test_provider_that_runs_nothing_is_refused() -> None:
     with pytest.raises(
         DeviceUnavailable, match=r"none of a model runs on WebGpu.*1 nodes on CPUExecutionProvider"
