@@ -33,6 +33,10 @@ def write_source(folder: Path, config: dict[str, Any], num_layers: int) -> None:
         for name in weights:
             if name.endswith(("q_norm.weight", "k_norm.weight")):
                 weights[name] *= np.float16(weights[name].size ** -0.25)
+    if settings["model_type"].startswith("qwen3_5"):  # whose norms multiply by one more than is stored
+        for name in weights:
+            if name.endswith("norm.weight") and "linear_attn" not in name:
+                weights[name] -= np.float16(1)
     save_file(weights, folder / "model.safetensors")
 
 
