@@ -174,9 +174,9 @@ def test_a_name_that_no_model_can_have_is_refused_before_anything_is_done(
     commands = [
         ["models", "pull", str(tiny_gguf), "--name", name],
         ["export", str(tiny_gguf), "--name", name],
-        ["models", "rename", "tiny", name],
+        ["models", "rename", "tiny", name],  # to its own name it stays as it is
     ]
-    for command in commands[0 if name else 1 :]:
+    for command in commands[0 if name else 1 : 2 if name == "tiny" else 3]:
         assert main(command) == 2, command
         assert "name" in capsys.readouterr().err
     assert home.names() == ["tiny"]

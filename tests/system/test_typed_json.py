@@ -57,7 +57,7 @@ def test_lines_are_read_up_to_the_first_that_is_refused() -> None:
     for line, words in (
         ("{", "line 2 is no JSON"),
         ("[" * 100_000, "line 2 is nested too deep"),
-        ("3", "line 2: exp"),
+        ("3", "line 2: wanted an object"),
     ):
         with pytest.raises(ValueError, match=words):
             list(read_lines_as(Part, '{"size": 1}\n' + line))
