@@ -113,7 +113,7 @@ def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
             2,
             "'new': max-tokens is 0; wanted at least 1",
         ),
-        (["new", "--from", "tiny", "--context", "0"], 2, "the preset 'new': context is 0; wanted at least"),
+        (["new", "--from", "tiny", "--context", "0"], 2, "the preset 'new': context is 0; wanted a whole"),
         (["new", "--from", "tiny", "--drafter", "ngram+nothing"], 3, "no model 'nothing'"),
         (["../new", "--from", "tiny"], 2, "'../new' is no name"),
         (["new", "--from", "tiny", "--schema", "{home}/none.json"], 2, "none.json"),
@@ -141,7 +141,7 @@ def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -
         without = engine.generate("the an", system="", temperature=0.0)
         assert without.text == plain.generate("the an", max_tokens=9).text
         other = [Message("system", "an"), Message("user", "the an")]
-        assert engine.generate(other).prompt_tokens == plain.encode([other[0], *EXAMPLES, other[1]]).size
+        assert engine.generate(other).prompt_tokens == len(plain.encode([other[0], *EXAMPLES, other[1]]))
         talk = engine.chat()
         assert (talk.system, talk.sampling, talk.say("the an").text) == ("in the", SAMPLING, wanted.text)
         assert [message.content for message in talk.messages[:3]] == ["in the", "an", "the in"]
@@ -154,7 +154,7 @@ def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -
         talk.max_tokens = 9
         talk.system = None
         second = talk.say("an")
-        assert second.prompt_tokens == plain.encode([*talk.messages[:-1]]).size, "it stays without one"
+        assert second.prompt_tokens == len(plain.encode([*talk.messages[:-1]])), "it stays without one"
         raw = plain.generate("in the an", raw=True, sampling=SAMPLING, max_tokens=9)
         assert engine.generate("in the an", raw=True).text == raw.text
 
@@ -231,7 +231,7 @@ def test_a_preset_whose_model_is_gone_says_so(capsys: pytest.CaptureFixture[str]
     ("line", "said"),
     [
         ("temperature = -1.0", "temperature is -1.0; wanted a number from 0.0"),
-        ("context = 1", "context is 1; wanted at least"),
+        ("context = 1", "context is 1; wanted a whole"),
         ("schema = '{\"type\": 3}'", "the schema has a required or a type at #"),
     ],
 )
