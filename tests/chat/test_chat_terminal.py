@@ -369,12 +369,13 @@ def test_a_wide_table_breaks_no_word_that_fits(tmp_path: Path) -> None:
 
 
 def test_the_list_of_models_fits_80_columns(tmp_path: Path) -> None:
-    terminal = Terminal("models", "list", home=tmp_path)
+    terminal = Terminal("models", "list", "--all", home=tmp_path)
     assert terminal.exit_code() == 0
     lines = terminal.written.splitlines()
     assert max(map(len, lines)) <= COLUMNS
     assert any(line.split()[:1] == ["smollm2-135m"] for line in lines)
     assert "also shows" in terminal.written
+    assert any(line.split()[-1:] == ["WHY"] for line in lines), "what to begin with comes with its reason"
 
 
 def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> None:

@@ -62,16 +62,16 @@ def test_a_recording_without_drafts_says_nothing_of_them() -> None:
         ("round 1\n", "line 1 is no JSON"),
         ("[1]\n", "line 1: wanted an object"),
         ('{"num_draft": 1}\n', "num_accepted is missing"),
-        ('{"num_draft": -1, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is -1: expected"),
-        ('{"num_draft": 1.5, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is 1.5: expected"),
+        ('{"num_draft": -1, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is -1: wanted"),
+        ('{"num_draft": 1.5, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is 1.5: wanted"),
         (
             '{"num_draft": 1, "num_accepted": 2, "draft_ms": 0, "verify_ms": 1}\n',
             "num_accepted is 2, wanted",
         ),
-        ('{"num_draft": 1, "num_accepted": 1, "draft_ms": NaN, "verify_ms": 1}\n', "draft_ms is nan: expected"),
+        ('{"num_draft": 1, "num_accepted": 1, "draft_ms": NaN, "verify_ms": 1}\n', "draft_ms is nan: wanted"),
         (
             '{"num_draft": 1, "num_accepted": 1, "draft_ms": 1, "verify_ms": Infinity}\n',
-            "verify_ms is inf: expected",
+            "verify_ms is inf: wanted",
         ),
         (
             '{"num_draft": 100000, "num_accepted": 1, "draft_ms": 1, "verify_ms": 1}\n',
