@@ -212,7 +212,8 @@ class ChatInput:
         if self._edits:
             status = replace(status, hint=f"you change {edited}; Ctrl-C leaves it as it was")
         if self._type_ahead.stop(splits=not self.is_multi_line):
-            status = replace(status, hint=_WAITS)
+            more = self._type_ahead.num_lines
+            status = replace(status, hint=f"{_WAITS}; lines after it: {more}" if more else _WAITS)
         try:
             with create_app_session(self._input, self._output):
                 return self._session.prompt(
@@ -261,6 +262,7 @@ class ChatInput:
             app: Application[str] = event.app
             if event.current_buffer.text and not self._edits:
                 event.current_buffer.reset()
+                event.key_processor.feed_multiple(self._type_ahead.take())
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
 

@@ -56,10 +56,25 @@ class TypeAhead:
         splits: Each line is a message of its own, one a prompt; else Enter begins a new line.
         """
         self.pause()
-        typed = self._keys
-        keys, self._keys = next_message(typed) if splits else (typed, [])
-        store_typeahead(self._input, [unsent(key) for key in keys])
-        return any(key.key == Keys.ControlM for key in typed)
+        is_sent = any(key.key == Keys.ControlM for key in self._keys)
+        store_typeahead(self._input, self.take(splits=splits))
+        return is_sent
+
+    def take(self, *, splits: bool = True) -> list[KeyPress]:
+        """What waits, unsent: its first line, or all of it; what is typed later is no part of the others."""
+        keys, self._keys = next_message(self._keys) if splits else (self._keys, [])
+        if self._keys and self._keys[-1].key != Keys.ControlM:
+            self._keys.append(KeyPress(Keys.ControlM, "\r"))
+        return [unsent(key) for key in keys]
+
+    @property
+    def num_lines(self) -> int:
+        """How many lines wait for later prompts."""
+        rest, num = self._keys, 0
+        while rest:
+            _, rest = next_message(rest)
+            num += 1
+        return num
 
     def pause(self) -> bool:
         """Read no more keys until start; return whether any wait."""

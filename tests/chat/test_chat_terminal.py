@@ -166,6 +166,26 @@ def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -
     terminal.leave()
 
 
+def test_lines_that_wait_are_told_and_nothing_typed_later_joins_them(tmp_path: Path) -> None:
+    slow = ["one ", "two ", "three"]
+    answers = {"count": slow, "first": slow, "second": ["GOT IT"], "third": ["LAST"]}
+    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.type("first\rsecond")
+    terminal.ready()
+    assert "lines after it: 1" in terminal.settle()
+    terminal.enter("")
+    terminal.wait_for("one")
+    terminal.type("third")
+    terminal.ready()
+    assert "> second" in terminal.settle()
+    assert "third" not in terminal.screen()
+    terminal.ask("", "GOT IT")
+    terminal.ask("", "LAST")
+    terminal.leave()
+
+
 _LOADS_SLOWLY = """
 import fcntl, sys, termios, time
 from edgespec.cli import chat
@@ -198,8 +218,7 @@ def test_what_is_typed_while_a_model_loads_is_not_echoed_and_waits(tiny_model: P
     assert "> the in" in screen
     assert "/save" not in screen, "which is a message of its own"
     assert not (tmp_path / "chats").exists()
-    terminal.type(CTRL_C)
-    terminal.ask("the", "tokens/s")
+    terminal.type(CTRL_C)  # which drops that line alone
     assert "> /save file" in terminal.settle()
     terminal.type(CTRL_C + "\x04")
     terminal.wait_for("left, echo True")
