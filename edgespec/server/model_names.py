@@ -48,13 +48,14 @@ class ServedModel:
         return [name for name, can in found.items() if can]
 
     def document(self) -> dict[str, Any]:
-        template = self.chat_template()
+        template, longest = self.chat_template(), self.manifest.context_length
+        stated = self.preset.load_arguments.get("context") if self.preset else None
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "edgespec",
-            "context_length": self.manifest.context_length,
+            "context_length": min(longest, stated or longest),
             "architecture": self.manifest.architecture,
             "precision": self.manifest.precision,
             "capabilities": self.capabilities(template),

@@ -256,6 +256,11 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         listed = {each["id"]: each.get("preset_of") for each in served.client.get("/v1/models").json()["data"]}
         assert listed == {"poet": "tiny", "tiny": None}
         assert [*listed] == ["tiny", "poet"], "models come first"
+        folder = PresetFolder(home)
+        folder.write(replace(folder.read("poet"), name="brief", options={"context": 64}))
+        lengths = {each["id"]: each["context_length"] for each in served.client.get("/v1/models").json()["data"]}
+        assert lengths == {"poet": lengths["tiny"], "tiny": lengths["tiny"], "brief": 64}
+        folder.remove("brief")
         tags = {
             each["name"]: each["details"]["parent_model"]
             for each in served.client.get("/api/tags").json()["models"]
