@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from edgespec.config.drafter_names import WORDS
 from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.setup.catalog import CATALOG
@@ -28,6 +29,8 @@ def require_name(name: str) -> None:
         )
     if name in CATALOG:
         raise UsageError(f"'{name}' is a model of the catalogue; give another name")
+    if name in WORDS:
+        raise UsageError(f"'{name}' is a word of --drafter, which could not mean this model; give another name")
 
 
 def given_name(home: Path, folder_name: str) -> str | None:
