@@ -45,8 +45,8 @@ def answer_shell(parser: CommandParser, **settings: Any) -> None:
 def _completer(command: str, name: str, parser: CommandParser) -> Completer | None:
     """The lister of values of an argument; None where the parser's choices or the names of files serve."""
     special: dict[tuple[str, str], Completer | None] = {
-        ("edgespec models remove", "model"): _prepared_models,
-        ("edgespec preset remove", "name"): _presets,
+        ("edgespec models remove", "models"): _prepared_models,
+        ("edgespec preset remove", "names"): _presets,
         ("edgespec preset show", "name"): _presets,
         ("edgespec models learned", "model"): _prepared_models,
         ("edgespec models forget", "model"): _prepared_models,

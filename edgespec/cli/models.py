@@ -12,6 +12,7 @@ from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
+from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
@@ -36,7 +37,7 @@ def add_models(parser: CommandParser) -> None:
         "rename": ("give a prepared model another name", _rename),
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
-        "remove": ("delete a prepared model, and what was downloaded for it alone", _remove),
+        "remove": ("delete prepared models, and what was downloaded for them alone", _remove),
         "prune": ("delete all downloads, also interrupted ones; prepared models stay", _prune),
         "learned": ("list what drafting heads have learned from use, with what it gains", _learned),
         "forget": ("delete what a drafting head has learned from use", _forget),
@@ -49,6 +50,9 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument(
                 "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
             )
+        elif name == "remove":
+            action.add_argument("models", metavar="MODEL", nargs="+", help="a name of edgespec models list")
+            action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
         elif name not in ("list", "prune", "ps"):
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
         if name == "ps":
@@ -61,8 +65,6 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument(
                 "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
             )
-        if name == "remove":
-            action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
         if name == "pull":
             action.add_argument("--name", metavar="NAME", help="the name to list, load and serve it by")
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
@@ -238,25 +240,41 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _remove(options: argparse.Namespace) -> int:
     from edgespec import Inventory
-    from edgespec.chat.first_model import ask
 
     inventory = Inventory(model_home())
-    inventory.require_unused(options.model)
-    if presets := ", ".join(each.name for each in inventory.presets_of(options.model)):
-        way = inventory.home.way_to(options.model)
-        info(
-            f"presets of {options.model}, which need it: {presets}" + (f"; to have it again: {way}" if way else "")
-        )
-        show = partial(print, end="", file=sys.stderr, flush=True)
-        may_ask = not options.yes and sys.stdin.isatty() and sys.stderr.isatty()
-        if may_ask and not ask("remove it? [y/N] ", sys.stdin.readline, show):
-            info(f"{options.model} stays")
-            return 1
-    folder, num_bytes = inventory.remove(options.model)
-    also = f" and its download ({format_bytes(num_bytes)})" if num_bytes else ""
-    document = {"removed": str(folder), "download_bytes": num_bytes}
-    print_result(options, document, f"removed {folder}{also}")
-    return 0
+    names = [*dict.fromkeys(options.models)]
+    for name in names:
+        inventory.require_unused(name)
+    removed = [(name, *inventory.remove(name)) for name in names if options.yes or _may_remove(inventory, name)]
+    lines = [
+        f"removed {folder}" + (f" and its download ({format_bytes(num_bytes)})" if num_bytes else "")
+        for _, folder, num_bytes in removed
+    ]
+    document = {
+        "removed": [str(folder) for _, folder, _ in removed],
+        "download_bytes": sum(num_bytes for *_, num_bytes in removed),
+    }
+    if removed:
+        print_result(options, document, *lines)
+    return int(len(removed) < len(names))
+
+
+def _may_remove(inventory: "Inventory", model: str) -> bool:
+    """Ask whether to remove a model that presets need; without a terminal it stays."""
+    from edgespec.chat.first_model import ask
+
+    if not (presets := ", ".join(each.name for each in inventory.presets_of(model))):
+        return True
+    way = inventory.home.way_to(model)
+    info(f"presets of {model}, which need it: {presets}" + (f"; to have it again: {way}" if way else ""))
+    show = partial(print, end="", file=sys.stderr, flush=True)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        info(f"{model} stays; to remove it without being asked: edgespec models remove {quote(model)} --yes")
+        return False
+    if ask("remove it? [y/N] ", sys.stdin.readline, show):
+        return True
+    info(f"{model} stays")
+    return False
 
 
 def _prune(options: argparse.Namespace) -> None:

@@ -35,11 +35,13 @@ def add_preset(parser: CommandParser) -> None:
         "create": ("give a model with options a name, by which it is chatted with, served and loaded", _create),
         "list": ("list presets", _list),
         "show": ("print the file of a preset", _show),
-        "remove": ("delete a preset; its model stays", _remove),
+        "remove": ("delete presets; their models stay", _remove),
     }
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)
-        if name != "list":
+        if name == "remove":
+            action.add_argument("names", metavar="NAME", nargs="+", help="a preset, such as my-poet")
+        elif name != "list":
             action.add_argument("name", metavar="NAME", help="the preset, such as my-poet")
         action.set_defaults(run=run)
         if name == "create":
@@ -76,6 +78,11 @@ def _create(options: argparse.Namespace) -> None:
         raise UsageError(f"there is a preset '{name}' already; give another name, or replace it: --overwrite")
     if not presets.has(name):
         Inventory(home).require_free(name)
+        if (now := home.current_name(name)) != name:
+            raise UsageError(
+                f"'{name}' is a former name of the model '{now}', by which chats and settings still find it; "
+                "give another name"
+            )
     preset = _stated(options, presets)
     _require_model_file(split_precision(preset.model)[0])
     home.find(preset.model)  # raises ModelError where nothing has that name
@@ -189,5 +196,8 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _remove(options: argparse.Namespace) -> None:
-    path = model_home().presets.remove(options.name)
-    print_result(options, {"removed": str(path)}, f"removed {path}")
+    presets = model_home().presets
+    for name in options.names:
+        presets.require(name)
+    removed = [str(presets.remove(name)) for name in dict.fromkeys(options.names)]
+    print_result(options, {"removed": removed}, *(f"removed {path}" for path in removed))

@@ -134,12 +134,16 @@ class PresetFolder:
         """The model of a preset; any other name is itself. Raises ModelError: The preset cannot be read."""
         return preset.model if (preset := self.find(name)) else name
 
-    def read(self, name: str) -> Preset:
-        """Raises ModelError: There is no such preset, or its file cannot be used."""
-        path = self._file(name)
+    def require(self, name: str) -> None:
+        """Raises ModelError: There is no preset of a name, whether or not it can be read."""
         if not self.has(name):
             known = ", ".join(self.names()) or "none"
             raise ModelError(f"there is no preset '{name[:100]}'; there are: {known}")
+
+    def read(self, name: str) -> Preset:
+        """Raises ModelError: There is no such preset, or its file cannot be used."""
+        self.require(name)
+        path = self._file(name)
         try:
             return parse_preset(name, tomllib.loads(decode_text(read_plain(path, _MOST_BYTES))), str(path))
         except (OSError, ValueError, RecursionError, UsageError) as error:
@@ -166,8 +170,7 @@ class PresetFolder:
 
     def remove(self, name: str) -> Path:
         """Raises ModelError: There is no such preset; EdgeSpecError: Its file cannot be deleted."""
-        if not self.has(name):
-            self.read(name)
+        self.require(name)
         path = self._file(name)
         try:
             path.unlink()

@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -179,9 +179,9 @@ class ModelHome:
             return f"{path} does not exist; {part}"
         if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
             return f"there is no file or folder {path} (seen from {Path.cwd()}); check its name"
-        known = {name.casefold(): name for name in (*CATALOG, *filter(self._own_folder, self.names()))}
-        near = [known[each] for each in difflib.get_close_matches(model.casefold(), known, n=3, cutoff=0.6)]
+        near = _near_names(model, (*CATALOG, *filter(self._own_folder, self.names())))
         meant = f"did you mean {' or '.join(near)}? " if near else ""
+        meant += "names here have no tags, as those of ollama have; " if ":" in split_precision(model)[0] else ""
         if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
             meant = f"did you mean the drafter {drafter[0]}? {meant}"
         return (
@@ -411,6 +411,16 @@ def _hub_id(name: str) -> HubId | None:
     """The hub id that name is, unless a file or folder has that name."""
     hub_id = parse_hub_id(name)
     return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
+
+
+def _near_names(model: str, names: Iterable[str]) -> list[str]:
+    """Names like one that no model has; that of ollama's llama3.2:latest begins like llama-3.2-1b."""
+    known = {name.casefold(): name for name in names}
+    wanted, _, tag = model.casefold().partition(":")
+    near = [wanted] if wanted in known else difflib.get_close_matches(model.casefold(), known, 3, cutoff=0.6)
+    if tag and not near:
+        near = [each for each in known if each.replace("-", "").startswith(wanted.replace("-", ""))]
+    return [known[each] for each in near[:3]]
 
 
 def split_precision(model: str) -> tuple[str, str | None]:

@@ -260,6 +260,8 @@ class Inventory:
     def _describe_other(self, model: str) -> str:
         if self.home.presets.has(model):
             return f"'{model}' is a preset, not a prepared model; edgespec preset rm {model} deletes it"
+        if (now := self.home.current_name(model)) != model:
+            return f"the model '{model}' has been renamed; give the name that it has now: {now}"
         return f"'{model}' is not a prepared model; see edgespec models list"
 
     def _sources(self, folder: Path) -> set[Path]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
     _, _, err = run(capsys, "preset", "create", "wide", "--from", "tiny", "--context", 64)
     assert "for its context a server loads the model of wide anew" in err
-    assert run(capsys, "preset", "rm", "wide")[0] == 0
+    assert "no preset 'none'" in run(capsys, "preset", "rm", "wide", "none")[2]
+    assert (home / "presets" / "wide.toml").exists(), "all or none"
+    assert run(capsys, "preset", "create", "third", "--from", "tiny")[0] == 0
+    assert run(capsys, "preset", "rm", "wide", "third")[0] == 0
     _, out, _ = run(capsys, "preset", "show", "short")
     assert 'system = "in the"' in out
     assert run(capsys, "preset", "rm", "short")[0] == 0
@@ -208,15 +212,24 @@ def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
 
 
 def test_presets_follow_their_model_and_are_named_when_it_goes(
-    capsys: pytest.CaptureFixture[str], home: Path
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = run(capsys, "models", "rename", "tiny", "small")
     assert (code, "presets that are of small now: poet" in err) == (0, True), err
     assert json.loads(run(capsys, "preset", "show", "poet", "--json")[1])["model"] == "small"
     code, _, err = run(capsys, "models", "rm", "poet")
     assert (code, "'poet' is a preset, not a prepared model; edgespec preset rm poet" in err) == (3, True), err
-    code, _, err = run(capsys, "models", "rm", "small")
-    assert (code, "presets of small, which need it: poet" in err) == (0, True), err
+    code, _, err = run(capsys, "models", "rm", "tiny")
+    assert (code, "'tiny' has been renamed; give the name that it has now: small\n" in err) == (3, True), err
+    code, _, err = run(capsys, "preset", "create", "tiny", "--from", "small")
+    assert (code, "'tiny' is a former name of the model 'small'" in err) == (2, True), err
+    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
+    code, out, err = run(capsys, "models", "rm", "small")
+    assert (code, out, "presets of small, which need it: poet" in err) == (1, "", True), err
+    assert "small stays; to remove it without being asked: edgespec models remove small --yes\n" in err
+    assert (home / "models" / "small").exists()
+    assert run(capsys, "models", "rm", "small", "--yes")[0] == 0
+    assert not (home / "models" / "small").exists()
 
 
 def test_a_preset_whose_model_is_gone_says_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:

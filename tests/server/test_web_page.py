@@ -130,7 +130,9 @@ def test_ps_lists_what_a_server_has_loaded(
         assert main(["models", "ps"]) == 1
         assert "wants a key; give the key in EDGESPEC_API_KEY" in capsys.readouterr().err
     assert main(["models", "ps"]) == 1
-    assert "no server of edgespec answers at http://127.0.0.1:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no server of edgespec answers at http://127.0.0.1:" in said
+    assert "edgespec serve, or give the port of one that runs with --port\n" in said
 
 
 # -- in a browser ------------------------------------------------------------------------------------

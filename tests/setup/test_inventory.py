@@ -270,8 +270,10 @@ def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
     assert main(["models", "rename", "mine", "yours"]) == 0
     for name, model in (("poet", "yours"), ("other", str(home.models / "yours")), ("third", "tiny")):
         assert main(["preset", "create", name, "--from", model]) == 0
+    assert main(["models", "rm", "yours", "tiny", "nothing", "--yes"]) == 3, "all or none"
     capsys.readouterr()
-    assert main(["models", "rm", "yours"]) == 0
+    assert main(["models", "rm", "yours"]) == 1, "it stays where nobody can be asked"
+    assert main(["models", "rm", "yours", "--yes"]) == 0
     way = f"edgespec export {quote(file)} --name yours"
     assert f"presets of yours, which need it: other, poet; to have it again: {way}\n" in capsys.readouterr().err
     for words in (["chat", "yours"], ["chat", "poet"], ["chat", "other"]):
