@@ -27,6 +27,6 @@ def loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict
             raise EdgeSpecError(f"the server at {url} {wrong}; give the key in EDGESPEC_API_KEY") from None
         why = getattr(error, "reason", error)
         raise EdgeSpecError(
-            f"no server of edgespec answers at {url} ({why}); start one with: edgespec serve, or give the port of one "
-            "that runs with --port"
+            f"no server of edgespec answers at {url} ({why}); start one with: edgespec serve, or give the port of "
+            "one that runs with --port"
         ) from None
