@@ -175,8 +175,6 @@ class ChatSession:
                 f"this chat has begun, so the examples of {preset.name} are left out; edgespec chat {preset.name} "
                 "begins with them"
             )
-        if preset and preset.tools and preset != before.preset:
-            self.info(f"only edgespec chat {preset.name} takes the tools of {preset.name}")
         self.answer, self.downgrades = (), []
         self.save()
 

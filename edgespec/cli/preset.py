@@ -85,8 +85,10 @@ def _create(options: argparse.Namespace) -> None:
             )
     preset = _stated(options, presets)
     _require_model_file(split_precision(preset.model)[0])
-    home.find(preset.model)  # raises ModelError where nothing has that name
+    folder = home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
+    if folder is None:
+        info(f"a chat prepares its model when it begins; for a server do so before: {home.way_to(preset.model)}")
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
         info(
             f"for its {', '.join(loading)} a server loads the model of {name} anew, and closes it as others have "
@@ -163,7 +165,7 @@ def _list(options: argparse.Namespace) -> None:
         try:
             preset = presets.read(name)
             document[name], said = preset.document(), _in_words(preset)
-            if problem := _model_problem(home, preset.model):
+            if problem := preset_problem(home, name):
                 document[name]["problem"] = problem
                 said += f"\n  PROBLEM: {problem}"
         except ModelError as error:
@@ -173,9 +175,14 @@ def _list(options: argparse.Namespace) -> None:
     print_result(options, document, *(lines or [none]))
 
 
-def _model_problem(home: "ModelHome", model: str) -> str:
-    """The reason why the model of a preset cannot be used as it is now; empty where it can."""
+def preset_problem(home: "ModelHome", name: str) -> str:
+    """The reason why a preset cannot be used as it is now; empty where it can."""
+    from edgespec import check_preset
+
     try:
+        preset = home.presets.read(name)
+        check_preset(preset)
+        model = preset.model
         return "" if home.find(model) else f"{model} is not prepared yet: {home.way_to(model)}"
     except EdgeSpecError as error:
         return in_flags(str(error))

@@ -21,12 +21,13 @@ from edgespec.cli.arguments import (
     require_positive,
 )
 from edgespec.cli.parser import CommandParser
+from edgespec.cli.preset import preset_problem
 from edgespec.config.drafter_names import parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec import Engine
+    from edgespec import Engine, ModelHome
     from edgespec.server.model_names import ModelNames
 
 
@@ -85,10 +86,21 @@ def _serve(options: argparse.Namespace) -> int:
             sys.stdout.flush()  # a program may wait for it
             page = "" if options.no_web else f"; a page to chat at {url.removesuffix('/v1')}"
             info(f"serving {', '.join(served) or 'no model: none is prepared'}{page}; Ctrl-C ends the server")
+            _tell_of_presets(names.home)
 
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
         server = make_server(app, services.drain, limits, tell)
         return asyncio.run(run_server(server, listening, services, first))
+
+
+def _tell_of_presets(home: "ModelHome") -> None:
+    """Name the presets that clients cannot use, or not as they are in a chat."""
+    for name in home.presets.names():
+        if problem := preset_problem(home, name):
+            what = f"the preset '{name}'"
+            info(f"{what} cannot be used: {problem.removeprefix(f'{what}: ')}")
+        elif tools := home.presets.read(name).tools:
+            info(f"the preset '{name}' is served without its tools ({tools}), which edgespec chat alone takes")
 
 
 def require_servable(options: argparse.Namespace) -> None:

@@ -147,6 +147,8 @@ def load(
     if preset is None:
         return _open_on_a_device_that_runs(wish)
     check_preset(preset)
+    if preset.tools:
+        wish.report(f"{preset.name} has the tools of {preset.tools} in edgespec chat {preset.name} alone")
     try:
         engine = _open_on_a_device_that_runs(_with_preset(wish, preset))
     except ModelError as error:

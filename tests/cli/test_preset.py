@@ -339,9 +339,14 @@ def test_the_smaller_limit_of_a_server_and_a_preset_holds(home: Path) -> None:
             assert served.post("/api/chat", stated).json()["eval_count"] == limit
 
 
-def test_a_preset_with_tools_says_where_they_hold(
-    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+def test_a_preset_says_where_its_tools_hold_and_that_its_model_is_to_be_prepared(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path, tiny_gguf: Path
 ) -> None:
     (tmp_path / "own.py").write_text("def now() -> str:\n    return 'noon'\n")
     code, _, err = run(capsys, "preset", "create", "helper", "--from", "tiny", "--tools", tmp_path / "own.py")
     assert (code, "its tools hold in edgespec chat helper; in Python give tools=" in err) == (0, True), err
+    said: list[str] = []
+    load("helper", report=said.append).close()
+    assert f"helper has the tools of {tmp_path / 'own.py'} in edgespec chat helper alone" in said
+    code, _, err = run(capsys, "preset", "create", "later", "--from", tiny_gguf)
+    assert (code, f"for a server do so before: edgespec models pull {tiny_gguf}\n" in err) == (0, True), err

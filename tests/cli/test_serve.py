@@ -84,9 +84,19 @@ def test_a_key_is_never_shown(
     ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
-    tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int
+    tiny_model: Path, tiny_gguf: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """S13, in a process of its own."""
+    (tmp_path / "presets").mkdir()
+    of_tiny, gguf = f"model = {json.dumps(str(tiny_model))}\n", json.dumps(str(tiny_gguf))
+    for name, text in {
+        "damaged": "model = [",
+        "hot": f"{of_tiny}temperature = -1.0",
+        "later": f"model = {gguf}",
+        "helper": f'{of_tiny}tools = "/tools.py"',
+        "fine": of_tiny,
+    }.items():
+        (tmp_path / "presets" / f"{name}.toml").write_text(text)
     command = [sys.executable, "-m", "edgespec", "serve", str(tiny_model), "--port", "0", "--json"]
     command.append("--keep-prefix")
     with subprocess.Popen(
@@ -99,7 +109,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert process.stdout is not None
         assert process.stderr is not None
         told = json.loads(process.stdout.readline())
-        assert told["models"] == [tiny_model.name]
+        assert {tiny_model.name, "fine", "helper"} <= {*told["models"]}
         asked = {"messages": [{"role": "user", "content": "the in " * 20}], "max_tokens": 4}
         answer = httpx2.post(f"{told['url']}/chat/completions", json=asked, timeout=60)
         assert answer.status_code == 200
@@ -111,3 +121,8 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert "tokens need not be read again; they are kept in" in said
         assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said
+        assert f"the preset 'damaged' cannot be used: {tmp_path / 'presets' / 'damaged.toml'}: " in said
+        assert "the preset 'hot' cannot be used: temperature is -1.0" in said
+        assert f"the preset 'later' cannot be used: {tiny_gguf} is not prepared yet: edgespec models pull " in said
+        assert "the preset 'helper' is served without its tools (/tools.py), which edgespec chat alone" in said
+        assert "'fine'" not in said
