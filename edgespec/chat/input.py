@@ -262,7 +262,7 @@ class ChatInput:
             app: Application[str] = event.app
             if event.current_buffer.text and not self._edits:
                 event.current_buffer.reset()
-                event.key_processor.feed_multiple(self._type_ahead.take())
+                event.key_processor.feed_multiple(self._type_ahead.take(), first=True)  # before keys typed since
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
 

@@ -142,8 +142,8 @@ def test_what_is_typed_before_the_question_is_no_yes(tmp_path: Path) -> None:
     screen = terminal.settle()
     assert "> y" in screen
     assert "\n  y" not in screen, "which waits as a message of its own"
-    terminal.type(CTRL_C)
-    terminal.settle()
+    assert "lines after it: 1" in screen
+    terminal.type(CTRL_C * 2)  # one for the line that is shown, one for the next
     terminal.leave()
 
 

@@ -98,9 +98,12 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self._display.display).strip()
 
     def exit_code(self) -> int:
-        """Wait until it ends."""
-        while self._read(_WAIT_S):
-            pass
+        """Wait until it ends, but no longer than for a text."""
+        deadline = time.monotonic() + _WAIT_S
+        while self._read(1.0):
+            if time.monotonic() > deadline:
+                self.process.close(force=True)
+                raise AssertionError(f"it does not end:\n{self.screen()}")
         self.process.close()
         return self.process.exitstatus if self.process.exitstatus is not None else -self.process.signalstatus
 
