@@ -98,7 +98,13 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.wish import AcceptanceName, Wish
     from edgespec.system.progress import TERMINAL, LoadProgress, silent
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
-    from edgespec.text.prompt_encoder import find_thinking_switch, parse_ids, parse_messages, split_begun
+    from edgespec.text.prompt_encoder import (
+        PromptEncoder,
+        find_thinking_switch,
+        parse_ids,
+        parse_messages,
+        split_begun,
+    )
     from edgespec.text.tokenizer import TextStream, Tokenizer
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order, join_calls
     from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
@@ -261,7 +267,7 @@ _WING_NAMES = _by_name(
         "setup.wish": "Wish",
         "system.progress": "TERMINAL silent",
         "text.chat_template": "Turn read_template",
-        "text.prompt_encoder": "find_thinking_switch parse_ids parse_messages split_begun",
+        "text.prompt_encoder": "PromptEncoder find_thinking_switch parse_ids parse_messages split_begun",
         "text.tokenizer": "TextStream Tokenizer",
         "tools.call_events": "in_order join_calls",
         "tools.tool": "Tool ToolUse parse_tools",

@@ -24,7 +24,7 @@ from edgespec.system.units import parse_bytes
 
 if TYPE_CHECKING:
     from edgespec import ModelHome, TokenIds
-    from edgespec.training.report import TrainingReport
+    from edgespec.training.objective import ExpectedGain, TrainingReport
 
 _AT_ONCE = 8  # prompts that are answered at once; passes that are shared read the weights once
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
@@ -80,7 +80,7 @@ def add_train(parser: CommandParser) -> None:
         "--train-device",
         choices=("auto", "cpu", "cuda", "mps", "xpu"),
         default="auto",
-        help="where PyTorch trains (default: cuda if there is one, else cpu)",
+        help="where PyTorch trains (default: cuda if there is one, else cpu), and on cuda runs the model too",
     )
     add_options(parser)
     parser.show_first(
@@ -91,8 +91,8 @@ def add_train(parser: CommandParser) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from edgespec import CATALOG
-    from edgespec.training.corpus import own_prompts, read_corpus
     from edgespec.training.fit import Recipe
+    from edgespec.training.prompts import own_prompts, read_corpus
     from edgespec.training.train import TrainingOptions, require_torch, train
 
     if not _LEAST_MINUTES <= options.minutes <= _MOST_MINUTES:
@@ -149,18 +149,23 @@ def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, Toke
 
 
 def _format(report: "TrainingReport") -> list[str]:
-    rates = ", ".join(f"{rate:.0%}" for rate in report.agreement)
-    gain = report.gain
+    rates = ", ".join(f"{rate:.1%}" for rate in report.agreement)
+    return [
+        f"agreement on {report.held_out_texts} held-out texts by position: {rates}; {report.coverage:.1%} of "
+        "their tokens can be drafted",
+        _format_gain(report.gain),
+        f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
+        f"answers, {report.trained_drafts / max(1, report.answer_tokens):.1f} times each",
+    ]
+
+
+def _format_gain(gain: "ExpectedGain | None") -> str:
+    if gain is None:
+        return "expected gain here: not measured, since PyTorch ran the target; edgespec export checks the pair"
     times = (
         f"expected gain here, by the head alone: {gain.times:.2f} times plain decoding with {gain.draft_length} "
         f"drafted tokens, {gain.tokens_per_pass:.2f} tokens a pass"
         if gain.draft_length
         else "expected gain here: none, plain decoding is faster; train longer or on more text"
     )
-    return [
-        f"agreement on {report.held_out_texts} held-out texts by position: {rates}; {report.coverage:.1%} of "
-        "their tokens can be drafted",
-        f"{times}; a drafted token costs {gain.draft_cost:.3f} of a pass",
-        f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
-        f"answers, {report.trained_drafts / max(1, report.answer_tokens):.1f} times each",
-    ]
+    return f"{times}; a drafted token costs {gain.draft_cost:.3f} of a pass"

@@ -18,7 +18,8 @@ from edgespec.system.signals import defer_signals
 from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
-from edgespec.training.packing import Batch, Text, pack
+from edgespec.training.packing import Batch, Ints, Text, pack
+from edgespec.training.torch_target import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +29,12 @@ NUM_COMPARED = 5  # positions of a draft at which agreement is counted
 _LAST_RATE = 0.1  # of learning at the end, as a share of that at first
 _WARM_UP = 20  # batches
 _MOST_GRADIENT = 0.5
-_ROWS, _FEWEST_ROWS = 640, 80  # of a batch, which is halved where there is no memory for it
+_ROWS, _GPU_ROWS, _FEWEST_ROWS = 640, 8192, 80  # of a batch, which is halved where there is no memory for it
+_LINE_ROWS = 2048  # at most, since each row attends to the whole line
+_MEMORY_SHARE = 0.6  # of a GPU's free memory, for hidden states
+_COPIED_BYTES = 1 << 28
 _MOST_LOST = 8  # batches in a row whose loss is no number
-_COMPARED_ROWS = 6000
+_COMPARED_ROWS, _GPU_COMPARED_ROWS = 6000, 60_000
 _PATIENCE = 6  # comparisons without a gain, after which training ends
 _COMPARE_S, _NUM_COMPARISONS = 20.0, 16
 _CHECKPOINT_S = 60.0
@@ -133,7 +137,7 @@ class Trainer:
         if self._recipe.whole_texts:
             data = data._replace(texts=[text._replace(num_prompt=1) for text in data.texts])
         self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
-        self.device = _find_device(device)
+        self.device = find_device(device)
         self.progress = TrainingProgress()
         weights = dict(start)
         if checkpoint.exists():
@@ -152,7 +156,10 @@ class Trainer:
         )
         self.precision = _faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
-        self._num_rows, self._num_lost = _ROWS, 0
+        is_gpu = self.device != "cpu"
+        self._num_rows, self._num_lost = _GPU_ROWS if is_gpu else _ROWS, 0
+        self._num_compared = _GPU_COMPARED_ROWS if is_gpu else _COMPARED_ROWS
+        self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
         """Train for limit_s seconds; ends earlier where held-out texts show no gain, or with the recipe's epochs.
@@ -196,12 +203,12 @@ class Trainer:
         """Agreement with the held-out texts; the best weights so far are saved."""
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         num_rows = 0
-        for batch in pack(self._data.held_out, self._num_rows, 1, None):
+        for batch in self._pack(self._data.held_out, None):
             with self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
             num_rows += batch.tokens.size
-            if num_rows > _COMPARED_ROWS:
+            if num_rows > self._num_compared:
                 break
         found = Agreement(reached, right)
         is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
@@ -227,10 +234,13 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         while True:
             num_rows = self._num_rows
-            for batch in pack(self._data.texts, num_rows, 1, self._rng):
+            for batch in self._pack(self._data.texts, self._rng):
                 yield batch
                 if self._num_rows != num_rows:
                     break
+
+    def _pack(self, texts: Sequence[Text], rng: np.random.Generator | None) -> Iterator[Batch]:
+        return pack(texts, min(self._num_rows, _LINE_ROWS), max(1, self._num_rows // _LINE_ROWS), rng)
 
     @property
     def _num_drafts(self) -> int:
@@ -244,8 +254,7 @@ class Trainer:
         try:
             self._step(batch, number, share)
         except (MemoryError, RuntimeError) as error:  # that of torch on a CPU has no type of its own
-            is_known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            if not is_known and "allocate memory" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             self._optimizer.zero_grad()
             if self._num_rows // 2 < _FEWEST_ROWS:
@@ -283,9 +292,7 @@ class Trainer:
             )
 
     def _features(self, batch: Batch) -> "Tensor":
-        return self._tensor(
-            self._data.rows[batch.stored][..., -self._shape.num_states * self._shape.hidden_size :]
-        )
+        return self._stored(batch.stored, self._shape.num_states)
 
     def _after(self, batch: Batch) -> "Tensor":
         """The target's probabilities after the first token of each draft, [num_drafts, draft_vocab_size]."""
@@ -294,16 +301,20 @@ class Trainer:
         data = self._data
         stored = batch.at(batch.stored, 0)[batch.starts >= 0] + 1
         with torch.no_grad():
-            states = self._tensor(data.rows[stored][..., -self._shape.hidden_size :])
-            logits = (states @ self._target_head.T).float() * data.logit_scale
+            logits = (self._stored(stored, 1) @ self._target_head.T).float() * data.logit_scale
             if data.logit_cap is not None:
                 logits = data.logit_cap * torch.tanh(logits / data.logit_cap)
             return (self._recipe.sharpness * logits).softmax(-1)
 
-    def _tensor(self, values: npt.NDArray[np.float16]) -> "Tensor":
+    def _stored(self, places: Ints, num_states: int) -> "Tensor":
+        """Rows of the last states, [*places, num_states · hidden_size]."""
         import torch
 
-        return torch.from_numpy(values.astype(np.float32)).to(self.device)
+        if isinstance(self._rows, torch.Tensor):
+            found = self._rows[torch.from_numpy(places).to(self.device)]
+        else:
+            found = torch.from_numpy(self._rows[places]).to(self.device)
+        return found[..., -num_states * self._shape.hidden_size :].float()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         import torch
@@ -342,7 +353,21 @@ def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[
     return tensors, TrainingProgress(int(stated["num_drafts"]), float(stated["used_s"]), best)
 
 
-def _find_device(name: str) -> str:
+def _copy_rows(rows: npt.NDArray[np.float16], device: str) -> "Tensor | npt.NDArray[np.float16]":
+    """The rows in the memory of a GPU if that has room for them, else where they lie."""
+    import torch
+
+    if not device.startswith("cuda") or rows.nbytes > _MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
+        return rows
+    copied = torch.empty(rows.shape, dtype=torch.float16, device=device)
+    step = max(1, _COPIED_BYTES // (2 * rows.shape[1]))
+    for start in range(0, len(rows), step):
+        copied[start : start + step] = torch.from_numpy(np.array(rows[start : start + step]))
+    return copied
+
+
+def find_device(name: str) -> str:
+    """The device of torch that is meant; of auto, a GPU of NVIDIA if there is one."""
     import torch
 
     if name != "auto":

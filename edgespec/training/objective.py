@@ -1,22 +1,26 @@
-"""The loss of a batch, and how often the head agrees with the target, over the steps of a draft.
+"""The loss of a batch, how often the head agrees with the target, and what that is expected to gain.
 
 Steps are unrolled as in drafting: after its first token a draft reads the head's own states (training-time test,
 Li et al., arXiv:2503.01840), and the tokens of the text.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec import Profile, best_length, expected_tokens
 from edgespec.training.network import KeysAndValues, Network
 from edgespec.training.packing import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK_DRAFTS = 512
+_CHUNK_DRAFTS, _GPU_CHUNK_DRAFTS = 512, 4096
+INT8_BYTES = 1.125  # of a weight, with the scales of blocks of 32
+_AROUND_DRAFT_S = 1e-3  # of a draft outside the head's products (docs/log/training.md)
 STEP_WEIGHT = 0.8  # of a step's loss, over that of the step before
 
 
@@ -34,14 +38,23 @@ def unroll(network: Network, batch: Batch, features: "Tensor", num_steps: int) -
     text = network.remember(rows, tensor(batch.positions))
     line = torch.arange(len(batch.starts), device=features.device)[:, None]
     joined = states = rows[line, tensor(batch.rows(0))]
-    visible, own = tensor(batch.visible), list[KeysAndValues]()
+    seen, own = visible(batch, features.device), list[KeysAndValues]()
     for i in range(num_steps):
         positions = tensor(batch.at(batch.positions, 0) + i)
         if i:
             joined = network.join(tensor(batch.at(batch.tokens, i)), states)
             own.append(network.remember(joined, positions))
-        states = network.step(joined, positions, visible, text, own)
+        states = network.step(joined, positions, seen, text, own)
         yield states
+
+
+def visible(batch: Batch, device: Any) -> "Tensor":
+    """Which rows each draft attends to, [batch, drafts, rows]: those of its text up to its first token."""
+    import torch
+
+    text, first = (torch.from_numpy(each).to(device) for each in (batch.text, batch.rows(0)))
+    is_same = text.gather(1, first)[..., None] == text[:, None]
+    return is_same & (torch.arange(text.shape[1], device=device) <= first[..., None])
 
 
 def backward(
@@ -73,7 +86,8 @@ def backward(
     numbers = np.full(batch.tokens.shape, -1)
     line, draft = np.nonzero(batch.starts >= 0)
     numbers[line, batch.starts[line, draft]] = np.arange(len(line))
-    total, weights = 0.0, [STEP_WEIGHT**i for i in range(num_steps)]
+    num_at_once = _CHUNK_DRAFTS if features.device.type == "cpu" else _GPU_CHUNK_DRAFTS
+    total, weights = torch.zeros((), device=features.device), [STEP_WEIGHT**i for i in range(num_steps)]
     all_states, gradients = list["Tensor"](), list["Tensor"]()
     for i, states in enumerate(unroll(network, batch, features, num_steps)):
         number = np.where(batch.has_next(i), batch.at(numbers, i), -1)
@@ -82,22 +96,20 @@ def backward(
         labels = torch.from_numpy(number[number >= 0]).to(features.device)
         tokens = torch.from_numpy(batch.at(batch.tokens, i)[number >= 0]).to(features.device)
         share = weights[i] / sum(weights) / max(1, len(leaf))
-        for rows, wanted, read in zip(
-            *(each.split(_CHUNK_DRAFTS) for each in (leaf, labels, tokens)), strict=True
-        ):
+        for rows, wanted, read in zip(*(each.split(num_at_once) for each in (leaf, labels, tokens)), strict=True):
             logs = network.logits(rows, read, columns).float().log_softmax(-1)
             loss = -share * (1 - variation) * (after[wanted] * logs).sum()
             if variation:
                 loss = loss + share * variation / 2 * (after[wanted] - logs.exp()).abs().sum()
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
         gradient = torch.zeros_like(states)
         if leaf.grad is not None:
             gradient[is_compared] = leaf.grad.to(gradient.dtype)
         all_states.append(states)
         gradients.append(gradient)
     torch.autograd.backward(all_states, gradients)
-    return total
+    return float(total)
 
 
 class Agreement(NamedTuple):
@@ -129,3 +141,62 @@ def agreement(network: Network, batch: Batch, features: "Tensor", num_steps: int
             reached[i], right[i] = len(best), is_right.sum()
             alive[alive] = is_right
     return Agreement(reached, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedGain:
+    """The gain on greedy text like the held-out texts, if the head alone drafts serially.
+
+    draft_length: That gains the most; 0 where plain decoding is fastest.
+    draft_cost: Time of a drafted token over that of a pass of one token, as estimate_draft_cost gives it.
+    times: Speed over that of plain decoding.
+    """
+
+    draft_length: int
+    draft_cost: float
+    tokens_per_pass: float
+    times: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """The result of a training.
+
+    agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
+        were not trained on.
+    gain: None where the target's passes were not measured, since torch ran it.
+    coverage: Share of the tokens of these texts that can be drafted at all.
+    """
+
+    texts: int
+    answer_tokens: int
+    held_out_texts: int
+    trained_drafts: int
+    training_s: float
+    precision: str
+    agreement: tuple[float, ...]
+    coverage: float
+    gain: ExpectedGain | None
+
+
+def estimate_draft_cost(num_weights: int, target_bytes: float, profile: Profile) -> float:
+    """Time of a drafted token over that of a pass of one token: of reading the weights, and of all around it.
+
+    Args:
+        num_weights: Of the head, which is exported in int8.
+        target_bytes: That a pass of the target reads.
+    """
+    return num_weights * INT8_BYTES / target_bytes + _AROUND_DRAFT_S / profile.costs().pass_s(1)
+
+
+def expected_gain(rates: Sequence[float], draft_cost: float, profile: Profile) -> ExpectedGain:
+    """The best draft length and its gain.
+
+    Args:
+        rates: Chance that a drafted token is right if all before it were, by position.
+        draft_cost: Time of a drafted token over that of a pass of one token.
+    """
+    totals, costs = expected_tokens(rates), profile.costs()
+    step_s = costs.pass_s(1)
+    rate, length = best_length(totals, lambda length: costs.pass_s(length + 1) / step_s + length * draft_cost)
+    return ExpectedGain(draft_length=length, draft_cost=draft_cost, tokens_per_pass=totals[length], times=rate)

@@ -50,13 +50,6 @@ class Batch:
         """Values, [batch, rows], of each draft's token at a step."""
         return np.take_along_axis(values, self.rows(step), 1)
 
-    @property
-    def visible(self) -> Bools:
-        """Which rows each draft attends to, [batch, drafts, rows]: those of its text up to its first token."""
-        same = self.at(self.text, 0)[:, :, None] == self.text[:, None, :]
-        seen: Bools = same & (np.arange(self.tokens.shape[1]) <= self.rows(0)[:, :, None])
-        return seen
-
 
 def pack(
     texts: Sequence[Text], num_rows: int, batch_size: int, rng: np.random.Generator | None

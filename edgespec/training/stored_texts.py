@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from edgespec.system.typed_json import read_as
 from edgespec.training.packing import Text
 
 Halves = npt.NDArray[np.float16]
+ReadStates = Callable[[Sequence[TokenIds]], Sequence[npt.NDArray[np.floating[Any]]]]
+"""Hidden states of all tokens of texts, [num_tokens, width] each; half floats are finite."""
 _Token = Annotated[int, Meta(ge=0, le=1 << 24)]
 _RESERVE_BYTES = 256 << 20  # stays free on the disk
 _LARGEST = 65504.0  # of a half float; gemma's states exceed it at the first token alone
@@ -42,6 +44,7 @@ class TextsFile:
         self.path = path
         self.numbers: set[int] = set()
         self.texts: list[Text] = []
+        self.num_tokens = self.num_answer_tokens = 0
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) != len(content):
@@ -65,17 +68,11 @@ class TextsFile:
             file.write(content)
         self._hold(number, tokens, len(prompt))
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(text.tokens) for text in self.texts)
-
-    @property
-    def num_answer_tokens(self) -> int:
-        return self.num_tokens - sum(text.num_prompt for text in self.texts)
-
     def _hold(self, number: int, tokens: TokenIds, num_prompt: int) -> None:
         self.numbers.add(number)
         self.texts.append(Text(tokens, num_prompt, self.num_tokens))
+        self.num_tokens += len(tokens)
+        self.num_answer_tokens += len(tokens) - num_prompt
 
 
 def _require_possible(line: _TextLine, vocab_size: int) -> None:
@@ -123,8 +120,8 @@ class StatesFile:
         num_stored = self._num_stored(texts)
         return len(self._read_hashes()[num_stored : len(texts)])
 
-    def fill(self, texts: Sequence[Text], states_of: Callable[[TokenIds], npt.NDArray[np.float32]]) -> None:
-        """Append the states of missing texts, which states_of gives, [num_tokens, width].
+    def fill(self, texts: Sequence[Text], states_of: ReadStates, num_at_once: int = 1) -> None:
+        """Append the states of missing texts, so many at once.
 
         Raises DiskFull: There is no room.
         """
@@ -136,14 +133,16 @@ class StatesFile:
         with explain_write_errors(self.path.parent, needed), self.path.open("ab") as file:
             self._write_hashes(texts[: len(texts) - len(missing)])
             file.truncate(missing[0].start * self.row_bytes)
-            for number, text in enumerate(missing):
-                show_progress(f"storing hidden states: {number} of {len(missing)} texts")
-                rows = states_of(text.tokens)
-                assert rows.shape == (len(text.tokens), self.width)
-                file.write(np.clip(rows, -_LARGEST, _LARGEST).astype("<f2").tobytes())
+            for start in range(0, len(missing), num_at_once):
+                show_progress(f"storing hidden states: {start} of {len(missing)} texts")
+                part = missing[start : start + num_at_once]
+                for text, rows in zip(part, states_of([text.tokens for text in part]), strict=True):
+                    assert rows.shape == (len(text.tokens), self.width)
+                    halves = rows if rows.dtype == np.float16 else np.clip(rows, -_LARGEST, _LARGEST)
+                    file.write(np.ascontiguousarray(halves.astype("<f2", copy=False)).data)
                 file.flush()
                 with self._hashes.open("ab") as hashes:  # after the rows, which nobody trusts without it
-                    hashes.write(_hash(text) + b"\n")
+                    hashes.write(b"".join(_hash(text) + b"\n" for text in part))
 
     def rows(self) -> Halves:
         """All rows, mapped, [num_rows, width]."""

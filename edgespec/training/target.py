@@ -2,26 +2,87 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 from threading import Event
 from time import monotonic
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import ContextOverflow, Engine, SamplingParams, TokenIds, open_with_states
 from edgespec.system.console import show_progress
+from edgespec.training.prompts import Asked, Dialogue, Followed, PromptWriter, Result, Said, Turns
 from edgespec.training.stored_texts import TextsFile
-from edgespec.training.written_prompts import PromptWriter
 
 _TEMPERATURE, _TOP_P = 0.8, 0.95  # of the second answer to a prompt
 _NUM_ROUNDS = 2  # answers to a prompt: greedy, then sampled
 _SAMPLED = 3  # of ten answers to prompts that the target wrote itself
 
 
+class TargetWriter(Protocol):
+    """A target that writes: an engine, or torch on a GPU."""
+
+    def encode(self, prompt: str | Turns) -> Sequence[int] | TokenIds:
+        """The tokens of a prompt; raises ContextOverflow: They are more than it reads."""
+
+    def follow(self, wanted: Iterator[tuple[int, Dialogue[Result]]]) -> Followed[Result]:
+        """Run dialogues, several at once, and give the number and the result of each as it ends."""
+
+
+class EngineWriter:
+    """Runs as many dialogues at once as the engine can."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.encode = engine.encode
+        self._engine, self._over = engine, Event()
+
+    def follow(self, wanted: Iterator[tuple[int, Dialogue[Result]]]) -> Followed[Result]:
+        num_places = self._engine.max_parallel
+        with ThreadPoolExecutor(num_places) as pool:
+            running: dict[Future[Result], int] = {}
+            try:
+                while True:
+                    for number, dialogue in islice(wanted, num_places - len(running)):
+                        running[pool.submit(self._run, dialogue)] = number
+                    if not running:
+                        return
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        yield running.pop(future), future.result()
+            finally:
+                self._over.set()
+
+    def _run(self, dialogue: Dialogue[Result]) -> Result:
+        try:
+            asked = next(dialogue)
+            while True:
+                try:
+                    said = self._answer(asked)
+                except ContextOverflow as error:
+                    asked = dialogue.throw(error)
+                else:
+                    asked = dialogue.send(said)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _answer(self, asked: Asked) -> Said:
+        made, parts, reason = list[int](), list[str](), None
+        tokens, sampling, longest = asked.tokens, asked.sampling, asked.longest
+        with self._engine.stream(tokens, sampling=sampling, max_tokens=longest) as chunks:
+            for chunk in chunks:
+                if self._over.is_set():
+                    break
+                made += chunk.token_ids
+                parts.append(chunk.text)
+                reason = chunk.finish_reason
+        return Said(tuple(made), "".join(parts), reason == "stop")
+
+
 def write_answers(
-    engine: Engine,
+    writer: TargetWriter,
     prompts: Sequence[str],
     texts: TextsFile,
     *,
@@ -33,7 +94,7 @@ def write_answers(
 ) -> int:
     """Let the target answer prompts that have no answer yet, first greedily, then all again at a temperature.
 
-    As many are answered at once as the engine can. Ends after limit_s seconds, or with most_tokens tokens of
+    As many are answered at once as the writer can. Ends after limit_s seconds, or with most_tokens tokens of
     texts; what is written stays after an interruption.
 
     Args:
@@ -45,59 +106,47 @@ def write_answers(
     Returns:
         How many prompts were left out, since the context has no room for them and an answer.
     """
-    ends = monotonic() + limit_s
-    over = Event()
+    began, before = monotonic(), texts.num_answer_tokens
     too_long: set[int] = set()
-    writer = PromptWriter(engine, over.is_set)
+    prompter = PromptWriter(writer.encode)
     num_given = max(_NUM_ROUNDS * len(prompts), num_stored)  # what has a greater number the target wrote itself
     asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
 
-    def answer(number: int) -> tuple[TokenIds, tuple[int, ...]] | None:
-        if over.is_set():
-            return None
+    def answer(number: int) -> Dialogue[tuple[TokenIds, tuple[int, ...]] | None]:
         is_own, sampling = number >= num_given, SamplingParams()
         if (number - num_given) % 10 < _SAMPLED if is_own else number >= len(prompts):
             sampling = SamplingParams(temperature=_TEMPERATURE, top_p=_TOP_P, seed=number)
-        made: list[int] = []
         try:
-            prompt = writer.write(number - num_given) if is_own else prompts[number % len(prompts)]
-            tokens = np.array(engine.encode(prompt) if prompt else (), np.int32)
+            prompt = (yield from prompter.write(number - num_given)) if is_own else prompts[number % len(prompts)]
+            tokens = np.array(writer.encode(prompt) if prompt else (), np.int32)
             if not prompt or (is_own and tokens.tobytes() in asked):
                 return None
             asked.add(tokens.tobytes())
-            with engine.stream(prompt, sampling=sampling, max_tokens=longest) as chunks:
-                for chunk in chunks:
-                    if over.is_set():
-                        return None
-                    made += chunk.token_ids
+            said = yield Asked(tokens, longest, sampling)
         except ContextOverflow:  # of a user's own corpus; the other prompts count
             if not is_own:
                 too_long.add(number % len(prompts))
             return None
-        return tokens, tuple(made)
+        return tokens, said.tokens
 
     given = (each for each in range(_NUM_ROUNDS * len(prompts)) if each not in texts.numbers)
     own = (each for each in count(num_given) if each not in texts.numbers)
     num_own = sum(each >= num_given for each in texts.numbers) if num_stored else 0
-    wanted = _mixed(given, own, own_share if writer.can_write else 0.0, num_own, num_stored)
-    with ThreadPoolExecutor(engine.max_parallel) as pool:
-        running: dict[Future[tuple[TokenIds, tuple[int, ...]] | None], int] = {}
-        try:
-            while True:
-                open_places = engine.max_parallel - len(running)
-                if monotonic() < ends and texts.num_tokens <= most_tokens:
-                    running |= {pool.submit(answer, each): each for each in islice(wanted, open_places)}
-                if not running:
-                    break
-                show_progress(
-                    f"the target answers: {len(texts.texts)} texts, {texts.num_answer_tokens} tokens of answers"
-                )
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number = running.pop(future)
-                    if (text := future.result()) is not None:
-                        texts.add(number, *text)
-        finally:
-            over.set()
+    numbers = _mixed(given, own, own_share if prompter.can_write else 0.0, num_own, num_stored)
+
+    def wanted() -> Iterator[tuple[int, Dialogue[tuple[TokenIds, tuple[int, ...]] | None]]]:
+        for number in numbers:
+            if monotonic() - began >= limit_s or texts.num_tokens > most_tokens:
+                return
+            yield number, answer(number)
+
+    with closing(writer.follow(wanted())) as results:
+        for number, text in results:
+            if text is not None:
+                texts.add(number, *text)
+            made = texts.num_answer_tokens
+            rate = (made - before) / max(1e-3, monotonic() - began)
+            show_progress(f"the target answers: {len(texts.texts)} texts, {made} tokens of answers, {rate:.0f}/s")
     show_progress("")
     return len(too_long)
 
@@ -123,8 +172,11 @@ class StatesReader:
         # As chats run it, so that its passes take what theirs do.
         self.decoder = open_with_states(folder, layers, deterministic=True)
 
-    def read(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
-        """States of all tokens, [num_tokens, layers · hidden_size]."""
+    def read(self, texts: Sequence[TokenIds]) -> list[npt.NDArray[np.float32]]:
+        """States of all tokens of texts, [num_tokens, layers · hidden_size] each."""
+        return [self._read(tokens) for tokens in texts]
+
+    def _read(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
         self.decoder.forget()
         self.decoder.logits(tokens, 1)
         states = self.decoder.hidden_states

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -34,13 +34,21 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
-from edgespec.training.fit import Data, Floats, Recipe, Trainer, TrainingProgress
+from edgespec.training.fit import Data, Floats, Recipe, Trainer, TrainingProgress, find_device
 from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.network import HeadShape
+from edgespec.training.objective import (
+    INT8_BYTES,
+    ExpectedGain,
+    TrainingReport,
+    estimate_draft_cost,
+    expected_gain,
+)
 from edgespec.training.packing import Text
-from edgespec.training.report import INT8_BYTES, TrainingReport, estimate_draft_cost, expected_gain
-from edgespec.training.stored_texts import Halves, StatesFile, TextsFile
-from edgespec.training.target import StatesReader, write_answers
+from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile
+from edgespec.training.target import EngineWriter, StatesReader, TargetWriter, write_answers
+from edgespec.training.torch_target import TorchTarget, why_not
+from edgespec.training.torch_writer import TEXTS_AT_ONCE, TorchWriter
 from edgespec.training.warm_start import (
     choose_tokens,
     expected_counts,
@@ -64,6 +72,7 @@ _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "run.json",
 )
 _TOKENS = "tokens.i32"  # that can be drafted
+_TORCH_DEVICES = ("cuda",)  # of torch, on which it runs the target too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +132,20 @@ def train(
     with _hold_work(work, output, kind):
         folder = _Folder(work, output, loaded, source, options, report)
         try:
-            texts = folder.write_texts(prompts, stored, open_engine)
-            return folder.train(texts, began)
+            texts, profile = folder.run_target(prompts, stored, open_engine)
+            return folder.train(texts, profile, began)
         except KeyboardInterrupt:
             best = (
                 f"the best head so far is in {output}" if (output / WEIGHTS).is_file() else "there is no head yet"
             )
             report(f"{best}; what was made for it is in {work}, and the same command goes on")
             raise
+
+
+@contextmanager
+def _open_writer(open_engine: Callable[[], Engine]) -> Iterator[TargetWriter]:
+    with open_engine() as engine:
+        yield EngineWriter(engine)
 
 
 def _describe_run(
@@ -217,8 +232,43 @@ class _Folder:
     def states(self) -> StatesFile:
         return StatesFile(self.work / _STATES, len(self.layers) * self.loaded.config.hidden_size)
 
-    def write_texts(
+    def run_target(
         self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
+    ) -> tuple[list[Text], Profile | None]:
+        """The texts, whose hidden states are stored, and what the target's passes take, unless torch runs it."""
+        if not (target := self._open_in_torch()):
+            texts = self.write_texts(prompts, stored, lambda: _open_writer(open_engine))
+            reader = self._open_target()
+            self._store_states(texts, reader.read)
+            show_progress("measuring the target's passes")
+            profile = profile_target(reader.decoder)
+            show_progress("")
+            return texts, profile
+        longest = self.options.longest_answer
+        with closing(TorchWriter(target, self.work, prompts, longest, self.report)) as writer:
+            texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
+            self._store_states(texts, lambda tokens: writer.read(tokens, self.layers), TEXTS_AT_ONCE)
+        return texts, None
+
+    def _open_in_torch(self) -> TorchTarget | None:
+        """The target in torch, where that has a GPU and runs all of it."""
+        device, name = find_device(self.options.device), self.loaded.source.name
+        if device.partition(":")[0] not in _TORCH_DEVICES:
+            return None
+        if problem := why_not(self.loaded):
+            self.report(
+                f"PyTorch does not run {name} itself, which has {problem}: ONNX Runtime makes texts and hidden "
+                "states, which takes longer"
+            )
+            return None
+        self.report(f"PyTorch runs {name} on {device}: reading its weights")
+        return TorchTarget(self.loaded, device)
+
+    def write_texts(
+        self,
+        prompts: list[str],
+        stored: list[tuple[TokenIds, TokenIds]],
+        open_writer: Callable[[], AbstractContextManager[TargetWriter]],
     ) -> list[Text]:
         texts = TextsFile(self.work / _TEXTS, self.loaded.config.vocab_size)
         for number, (prompt, answer) in enumerate(stored):
@@ -231,9 +281,9 @@ class _Folder:
             limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
             own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
             self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
-            with open_engine() as engine:
+            with open_writer() as writer:
                 num_too_long = write_answers(
-                    engine,
+                    writer,
                     prompts,
                     texts,
                     longest=self.options.longest_answer,
@@ -258,8 +308,7 @@ class _Folder:
             )
         return fitting
 
-    def train(self, texts: list[Text], began: float) -> TrainingReport:
-        profile = self._read_states(texts)
+    def train(self, texts: list[Text], profile: Profile | None, began: float) -> TrainingReport:
         held_out, trained = texts[::_HELD_OUT], [text for i, text in enumerate(texts) if i % _HELD_OUT]
         shape, data, start = self.prepare(trained, held_out, self.options.recipe)
         trainer = Trainer(
@@ -284,13 +333,9 @@ class _Folder:
         progress = trainer.run(left_s)
         return self._describe(shape, data, progress, trainer.precision, profile)
 
-    def _read_states(self, texts: list[Text]) -> Profile:
-        """Store the hidden states that are missing, and measure the target's passes."""
-        folder, states = self.work / _TARGET, self.states
-        if not (folder / FILE_NAME).exists():
-            self.report("exporting the target with its hidden states")
-            export_model(self.source.path, folder, hidden_layers=self.layers, origin=self.source.origin)
-        reader = self._open_target(folder)
+    def _store_states(self, texts: list[Text], read: ReadStates, num_at_once: int = 1) -> None:
+        """Store the hidden states that are missing."""
+        states = self.states
         states.trust(texts)
         if num_foreign := states.num_foreign(texts):
             self.report(
@@ -300,14 +345,14 @@ class _Folder:
             num_tokens = sum(len(text.tokens) for text in missing)
             size = format_bytes(num_tokens * states.row_bytes)
             self.report(f"storing the hidden states of {num_tokens} tokens, {size}")
-            states.fill(texts, reader.read)
-        show_progress("measuring the target's passes")
-        profile = profile_target(reader.decoder)
-        show_progress("")
-        return profile
+            states.fill(texts, read, num_at_once)
 
-    def _open_target(self, folder: Path) -> StatesReader:
-        """Raises ModelError or IntegrityError: The folder is damaged."""
+    def _open_target(self) -> StatesReader:
+        """The exported target; raises ModelError or IntegrityError: its folder is damaged."""
+        folder = self.work / _TARGET
+        if not (folder / FILE_NAME).exists():
+            self.report("exporting the target with its hidden states")
+            export_model(self.source.path, folder, hidden_layers=self.layers, origin=self.source.origin)
         try:
             return StatesReader(folder, self.layers)
         except (ModelError, IntegrityError) as error:
@@ -375,14 +420,9 @@ class _Folder:
         return self.source.origin.repository or self.loaded.source.name
 
     def _describe(
-        self, shape: HeadShape, data: Data, progress: TrainingProgress, precision: str, profile: Profile
+        self, shape: HeadShape, data: Data, progress: TrainingProgress, precision: str, profile: Profile | None
     ) -> TrainingReport:
         answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
-        config = self.loaded.config
-        read_bytes = float(read_manifest(self.work / _TARGET).weights_bytes)
-        if "head" in self.loaded.tensors:  # else the vocabulary head is the embedding
-            read_bytes -= INT8_BYTES * config.vocab_size * config.hidden_size
-        draft_cost = estimate_draft_cost(shape.num_weights, read_bytes, profile)
         return TrainingReport(
             texts=len(data.texts),
             answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
@@ -392,5 +432,13 @@ class _Folder:
             precision=precision,
             agreement=progress.best,
             coverage=float(np.isin(answers, data.tokens).mean()),
-            gain=expected_gain(progress.best, draft_cost, profile),
+            gain=None if profile is None else self._expect_gain(shape, progress, profile),
         )
+
+    def _expect_gain(self, shape: HeadShape, progress: TrainingProgress, profile: Profile) -> ExpectedGain:
+        config = self.loaded.config
+        read_bytes = float(read_manifest(self.work / _TARGET).weights_bytes)
+        if "head" in self.loaded.tensors:  # else the vocabulary head is the embedding
+            read_bytes -= INT8_BYTES * config.vocab_size * config.hidden_size
+        draft_cost = estimate_draft_cost(shape.num_weights, read_bytes, profile)
+        return expected_gain(progress.best, draft_cost, profile)

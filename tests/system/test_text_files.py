@@ -23,7 +23,7 @@ from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.system.text_files import decode_text, read_plain, read_stdin, read_text
 from edgespec.system.typed_json import read_json
 from edgespec.text.chat_template import read_template
-from edgespec.training.corpus import read_corpus
+from edgespec.training.prompts import read_corpus
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"]
 TEXT = 'Ein "Wörtchen" 😀\r\n'

@@ -3,7 +3,7 @@
 import pytest
 
 from edgespec.setup.profile import Profile
-from edgespec.training.report import INT8_BYTES, estimate_draft_cost, expected_gain
+from edgespec.training.objective import INT8_BYTES, estimate_draft_cost, expected_gain
 
 
 def profile(step_s: float, two_rows: float) -> Profile:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import load
-from edgespec.training import target, written_prompts
+from edgespec import Engine, load
+from edgespec.training import prompts as training_prompts
+from edgespec.training import target
+from edgespec.training.prompts import PromptWriter, Turns
 from edgespec.training.stored_texts import TextsFile
-from edgespec.training.written_prompts import PromptWriter
+from edgespec.training.target import EngineWriter
 
 PROMPTS = ["one", "two two", "three three three", "four"]
 
@@ -21,11 +23,21 @@ def answers(
     texts = TextsFile(file, tiny.VOCAB)
     with load(model, drafter="none", deterministic=True, max_parallel=at_once) as engine:
         target.write_answers(
-            engine, PROMPTS, texts, longest=6, limit_s=600.0, most_tokens=most_tokens, own_share=own_share
+            EngineWriter(engine),
+            PROMPTS,
+            texts,
+            longest=6,
+            limit_s=600.0,
+            most_tokens=most_tokens,
+            own_share=own_share,
         )
     again = TextsFile(file, tiny.VOCAB)
     assert again.numbers == texts.numbers
     return dict(zip(_numbers(file), (text.tokens.tolist() for text in again.texts), strict=True))
+
+
+def write(engine: Engine, writer: PromptWriter, *numbers: int) -> dict[int, Turns | None]:
+    return dict(EngineWriter(engine).follow((number, writer.write(number)) for number in numbers))
 
 
 def _numbers(file: Path) -> list[int]:
@@ -52,7 +64,8 @@ def test_prompts_that_are_longer_than_the_context_are_counted_and_left_out(
     texts = TextsFile(tmp_path / "texts", tiny.VOCAB)
     with load(tiny_model, drafter="none", max_parallel=2) as engine:
         prompts = ["one", "too long " * 1000, "two"]
-        num_too_long = target.write_answers(engine, prompts, texts, longest=4, limit_s=600.0, most_tokens=10_000)
+        writer = EngineWriter(engine)
+        num_too_long = target.write_answers(writer, prompts, texts, longest=4, limit_s=600.0, most_tokens=10_000)
     assert num_too_long == 1
     assert texts.numbers == {0, 2, 3, 5}
 
@@ -68,29 +81,31 @@ def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(target, "show_progress", interrupt)
-    with load(tiny_model, drafter="none", max_parallel=2) as engine, pytest.raises(KeyboardInterrupt):
-        target.write_answers(engine, PROMPTS, texts, longest=10_000, limit_s=600.0, most_tokens=10_000)
+    with load(tiny_model, drafter="none", max_parallel=2) as engine:
+        writer = EngineWriter(engine)
+        with pytest.raises(KeyboardInterrupt):
+            target.write_answers(writer, PROMPTS, texts, longest=10_000, limit_s=600.0, most_tokens=10_000)
     assert 1 <= len(TextsFile(file, tiny.VOCAB).texts) <= 2
 
 
 @pytest.mark.slow
 def test_a_target_writes_turns_of_users_tasks_and_second_turns(tiny_model: Path) -> None:
     with load(tiny_model, drafter="none", deterministic=True) as engine:
-        writer = PromptWriter(engine)
+        writer = PromptWriter(engine.encode)
         begin = writer._before_turn([])
         for text in ("Write", "9 lives", "hello"):
             ids = engine.encode(text)
             assert np.array_equal(ids[: len(begin)], begin)
             assert engine.tokenizer.decode(list(ids[len(begin) :])).startswith(text)
-        written = {number: writer.write(number) for number in range(24)}
+        written = write(engine, writer, *range(24))
         kinds = {number % 8: len(turns) for number, turns in written.items() if turns}
         assert {kinds[kind] for kind in kinds if kind < 7} == {1}
         assert kinds.get(7, 3) == 3
         tasks = [turns[0]["content"] for number, turns in written.items() if turns and number % 8 in (4, 5, 6)]
         assert len(tasks) >= 6
-        ends = [task.split("{}") for task in written_prompts._TASKS]
+        ends = [task.split("{}") for task in training_prompts._TASKS]
         assert all(any(task.startswith(one) and task.endswith(two) for one, two in ends) for task in tasks)
-        assert written[3] == writer.write(3)
+        assert written[3] == write(engine, writer, 3)[3]
         contents = [str(turns) for turns in written.values() if turns]
         assert len({*contents}) == len(contents)
 
@@ -132,4 +147,4 @@ def test_beside_stored_texts_prompts_of_its_own_end_with_their_share() -> None:
 def test_a_target_without_turns_writes_no_prompts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(tiny_model, drafter="none") as engine:
         monkeypatch.setattr(engine, "encode", lambda turns: np.frombuffer(turns[-1]["content"].encode(), np.uint8))
-        assert not PromptWriter(engine).can_write
+        assert not PromptWriter(engine.encode).can_write

@@ -21,7 +21,7 @@ from edgespec.training import fit, train
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
-from edgespec.training.objective import agreement, backward, unroll
+from edgespec.training.objective import agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, pack
 from edgespec.training.warm_start import head_shape, start_weights
 
@@ -76,9 +76,12 @@ def test_drafts_in_training_are_those_of_the_exported_graph(
     with torch.no_grad():
         steps = list(unroll(network, batch, torch.tensor(states[batch.stored]), 3))
     num_compared = 0
+    seen = visible(batch, "cpu").numpy()
     for line, draft in np.argwhere(batch.has_next(2)):
         start = batch.starts[line, draft]
-        rows = np.flatnonzero(batch.visible[line, draft])
+        rows = np.flatnonzero(seen[line, draft])
+        assert rows.tolist() == [*range(rows[0], start + 1)]
+        assert batch.positions[line, rows[0]] == 0
         graphs.forget(0)
         logits, found = graphs.rows(batch.tokens[line, rows], graphs.fuse(states[batch.stored[line, rows]]))
         for step in range(3):
@@ -271,7 +274,7 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert run("train", target, "--corpus", "corpus.txt", "--output", output) == 2
     assert "--output" in capsys.readouterr().err
     assert run("train", target, "--output", tmp_path / "head", "--disk", "1K") == 2
-    assert "--disk is 1K" in capsys.readouterr().err
+    assert "--disk is '1K'" in capsys.readouterr().err
 
 
 def test_an_interruption_says_where_all_lies_in_every_stage(
@@ -323,11 +326,11 @@ def test_a_damaged_target_of_the_work_folder_is_to_be_removed(target: Path, tmp_
     options = train.TrainingOptions()
     folder = train._Folder(tmp_path, tmp_path / "head", read_source(target), source, options, lines.append)
     export_model(target, tmp_path / "target", hidden_layers=folder.layers)
-    folder._open_target(tmp_path / "target")
+    folder._open_target()
     for name, content in (("model.onnx.data", b"short"), ("edgespec.json", b"{}")):
         (tmp_path / "target" / name).write_bytes(content)
         with pytest.raises((ModelError, IntegrityError)) as error:
-            folder._open_target(tmp_path / "target")
+            folder._open_target()
         assert str(error.value).endswith(f"; remove {tmp_path / 'target'} and train again")
         assert "export" not in str(error.value)
 

@@ -3,6 +3,7 @@
 import errno
 import json
 from collections import Counter
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 from edgespec.errors import DiskFull, ModelError, UsageError
 from edgespec.evaluation.prompts import own_prompts as bench_prompts
 from edgespec.system import disk
-from edgespec.training.corpus import own_prompts, read_corpus
 from edgespec.training.packing import Text, pack
+from edgespec.training.prompts import own_prompts, read_corpus
 from edgespec.training.stored_texts import StatesFile, TextsFile
 
 
@@ -127,8 +128,8 @@ def test_a_damaged_line_of_the_texts_is_named_with_what_to_do(
     assert str(error.value).endswith("; remove that line, or the file, and train again")
 
 
-def states_of(tokens: np.ndarray) -> np.ndarray:
-    return np.stack([tokens, tokens * 1e6], axis=1).astype(np.float32)
+def states_of(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.stack([tokens, tokens * 1e6], axis=1).astype(np.float32) for tokens in texts]
 
 
 def test_states_are_stored_once_in_order_and_in_bounded_space(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_states_are_stored_once_in_order_and_in_bounded_space(tmp_path: Path) ->
         file.write(b"\1" * (2 * states.row_bytes + 1))  # a part of the second text
     assert states.missing(texts) == texts[1:]
     read = []
-    states.fill(texts, lambda tokens: (read.append(tokens[0]), states_of(tokens))[1])
+    states.fill(texts, lambda each: (read.extend(tokens[0] for tokens in each), states_of(each))[1])
     assert read == [5, 10]
     assert states.missing(texts) == []
     assert np.array_equal(states.rows()[:, 0], np.arange(16))
@@ -200,10 +201,5 @@ def test_each_token_of_an_answer_but_the_last_begins_a_draft_in_its_own_text(see
         starts = batch.starts >= 0
         begun += batch.at(batch.tokens, 0)[starts].tolist()
         assert np.array_equal(batch.at(batch.stored, 0)[starts] + 1, batch.at(batch.tokens, 0)[starts])
-        for line, draft in np.argwhere(starts):
-            row, seen = batch.starts[line, draft], np.flatnonzero(batch.visible[line, draft])
-            assert seen[-1] == row
-            assert np.all(np.diff(seen) == 1)
-            assert batch.positions[line, seen[0]] == 0
     wanted = [token for own in texts for token in own.tokens[max(1, own.num_prompt) : -1].tolist()]
     assert sorted(begun) == wanted
