@@ -5,7 +5,8 @@ hidden states of all its tokens but the newest, and the tokens that were drafted
 environment with PyTorch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,21 @@ def open_reference(package: str, folder: Path, layers: Mapping[str, Any], lent: 
     return (known | {"transformers": _of_gemma})[package](folder, dict(layers), lent)
 
 
+@contextmanager
+def in_doubles() -> Iterator[None]:
+    """References opened and run within it compute in double precision, also what they ask for in single."""
+    import torch
+
+    single, cast, module = torch.float32, torch.Tensor.float, vars(torch)
+    torch.set_default_dtype(torch.float64)
+    module["float32"], torch.Tensor.float = torch.float64, torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(single)
+        module["float32"], torch.Tensor.float = single, cast
+
+
 def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
     """The model, whose frequencies of rotation are rounded once, from double precision, as those of edgespec are.
 
@@ -53,7 +69,7 @@ def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
 def _weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(path)
+    return {name: each.float() if each.is_floating_point() else each for name, each in load_file(path).items()}
 
 
 def _settings(folder: Path) -> dict[str, Any]:
