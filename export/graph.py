@@ -102,14 +102,14 @@ class _Decoder:
         )
         residual = write.scale(embedded, config.embedding_scale)
         layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
-        presents: dict[int, list[ir.Value]] = {}  # keys and values by layer, with those of the new tokens
+        kept: dict[int, list[ir.Value]] = {}  # keys and values by layer, for those that share them
         norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
         normed = write.norm(residual, norms[0])
         for number, i in enumerate(layers):
             past, present = write.caches(number, i)
             if (source := config.layers[i].keys_of) is not None:
-                past, present = presents[source], []
-            presents[i] = present
+                past, present = kept[source], []
+            kept[i] = past if write.lends_new_keys else present
             if (delta := config.layers[i].delta) is not None:
                 attended = write.delta(i, delta, normed, past, present)
             elif (mamba := config.layers[i].mamba) is not None:

@@ -50,6 +50,9 @@ class LayerWriter:
         self.biases: dict[ir.Value, ir.Value] = {}
         self._positions: ir.Value | None = None
         self._scales: ir.Value | None = None
+        # GPUs, whose attention without new keys ignores windows in WebGPU, get those of the other layer.
+        self.lends_new_keys = not rule.has_fused_products
+        self._lent: dict[int, list[ir.Value | None]] = {}
         self.recurrence = RecurrenceWriter(self)
         self.delta, self.mamba = DeltaWriter(self), MambaWriter(self)
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
@@ -159,9 +162,11 @@ class LayerWriter:
         if f"{i}.q_norm" in self.tensors and not self.config.norms_rotated:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
-        if layer.keys_of is not None:  # none of its own: the past is that of the other layer, with the new tokens
-            size = self._head_sizes(i)[1]
-            projected += [self.constant(f"no_keys_of_{size}", np.zeros((1, 0, size), self.floats))] * 2
+        if layer.keys_of is not None:
+            projected, present = self._with_keys_of(layer.keys_of, projected, i)
+        elif self.lends_new_keys and i in {other.keys_of for other in self.config.layers}:
+            projected = self._split_heads(i, projected)
+            self._lent[i] = projected[1:]
         tables = () if layer.rotary is None else self.rotary_tables(layer.rotary)
         if layer.rotary is not None and (self.rotates_apart or self.config.norms_rotated):
             *rotated, value = self._split_heads(i, projected)
@@ -200,6 +205,20 @@ class LayerWriter:
             opened = self.op("Sigmoid", self.linear(f"{i}.q_gate", x, [gate])[0])
             attended = self.op("Mul", attended, opened)
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]], [self.tensors.get(f"{i}.o_bias")])[0]
+
+    def _with_keys_of(
+        self, source: int, query: list[ir.Value | None], i: int
+    ) -> tuple[list[ir.Value | None], list[ir.Value]]:
+        """Query, key and value of a layer that has keys of another one, and what it gives beside attention.
+
+        Its past is that of the other layer with the new tokens, so that it has no keys. In the gpu form its past
+        is without them, and it has the keys of the other layer.
+        """
+        if self.lends_new_keys:
+            return query + self._lent[source], [ir.Value(name=f"{i}.{part}_again") for part in "kv"]
+        size = self._head_sizes(i)[1]
+        none = self.constant(f"no_keys_of_{size}", np.zeros((1, 0, size), self.floats))
+        return [*query, none, none], []
 
     def convolution(self, i: int, x: ir.Value, past: ir.Value, present: ir.Value) -> ir.Value:
         """A gated short convolution over the rows of tokens, as in LFM2.
@@ -253,7 +272,7 @@ class LayerWriter:
     def _split_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """Queries, keys and values as a value each."""
         parts = self.config.projections(i)
-        if len(projected) == len(parts):
+        if len(projected) > 1 or len(parts) == 1:
             return projected
         outputs, sizes = [ir.Value(name=f"{i}.{part}.out") for part in parts], self._head_sizes(i)[: len(parts)]
         lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes))

@@ -177,15 +177,14 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
 def _require_layers(config: DecoderConfig, form: str) -> None:
     """Raises DeviceUnavailable: The model has layers that devices of the form do not run."""
     found = {
-        "experts": config.routing is not None and form == "npu",
+        "experts": config.routing is not None,
         "layers of different heads": config.sharing_layers or config.other_heads or config.layer_input_size,
-        "layers without attention": config.is_mixed and form == "npu",
+        "layers without attention": config.is_mixed,
     }
     named = next((what for what, is_there in found.items() if is_there), None)
-    if named and form != "cpu":
-        others, serving = ("NPUs", "cpu or gpu") if form == "npu" else ("GPUs", "cpu")
+    if named and form == "npu":
         raise DeviceUnavailable(
-            f"{config.architecture} has {named}, which are not exported for {others}; use --device {serving}, or "
+            f"{config.architecture} has {named}, which are not exported for NPUs; use --device cpu or gpu, or "
             "--drafter-device cpu for a drafter"
         )
 

@@ -60,7 +60,7 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
 
 # Those whose gpu form differs from the cpu form by more than types and fused products.
 ON_GPUS = ("mixtral", "olmoe", "qwen2_moe", "gpt_oss-limit", "ernie4_5_moe", "lfm2_moe", "glm4_moe", "minimax_m2")
-ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "granitemoehybrid-mamba")
+ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "granitemoehybrid-mamba", "gemma4", "gemma4-shared")
 
 
 @pytest.mark.parametrize("family", ON_GPUS)
@@ -164,7 +164,7 @@ def test_experts_keep_the_blocks_that_the_kernel_takes(tmp_path: Path, storage: 
     [
         ("olmoe", "npu", "experts, which are not exported for NPUs"),
         ("lfm2", "npu", "layers without attention, which are not exported for NPUs"),
-        ("gemma4", "gpu", "layers of different heads, which are not exported for GPUs"),
+        ("gemma4", "npu", "layers of different heads, which are not exported for NPUs"),
     ],
 )
 def test_devices_are_refused_what_they_do_not_run(tmp_path: Path, family: str, form: str, words: str) -> None:

@@ -1,6 +1,7 @@
 """Families with other layers than attention and one MLP, on the WebGPU provider: a GPU, or one in software."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,11 @@ pytestmark = [
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 80).astype(np.int32)
 
 
+SAME_ROWS = ["lfm2", "granitemoehybrid-mamba", "qwen3_5"]  # however the text is cut into passes
+
+
 # Of heads of 16 numbers: for those of 32 Mesa's lavapipe does not compile the attention of several tokens.
-@pytest.fixture(params=["lfm2", "granitemoehybrid-mamba", "qwen3_5"])
+@pytest.fixture(params=[*SAME_ROWS, "gemma4-shared"])
 def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A model folder in the gpu form, in single precision, which every adapter runs."""
     family = request.param
@@ -36,9 +40,20 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         config |= {"partial_rotary_factor": 1.0, "rope_theta": 10000.0}
         norms = ("q_norm.weight", "k_norm.weight")
         weights = {name: value[:16] if name.endswith(norms) else value for name, value in weights.items()}
+    if family == "gemma4-shared":
+        wide = config["per_layer_config"].keys()
+        config["per_layer_config"] = {number: {"head_dim": 16} for number in wide}
+        weights = {name: _halved(name, value, wide) for name, value in weights.items()}
     tiny.write_huggingface(tmp_path / "hf", weights, config=config)
     export_model(tmp_path / "hf", tmp_path / "gpu", precision="fp32", form="gpu")
     return tmp_path / "gpu"
+
+
+def _halved(name: str, value: np.ndarray, wide: Collection[str]) -> np.ndarray:
+    """Half of each matrix of attention in the layers with wide heads."""
+    if "self_attn" not in name or name.split(".")[2] not in wide:
+        return value
+    return np.split(value, 2, axis=1 if "o_proj" in name else 0)[0]
 
 
 def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
@@ -53,6 +68,7 @@ def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
         assert errors.max() < 1e-4, (kept, num_new)
 
 
+@pytest.mark.parametrize("model", SAME_ROWS, indirect=True)
 def test_drafts_give_the_text_of_plain_decoding(model: Path, tmp_path: Path) -> None:
     tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights())
     export_model(tmp_path / "tiny.gguf", tmp_path / "drafter", precision="int4")

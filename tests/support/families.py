@@ -282,7 +282,7 @@ CONVOLVED = (
     "granitemoehybrid-mamba",
     "granitemoehybrid-experts",
 )  # run on the CPU alone, and no trees
-UNEVEN = ("gemma4", "gemma4-shared")  # run on the CPU alone; their layers have different heads
+UNEVEN = ("gemma4", "gemma4-shared")  # not for NPUs: their layers have different heads
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 
