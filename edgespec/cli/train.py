@@ -47,6 +47,12 @@ def add_train(parser: CommandParser) -> None:
         action="store_true",
         help="train on the answers that are stored for MODEL, and write none",
     )
+    add_file(
+        parser,
+        "--held-out",
+        "prompts that are not trained on, and say how often the head is right, as --corpus has them (default: one "
+        "of twelve)",
+    )
     parser.add_argument(
         "--written",
         metavar="SHARE",
@@ -109,6 +115,7 @@ def _train(options: argparse.Namespace) -> None:
         raise UsageError(f"--epochs is {options.epochs:g}; wanted 0, for as many as there is time for, or more")
     settings = TrainingOptions(
         own_share=own_share,
+        held_out=tuple(read_corpus(options.held_out)) if options.held_out else (),
         recipe=Recipe(variation=options.variation, epochs=options.epochs),
         minutes=options.minutes,
         disk_bytes=disk_bytes,

@@ -166,3 +166,13 @@ class StatesFile:
 
 def _hash(text: Text) -> bytes:
     return sha256(text.tokens.astype("<i4").tobytes()).hexdigest()[:16].encode()
+
+
+def read_tokens(path: Path, vocab_size: int) -> TokenIds:
+    """The tokens of a file of whole numbers, ascending; raises ModelError: It is damaged."""
+    content = path.read_bytes()
+    tokens: TokenIds = np.frombuffer(content[: len(content) // 4 * 4], "<i4").astype(np.int32)
+    is_whole = 4 * len(tokens) == len(content) > 0 and tokens[0] >= 0 and tokens[-1] < vocab_size
+    if not is_whole or np.any(np.diff(tokens) <= 0):
+        raise ModelError(f"{path} is damaged; remove {path.parent} and train again")
+    return tokens

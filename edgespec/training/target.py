@@ -1,8 +1,8 @@
 """Answers of the target to prompts, and its hidden states for texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import count, islice
 from pathlib import Path
 from threading import Event
@@ -18,7 +18,6 @@ from edgespec.training.prompts import Asked, Dialogue, Followed, PromptWriter, R
 from edgespec.training.stored_texts import TextsFile
 
 _TEMPERATURE, _TOP_P = 0.8, 0.95  # of the second answer to a prompt
-_NUM_ROUNDS = 2  # answers to a prompt: greedy, then sampled
 _SAMPLED = 3  # of ten answers to prompts that the target wrote itself
 
 
@@ -81,6 +80,12 @@ class EngineWriter:
         return Said(tuple(made), "".join(parts), reason == "stop")
 
 
+@contextmanager
+def open_engine_writer(open_engine: Callable[[], Engine]) -> Iterator[EngineWriter]:
+    with open_engine() as engine:
+        yield EngineWriter(engine)
+
+
 def write_answers(
     writer: TargetWriter,
     prompts: Sequence[str],
@@ -91,6 +96,7 @@ def write_answers(
     most_tokens: int,
     own_share: float = 0.0,
     num_stored: int = 0,
+    num_rounds: int = 2,
 ) -> int:
     """Let the target answer prompts that have no answer yet, first greedily, then all again at a temperature.
 
@@ -102,6 +108,7 @@ def write_answers(
         own_share: Of the answers, those to prompts that the target writes itself. These go on behind the others;
             beside stored texts they end with their share.
         num_stored: Texts that are there in the place of answers to prompts.
+        num_rounds: Answers to a prompt, the first one greedily.
 
     Returns:
         How many prompts were left out, since the context has no room for them and an answer.
@@ -109,7 +116,7 @@ def write_answers(
     began, before = monotonic(), texts.num_answer_tokens
     too_long: set[int] = set()
     prompter = PromptWriter(writer.encode)
-    num_given = max(_NUM_ROUNDS * len(prompts), num_stored)  # what has a greater number the target wrote itself
+    num_given = max(num_rounds * len(prompts), num_stored)  # what has a greater number the target wrote itself
     asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
 
     def answer(number: int) -> Dialogue[tuple[TokenIds, tuple[int, ...]] | None]:
@@ -129,7 +136,7 @@ def write_answers(
             return None
         return tokens, said.tokens
 
-    given = (each for each in range(_NUM_ROUNDS * len(prompts)) if each not in texts.numbers)
+    given = (each for each in range(num_rounds * len(prompts)) if each not in texts.numbers)
     own = (each for each in count(num_given) if each not in texts.numbers)
     num_own = sum(each >= num_given for each in texts.numbers) if num_stored else 0
     numbers = _mixed(given, own, own_share if prompter.can_write else 0.0, num_own, num_stored)

@@ -6,9 +6,10 @@ All that is made lies in a folder beside the head, so that an interrupted traini
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -45,8 +46,8 @@ from edgespec.training.objective import (
     expected_gain,
 )
 from edgespec.training.packing import Text
-from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile
-from edgespec.training.target import EngineWriter, StatesReader, TargetWriter, write_answers
+from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile, read_tokens
+from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
 from edgespec.training.torch_target import TorchTarget, why_not
 from edgespec.training.torch_writer import TEXTS_AT_ONCE, TorchWriter
 from edgespec.training.warm_start import (
@@ -63,7 +64,7 @@ _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4
 _TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
 _SAMPLED_ROWS = 30_000
-_HELD_OUT = 12  # each text of so many
+_HELD_OUT = 12  # each text of so many, where no prompts are kept aside
 _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "target",
     "texts.jsonl",
@@ -71,7 +72,7 @@ _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "checkpoint.safetensors",
     "run.json",
 )
-_TOKENS = "tokens.i32"  # that can be drafted
+_TOKENS, _HELD_TEXTS = "tokens.i32", "held-out.jsonl"  # that can be drafted; answers that are not trained on
 _TORCH_DEVICES = ("cuda",)  # of torch, on which it runs the target too
 
 
@@ -80,6 +81,7 @@ class TrainingOptions:
     """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
 
     own_share: Of the texts, those whose prompts the target writes itself.
+    held_out: Prompts whose answers are not trained on, and say how often the head is right.
     """
 
     minutes: float = 60.0
@@ -88,6 +90,7 @@ class TrainingOptions:
     draft_vocab_size: int = 16_384
     device: str = "auto"  # of torch
     own_share: float = 0.0
+    held_out: tuple[str, ...] = ()
     recipe: Recipe = field(default_factory=Recipe)
 
 
@@ -142,25 +145,22 @@ def train(
             raise
 
 
-@contextmanager
-def _open_writer(open_engine: Callable[[], Engine]) -> Iterator[TargetWriter]:
-    with open_engine() as engine:
-        yield EngineWriter(engine)
-
-
 def _describe_run(
     loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]]
 ) -> dict[str, object]:
     """The facts that must be as they were for a run to go on."""
-    corpus = hashlib.sha256(
-        "\0".join(prompts).encode() if prompts else b"".join(each.tobytes() for text in stored for each in text)
-    )
+    answers = b"".join(each.tobytes() for text in stored for each in text)
     return {
         "source": loaded.source.sha256,
-        "corpus": corpus.hexdigest(),
+        "corpus": _hash(prompts) if prompts else hashlib.sha256(answers).hexdigest(),
+        **({"held-out prompts": _hash(options.held_out)} if options.held_out else {}),
         "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
         "layers": read_layers(loaded, options.recipe.num_states),
     }
+
+
+def _hash(prompts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
 
 
 def _work_folder(output: Path) -> Path:
@@ -202,16 +202,6 @@ def _read_run(path: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_tokens(path: Path, vocab_size: int) -> TokenIds:
-    """Raises ModelError: The file is damaged."""
-    content = path.read_bytes()
-    tokens: TokenIds = np.frombuffer(content[: len(content) // 4 * 4], "<i4").astype(np.int32)
-    is_whole = 4 * len(tokens) == len(content) > 0 and tokens[0] >= 0 and tokens[-1] < vocab_size
-    if not is_whole or np.any(np.diff(tokens) <= 0):
-        raise ModelError(f"{path} is damaged; remove {path.parent} and train again")
-    return tokens
-
-
 @dataclass(frozen=True)
 class _Folder:
     """The stages of a training, each of which goes on from what lies in the folder."""
@@ -237,15 +227,15 @@ class _Folder:
     ) -> tuple[list[Text], Profile | None]:
         """The texts, whose hidden states are stored, and what the target's passes take, unless torch runs it."""
         if not (target := self._open_in_torch()):
-            texts = self.write_texts(prompts, stored, lambda: _open_writer(open_engine))
+            texts = self.write_texts(prompts, stored, lambda: open_engine_writer(open_engine))
             reader = self._open_target()
             self._store_states(texts, reader.read)
             show_progress("measuring the target's passes")
             profile = profile_target(reader.decoder)
             show_progress("")
             return texts, profile
-        longest = self.options.longest_answer
-        with closing(TorchWriter(target, self.work, prompts, longest, self.report)) as writer:
+        given, longest = [*prompts, *self.options.held_out], self.options.longest_answer
+        with closing(TorchWriter(target, self.work, given, longest, self.report)) as writer:
             texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
             self._store_states(texts, lambda tokens: writer.read(tokens, self.layers), TEXTS_AT_ONCE)
         return texts, None
@@ -270,46 +260,60 @@ class _Folder:
         stored: list[tuple[TokenIds, TokenIds]],
         open_writer: Callable[[], AbstractContextManager[TargetWriter]],
     ) -> list[Text]:
-        texts = TextsFile(self.work / _TEXTS, self.loaded.config.vocab_size)
+        size = self.loaded.config.vocab_size
+        texts, held_out = TextsFile(self.work / _TEXTS, size), TextsFile(self.work / _HELD_TEXTS, size)
         for number, (prompt, answer) in enumerate(stored):
             if number not in texts.numbers:
                 texts.add(number, prompt, tuple(answer.tolist()))
-        most_tokens = self.options.disk_bytes // self.states.row_bytes
-        num_wanted = 2 * len(prompts)
-        own_share = self.options.own_share
-        if (own_share or len(texts.numbers) < num_wanted) and texts.num_tokens < most_tokens:
-            limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
-            own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
-            self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
+        num_missing = 2 * len(prompts) - len(texts.numbers), len(self.options.held_out) - len(held_out.numbers)
+        if (self.options.own_share or max(num_missing) > 0) and texts.num_tokens < self._most_tokens:
             with open_writer() as writer:
-                num_too_long = write_answers(
-                    writer,
-                    prompts,
-                    texts,
-                    longest=self.options.longest_answer,
-                    limit_s=limit_s,
-                    most_tokens=most_tokens,
-                    own_share=own_share,
-                    num_stored=len(stored),
-                )
-            if num_too_long:
-                self.report(
-                    f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
-                    f"{self.loaded.config.context_length} tokens"
-                )
-        fitting = self.states.fitting(texts.texts, self.options.disk_bytes)
-        if len(fitting) < _FEWEST_TEXTS:
+                self._answer(writer, prompts, texts, held_out, len(stored))
+        behind = (text._replace(start=held_out.num_tokens + text.start) for text in texts.texts)
+        fitting = self.states.fitting([*held_out.texts, *behind], self.options.disk_bytes)
+        num_found = max(0, len(fitting) - len(held_out.texts))
+        if num_found < _FEWEST_TEXTS:
             more = (
                 "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
             )
             raise UsageError(
-                f"texts to train on: {len(fitting)}, wanted {_FEWEST_TEXTS} at least; {more} "
+                f"texts to train on: {num_found}, wanted {_FEWEST_TEXTS} at least; {more} "
                 f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
         return fitting
 
+    @property
+    def _most_tokens(self) -> int:
+        return self.options.disk_bytes // self.states.row_bytes
+
+    def _answer(
+        self, writer: TargetWriter, prompts: list[str], texts: TextsFile, held_out: TextsFile, num_stored: int
+    ) -> None:
+        longest, own_share = self.options.longest_answer, self.options.own_share
+        began, before = monotonic(), texts.num_answer_tokens
+        limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
+        own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
+        self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
+        write = partial(write_answers, writer, longest=longest, limit_s=limit_s, most_tokens=self._most_tokens)
+        write(self.options.held_out, held_out, num_rounds=1)
+        num_too_long = write(prompts, texts, own_share=own_share, num_stored=num_stored)
+        made, taken_s = texts.num_answer_tokens - before, monotonic() - began
+        self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
+        if num_too_long:
+            self.report(
+                f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
+                f"{self.loaded.config.context_length} tokens"
+            )
+
+    def _split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
+        """The texts that are held out, and those to train on."""
+        if self.options.held_out:
+            num = len(TextsFile(self.work / _HELD_TEXTS, self.loaded.config.vocab_size).texts)
+            return texts[:num], texts[num:]
+        return texts[::_HELD_OUT], [text for i, text in enumerate(texts) if i % _HELD_OUT]
+
     def train(self, texts: list[Text], profile: Profile | None, began: float) -> TrainingReport:
-        held_out, trained = texts[::_HELD_OUT], [text for i, text in enumerate(texts) if i % _HELD_OUT]
+        held_out, trained = self._split(texts)
         shape, data, start = self.prepare(trained, held_out, self.options.recipe)
         trainer = Trainer(
             shape,
@@ -400,7 +404,7 @@ class _Folder:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""
         path, config = self.work / _TOKENS, self.loaded.config
         if path.exists():
-            return _read_tokens(path, config.vocab_size)
+            return read_tokens(path, config.vocab_size)
         show_progress("choosing the tokens that can be drafted")
         before = [
             np.arange(text.start + text.num_prompt - 1, text.start + len(text.tokens) - 1) for text in trained
@@ -408,7 +412,9 @@ class _Folder:
         behind = np.concatenate(before)
         sample = np.sort(behind[:: max(1, len(behind) // _SAMPLED_ROWS)])
         states = rows[sample][:, -config.hidden_size :].astype(np.float32)
-        counts = expected_counts(states, head, config.logit_scale, config.logit_cap)
+        device = find_device(self.options.device)
+        counted_by = device if device in _TORCH_DEVICES else None
+        counts = expected_counts(states, head, config.logit_scale, config.logit_cap, counted_by)
         size = min(self.options.draft_vocab_size, config.vocab_size)
         tokens = choose_tokens(counts, size, self.loaded.vocabulary.eos_token_ids)
         replace_file(path, tokens.astype("<i4").tobytes())

@@ -44,7 +44,9 @@ _DAMPING = 0.01  # of the regression, as a share of the mean square of each numb
 _FITTED_AT_ONCE = 2048  # rows
 
 
-def expected_counts(states: Floats, head: Floats, scale: float, cap: float | None) -> npt.NDArray[np.float64]:
+def expected_counts(
+    states: Floats, head: Floats, scale: float, cap: float | None, device: str | None = None
+) -> npt.NDArray[np.float64]:
     """How often each token is expected after some rows, [vocab_size]: a sum of probabilities.
 
     Of the tokens of answers that are not among the texts these counts cover more than counts of tokens do, since
@@ -54,9 +56,18 @@ def expected_counts(states: Floats, head: Floats, scale: float, cap: float | Non
         states: After the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
         head: The target's vocabulary head, [vocab_size, hidden_size].
         scale, cap: Of the target's logits.
+        device: Of torch, if that is to count.
     """
     counts = np.zeros(len(head))
     states = states[:: max(1, len(states) // _MOST_COUNTED)]
+    if device is not None:
+        import torch
+
+        columns = torch.from_numpy(head).to(device).T * scale
+        for part in torch.from_numpy(states).to(device, torch.float32).split(_COUNTED_AT_ONCE):
+            found = part @ columns if cap is None else cap * torch.tanh(part @ columns / cap)
+            counts += found.softmax(-1).sum(0).double().cpu().numpy()
+        return counts
     for start in range(0, len(states), _COUNTED_AT_ONCE):
         logits = states[start : start + _COUNTED_AT_ONCE].astype(np.float32) @ head.T * np.float32(scale)
         if cap is not None:

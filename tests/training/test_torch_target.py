@@ -18,10 +18,11 @@ from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.training import torch_writer, train
 from edgespec.training.prompts import Asked, Dialogue, Said
-from edgespec.training.stored_texts import TextsFile
+from edgespec.training.stored_texts import StatesFile, TextsFile
 from edgespec.training.target import StatesReader, write_answers
 from edgespec.training.torch_target import TorchTarget, why_not
 from edgespec.training.torch_writer import TorchWriter
+from edgespec.training.warm_start import expected_counts, read_layers
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
@@ -231,6 +232,14 @@ def test_work_that_was_interrupted_goes_on_with_what_is_missing(
     assert whole.num_tokens == sum(len(text.tokens) for text in whole.texts)
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_torch_and_numpy_expect_the_same_counts_of_tokens(cap: float | None) -> None:
+    rng = np.random.default_rng(0)
+    states, head = (rng.normal(size=(size, 16)).astype(np.float32) for size in (600, 90))
+    found, wanted = (expected_counts(states, head, 0.5, cap, device) for device in ("cpu", None))
+    assert np.abs(found - wanted).max() < 1e-3 * wanted.max()
+
+
 @pytest.mark.slow
 def test_the_command_trains_a_head_from_texts_and_states_of_torch(
     source: LoadedSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -240,7 +249,8 @@ def test_the_command_trains_a_head_from_texts_and_states_of_torch(
     monkeypatch.setattr(train, "_LEAST_TRAINING_S", 2.0)
     (tensor, *_) = source.tensors.values()
     command = ["train", str(tensor.path), "--output", str(tmp_path / "head"), "--minutes", "0.3", "--json"]
-    command += ["--draft-vocab", "120", "--train-device", "cpu"]
+    (tmp_path / "aside.txt").write_text("one\ntwo two\nthree\n")
+    command += ["--draft-vocab", "120", "--train-device", "cpu", "--held-out", str(tmp_path / "aside.txt")]
     for _ in range(2):
         assert main(command) == 0
         said = capsys.readouterr()
@@ -248,7 +258,17 @@ def test_the_command_trains_a_head_from_texts_and_states_of_torch(
         assert "PyTorch runs tiny.gguf on cpu" in said.err
         assert len(report["agreement"]) == 5
         assert report["gain"] is None
+        assert report["held_out_texts"] == 3
         assert not (tmp_path / "head.work" / "target").exists()
+    texts = [TextsFile(tmp_path / "head.work" / name, tiny.VOCAB) for name in ("held-out.jsonl", "texts.jsonl")]
+    states = StatesFile(tmp_path / "head.work" / "states.f16", len(read_layers(source, 3)) * tiny.HIDDEN)
+    assert states.num_rows == sum(each.num_tokens for each in texts)
+    first = texts[1].texts[0].tokens  # behind the texts that are held out
+    (wanted,) = TorchWriter(TorchTarget(source, "cpu"), tmp_path, [], 4, print).read(
+        [first], read_layers(source, 3)
+    )
+    stored = states.rows()[texts[0].num_tokens : texts[0].num_tokens + len(first)]
+    assert np.abs(stored - wanted).max() < 2e-2
     tokens = plan_head(source, read_head(tmp_path / "head"), "fp32").plan.tokens
     assert tokens is not None
     assert len(tokens) == 120

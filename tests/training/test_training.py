@@ -17,7 +17,7 @@ from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.setup.snapshot import LocalSource
-from edgespec.training import fit, train
+from edgespec.training import fit, stored_texts, train
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
@@ -316,9 +316,9 @@ def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(ModelError, match="is damaged; remove"):
-            train._read_tokens(path, 50)
+            stored_texts.read_tokens(path, 50)
     path.write_bytes(np.array([0, 7, 49], "<i4").tobytes())
-    assert train._read_tokens(path, 50).tolist() == [0, 7, 49]
+    assert stored_texts.read_tokens(path, 50).tolist() == [0, 7, 49]
 
 
 def test_a_damaged_target_of_the_work_folder_is_to_be_removed(target: Path, tmp_path: Path) -> None:
