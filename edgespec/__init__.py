@@ -67,8 +67,11 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         UnsuitedModel,
         UsageError,
         VocabularyMismatch,
+        explains_arguments,
         in_flags,
         in_python,
+        require_kind,
+        require_path,
     )
     from edgespec.manifest import FILE_NAME, Manifest, read_manifest
     from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
@@ -239,7 +242,7 @@ _WING_NAMES = _by_name(
         "engine.request": "require_embedding_model require_format require_writer",
         "engine.tool_process": "CallResult ToolProcess cut_result",
         "engine.transcript": "Transcript",
-        "errors": "in_flags in_python",
+        "errors": "explains_arguments in_flags in_python require_kind require_path",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
         "memory.pressure": "PressureReader ReadPressure",

@@ -10,6 +10,7 @@ home is in each function the model home; by default EDGESPEC_HOME or the platfor
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from edgespec import (
@@ -24,6 +25,7 @@ from edgespec import (
     PreparedModel,
     UsageError,
     default_home,
+    explains_arguments,
     file_bytes,
     form_of,
     in_python,
@@ -32,6 +34,8 @@ from edgespec import (
     memory_bytes,
     nvidia_bytes,
     open_decoder,
+    require_kind,
+    require_path,
     require_runtime,
     silent,
 )
@@ -67,6 +71,7 @@ def show(model: Place, home: Place | None = None) -> PreparedModel:
     return _inventory(home).describe(_text("model", model))
 
 
+@explains_arguments
 def pull(
     model: Place,
     *,
@@ -96,6 +101,8 @@ def pull(
         UsageError: The name is taken, or is none.
     """
     report, progress = _function("report", report), _function("progress", progress)
+    _require_switches(check=check, offline=offline, keep_download=keep_download)
+    require_kind("name", name, (str, NoneType), "a text")
     place = ModelHome(
         _folder(home),
         offline,
@@ -107,7 +114,7 @@ def pull(
     )
     inventory, wanted, form = Inventory(place), _text("model", model), form_of(_text("device", device))
     if name is not None and not ((here := place.find(wanted, form)) and here.name == name):
-        inventory.require_free(_text("name", name))
+        inventory.require_free(name)
     lacks, has = partial(is_known_to_lack_half_floats, device), partial(nvidia_bytes, device)
     folder = inventory.repaired(partial(place.resolve, wanted, form, lacks_half_floats=lacks, nvidia_bytes=has))
     if name is not None and folder.name != name:
@@ -121,6 +128,7 @@ def pull(
     return inventory.describe(str(folder))
 
 
+@explains_arguments
 def export(
     source: Place,
     *,
@@ -160,6 +168,8 @@ def export(
         UsageError: An argument makes no sense, or the name or folder is taken.
     """
     report, progress = _function("report", report), _function("progress", progress)
+    _require_switches(offline=offline, keep_download=keep_download)
+    require_kind("check", check, (bool, NoneType), "True, False or None")
     if (name is None) == (output is None):
         raise UsageError(f"name is {name!r} and output {output!r}; give one of them")
     form = form_of(_text("device", device))
@@ -170,7 +180,7 @@ def export(
     inventory = Inventory(ModelHome(_folder(home), offline, _in_words(report), opens, ranges, progress=progress))
     if name is not None:
         inventory.require_free(_text("name", name))
-    folder = inventory.home.models / name if name is not None else Path(_text("output", output))
+    folder = inventory.home.models / name if name is not None else require_path("output", output, "a folder")
     inventory.export(
         _text("source", source),
         folder,
@@ -178,7 +188,7 @@ def export(
         precision=precision,
         form=form,
         context_length=context_length,
-        adapter=None if adapter is None else Path(_text("adapter", adapter)),
+        adapter=None if adapter is None else require_path("adapter", adapter),
     )
     if not keep_download:
         inventory.home.delete_spent()
@@ -230,7 +240,7 @@ def _inventory(home: Place | None) -> Inventory:
 
 
 def _folder(home: Place | None) -> Path:
-    return default_home() if home is None else Path(_text("home", home))
+    return default_home() if home is None else require_path("home", home, "a folder")
 
 
 def _in_words(report: Callable[[str], None]) -> Callable[[str], None]:
@@ -240,9 +250,13 @@ def _in_words(report: Callable[[str], None]) -> Callable[[str], None]:
 
 def _text(name: str, given: object) -> str:
     """Raises UsageError: It is no text and no path."""
-    if not isinstance(given, (str, Path)):
-        raise UsageError(f"{name} is {given!r:.60}; wanted a text or a path")
+    require_kind(name, given, (str, Path), "a text or a path")
     return str(given)
+
+
+def _require_switches(**given: object) -> None:
+    for name, value in given.items():
+        require_kind(name, value, bool, "True or False")
 
 
 def _function(name: str, given: Callable[[Any], None] | None) -> Callable[[Any], None]:
@@ -261,7 +275,8 @@ def _ranges(calibration: Sequence[str] | None) -> partial[Any] | None:
     """
     if calibration is None:
         return None
-    if isinstance(calibration, str) or not all(isinstance(each, str) for each in calibration):
+    are_texts = isinstance(calibration, Sequence) and all(isinstance(each, str) for each in calibration)
+    if isinstance(calibration, str) or not are_texts:
         raise UsageError(f"calibration is {calibration!r:.60}; wanted a list of texts")
     require_runtime()
     return partial(measure_ranges, prompts=calibration)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
-from edgespec.manifest import SuggestedSampling
+from edgespec.manifest import FILE_NAME, SuggestedSampling
 from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_plain
 from edgespec.system.typed_json import read_as
 
@@ -113,6 +113,11 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     try:
         stated = json.loads(read_text(path))
     except FileNotFoundError:
+        if (path.parent / FILE_NAME).exists():
+            raise SourceError(
+                f"{path.parent} is prepared already, and can be used as it is; to export again, give what it was "
+                "exported from"
+            ) from None
         raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None

@@ -8,14 +8,14 @@ speculative decoding, Daliri et al., arXiv:2408.07978).
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.noise import able_to_win, derive_seed, gumbel_noise, noisy_argmax, sample_index, uniform
 from edgespec.decoding.truncation import Ids, above, least_share, likely, nucleus, scores_of, top_k, weights_of
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import EdgeSpecError, UsageError, explains_arguments
 from edgespec.types import Distribution, Row, TokenConstraint, TokenIds, TokenMask
 
 _NUM_RANKED = 64  # of the likeliest before noise, at least
@@ -27,6 +27,12 @@ _BANNING_BIAS, _LARGEST_BIAS = -100.0, 100.0
 _MAX_REFUSED = 4
 
 
+# Which other libraries put beside these.
+_OF_ANSWERS = ("max_tokens", "stop", "logprobs", "prompt_logprobs", "banned", "schema", "response_format")
+_ADVICE = {name: f"{name} is an option of an answer; give it to Engine.generate" for name in _OF_ANSWERS}
+
+
+@partial(explains_arguments, elsewhere=lambda function: _ADVICE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. The defaults are greedy decoding.

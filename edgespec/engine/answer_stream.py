@@ -3,6 +3,7 @@
 Passes run in a thread of their own; the reader's thread, which waits for them, makes chunks of them.
 """
 
+import reprlib
 import weakref
 from _thread import start_new_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -163,6 +164,9 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._is_closed = False
         self._collected = weakref.finalize(self, self._reading.abandon)
 
+    def __repr__(self) -> str:
+        return f"<AnswerStream to {self.prompt_tokens} tokens, {'over' if self._reading.is_over else 'open'}>"
+
     @property
     def num_read(self) -> int:
         """How many tokens of the prompt a cache holds by now, also from earlier answers."""
@@ -254,7 +258,7 @@ async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[C
             yield chunk
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
 
@@ -268,6 +272,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     _on_end: Callable[["Reply", str], None]  # takes the reply and its finish reason, maybe more than once
     begun: str = ""  # the beginning of the answer, which was given
     is_over: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Reply {reprlib.repr(self.text)}, {'over' if self.is_over else 'open'}>"
 
     def __next__(self) -> Chunk:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -14,17 +14,21 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, check_path, lists_options, require_known
+from edgespec.engine.request import (
+    ReplyOptions,
+    Settings,
+    TalkOptions,
+    checked_setting,
+    lists_options,
+)
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
-from edgespec.errors import ContextOverflow, UsageError
+from edgespec.errors import ContextOverflow, UsageError, require_kind, require_path
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-from edgespec.tools.tool import REFUSED, ToolCall, parse_tools, runners_among
-from edgespec.types import Overflow
+from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, runners_among
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-OVERFLOWS = get_args(Overflow)
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
 
@@ -37,7 +41,7 @@ class Conversation:
             print(talk.say("Why is the sky blue?").text)
 
     One answer is generated at a time; the next can begin when it is over or closed, and raises UsageError until
-    then, in any thread. The attributes may be changed between answers.
+    then, in any thread. Engine, system and the settings may be changed between answers.
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
@@ -51,13 +55,12 @@ class Conversation:
         None: where max_tokens does not bound it.
     """
 
+    @lists_options
     def __init__(self, engine: "Engine", system: str | None = None, **settings: Unpack[Settings]) -> None:
-        require_known("Conversation", settings, Settings.__annotations__)
-        if system is not None and not isinstance(system, str):
-            raise UsageError(f"system is {system!r}; wanted a text")
         self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", "error")
         answers: TalkOptions = settings
         given = settings_by(answers, engine.model_sampling, engine.preset)
+        ToolUse.parse(given.tools, given.tool_choice)
         if given.max_tokens == 0:
             raise UsageError("max_tokens is 0; wanted a whole number from 1")
         self.sampling = given.sampling or SamplingParams()
@@ -76,29 +79,19 @@ class Conversation:
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a conversation cannot be copied or pickled; save() and Conversation.load() make another")
+
     def __repr__(self) -> str:
         return f"<Conversation with {self.engine.manifest.name}, {len(self.messages)} messages>"
 
-    @property
-    def overflow(self) -> Overflow:
-        """One of OVERFLOWS; setting any other raises UsageError."""
-        return self._overflow
+    if not TYPE_CHECKING:  # to a type checker any name could be set then
 
-    @overflow.setter
-    def overflow(self, policy: Overflow) -> None:
-        if policy not in OVERFLOWS:
-            raise UsageError(f"overflow is {policy!r}; wanted {' or '.join(OVERFLOWS)}")
-        self._overflow = policy
-
-    @property
-    def tools(self) -> Sequence[Any]:
-        """The tools that the model may call; setting what is no tool raises UsageError."""
-        return self._tools
-
-    @tools.setter
-    def tools(self, tools: Sequence[Any]) -> None:
-        parse_tools(tools)
-        self._tools = tuple(tools)
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Raises AttributeError: No setting has this name; UsageError: It cannot have this value."""
+            if not name.startswith("_"):
+                value = checked_setting(name, value, vars(self).get("engine", value))
+            super().__setattr__(name, value)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -130,7 +123,7 @@ class Conversation:
 
         With drop-oldest all other messages could make room.
         """
-        num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
+        num_dropped = len(self._rounds) if self.overflow == "drop-oldest" else self._num_dropped
         sent = self._sent([*self._rounds, Round(text, None)][num_dropped:])
         return self.engine.context_length - self._count(sent, self.thinking)
 
@@ -150,8 +143,8 @@ class Conversation:
             ContextOverflow: The message does not fit (with drop-oldest, not even alone) and was not added.
             UsageError: The text is not a str, or a setting of this conversation is wrong.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"the message is {text!r}; wanted a text")
+        require_kind("the message", text, str, "a text")
+        require_kind("begun", begun, str, "a text")
         with self._lock:
             self._require_idle()
             return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_written=bool(begun))
@@ -161,6 +154,7 @@ class Conversation:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
 
+    @lists_options
     def retry(self, **options: Unpack[ReplyOptions]) -> Reply:
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
@@ -170,6 +164,7 @@ class Conversation:
             tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
+    @lists_options
     def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
         """Continue the last answer after its end, with the same seed; the reply streams what is new.
 
@@ -187,6 +182,7 @@ class Conversation:
         """The calls of tools that the last answer ended with, and that have no results yet."""
         return self._asked.calls if self._asked else ()
 
+    @lists_options
     def give_results(self, results: Sequence[str], **options: Unpack[ReplyOptions]) -> "Reply":
         """Give the model what the tools of its calls gave, in their order; return what it says then.
 
@@ -197,7 +193,7 @@ class Conversation:
         with self._lock:
             self._require_idle()
             asked = self._asked
-            are_texts = all(isinstance(each, str) for each in results)
+            are_texts = isinstance(results, Sequence) and all(isinstance(each, str) for each in results)
             if asked is None or len(results) != len(asked.calls) or not are_texts:
                 raise UsageError(
                     f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
@@ -207,6 +203,7 @@ class Conversation:
             last = self._rounds[-1]._replace(steps=(*self._rounds[-1].steps, asked, *given))
             return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
+    @lists_options
     def run(
         self,
         text: str,
@@ -234,6 +231,10 @@ class Conversation:
 
         Raises UsageError: A tool cannot be run here, or not without may_call; else as in stream.
         """
+        if type(max_steps) is not int or max_steps < 1:
+            raise UsageError(f"max_steps is {max_steps!r:.60}; wanted a whole number from 1")
+        if may_call is not None and not callable(may_call):
+            raise UsageError(f"may_call is {may_call!r:.60}; wanted a function that takes a ToolCall, or None")
         runners = runners_among(self.tools, is_asked=may_call is not None)
         answer = self.say(text, **options)
         for _ in range(max_steps - 1):
@@ -249,6 +250,7 @@ class Conversation:
 
         Raises UsageError: there is no message yet, or the text is empty.
         """
+        require_kind("the answer", answer, str, "a text")
         with self._lock:
             self._require_idle()
             if not self._rounds or not answer:
@@ -273,7 +275,8 @@ class Conversation:
             return removed
 
     def redo(self, removed: Round) -> None:
-        """Put back what undo removed."""
+        """Put back what undo removed. Raises UsageError: It is no Round."""
+        require_kind("removed", removed, Round, "a Round, which undo returned")
         self._rounds.append(removed)
 
     def clear(self) -> None:
@@ -305,6 +308,7 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
+        require_kind("transcript", transcript, Transcript, "a Transcript")
         self.system, rounds = read_rounds(transcript)
         self.sampling = transcript.sampling or self.sampling
         sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
@@ -312,7 +316,7 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write a file (JSON Lines) that load reads. Raises EdgeSpecError: it cannot be written."""
-        self.transcript().save(check_path("path", path))
+        self.transcript().save(require_path("path", path))
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
@@ -323,7 +327,7 @@ class Conversation:
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
         loaded = cls(engine, **settings)
-        loaded.restore(Transcript.read(check_path("path", path)))
+        loaded.restore(Transcript.read(require_path("path", path)))
         loaded.sampling = settings.get("sampling") or loaded.sampling
         return loaded
 
@@ -373,7 +377,6 @@ class Conversation:
         is_written: bool = False,
     ) -> Reply:
         """Begin an answer; is_written: a person wrote its beginning, which is no reasoning without a mark."""
-        require_known("Conversation.stream", options, ReplyOptions.__annotations__)
         thinking = options.get("thinking", self.thinking)
         num_dropped = self._choose_num_dropped(rounds, options.get("max_tokens", self.max_tokens), thinking)
         sent = self._sent(rounds[num_dropped:])
@@ -409,7 +412,7 @@ class Conversation:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
         context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
         num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
-        if self._overflow == "drop-oldest" and num_dropped < most:
+        if self.overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
             wanted = min(max_tokens, share) if max_tokens and max_tokens > 0 else share
             if num_tokens + wanted // 2 > context:
@@ -421,7 +424,7 @@ class Conversation:
                 num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
         if num_tokens > context:
             overflow = ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
-            if self._overflow == "error" and most:
+            if self.overflow == "error" and most:
                 overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
             raise overflow
         return num_dropped

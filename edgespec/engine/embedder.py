@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
+from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context, require_kind
 from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
 from edgespec.text.tokenizer import Tokenizer
@@ -55,8 +55,7 @@ class Embedder:
             ContextOverflow: They are too many.
             UsageError: It is no text, or an empty one.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"the text is {text!r:.60}; wanted a str")
+        require_kind("the text", text, str, "a str")
         if not text:
             raise UsageError("the text is empty; give at least one character")
         if cuts:

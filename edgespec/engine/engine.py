@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet, ref
 
 from edgespec.config.presets import Preset
@@ -29,12 +29,11 @@ from edgespec.engine.request import (
     Settings,
     lists_options,
     require_embedding_model,
-    require_known,
 )
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import EdgeSpecError, UsageError, require_kind
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.processes import Owner
 from edgespec.system.threads import in_thread
@@ -79,6 +78,10 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies: what is open would be closed twice, and no other process has it."""
+        raise TypeError("an engine cannot be copied or pickled; threads share one, and other processes load one")
 
     def close(self) -> None:
         """Cancel open answers and free the models.
@@ -261,7 +264,6 @@ class Engine:
             UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
-        require_known("Engine.stream", options, AnswerOptions.__annotations__)
         return self._stream(prompt, settings_by(options, self.model_sampling, self.preset))
 
     @lists_options
@@ -281,14 +283,12 @@ class Engine:
     @lists_options
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream, but calls are whole in any case."""
-        require_known("Engine.generate", options, AnswerOptions.__annotations__)
         stream = self._whole(prompt, options)
         return join_chunks(list(stream), stream.prompt_tokens, stream.schema)
 
     @lists_options
     async def agenerate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer for an asyncio task, as generate gives it; cancelling the task ends the answer."""
-        require_known("Engine.agenerate", options, AnswerOptions.__annotations__)
         async with await in_thread(self._whole, prompt, options) as stream:
             return join_chunks([chunk async for chunk in stream], stream.prompt_tokens, stream.schema)
 
@@ -306,7 +306,6 @@ class Engine:
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
-        require_known("Engine.chat", settings, Settings.__annotations__)
         if texts:
             raise UsageError(
                 "chat begins a conversation, without a message: engine.chat().say(text) sends one, and "
@@ -322,11 +321,11 @@ class Engine:
         raw: bool = False,
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
-        prefill: str = "",
+        prefill: str | Sequence[int] | TokenIds = "",
     ) -> tuple[int, ...]:
         """The ids of the tokens that a prompt becomes; chat template and tools included, unless it is raw.
 
-        prefill is the beginning of the answer, whose tokens come last.
+        prefill is the beginning of the answer, a text or token ids, whose tokens come last.
 
         Raises:
             ConversationError: The chat template of the model refuses the messages.
@@ -335,17 +334,16 @@ class Engine:
         """
         self._require_open()
         tokens = self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
-        if prefill and not raw:
+        if isinstance(prefill, str) and prefill and not raw:
             tokens, prefill, _ = self._requests.reasoning.place(tokens, prefill)
-        return tuple(append(tokens, self._encoder.encode_prefill(prefill or "")).tolist())
+        return tuple(append(tokens, self._encoder.encode_prefill(prefill)).tolist())
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
 
         Raises UsageError: It is no text.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"the text is {text!r:.60}; wanted a str")
+        require_kind("the text", text, str, "a str")
         return tuple(self.tokenizer.encode(text).tolist())
 
     def detokenize(self, token_ids: Sequence[int] | TokenIds) -> str:

@@ -28,9 +28,16 @@ from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset
-from edgespec.engine.request import explains_arguments
+from edgespec.engine.request import advice_of
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
+from edgespec.errors import (
+    DeviceUnavailable,
+    EdgeSpecError,
+    MemoryExhausted,
+    ModelError,
+    explains_arguments,
+    in_python,
+)
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
@@ -50,7 +57,7 @@ _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejecti
 _LOG = logging.getLogger(__name__)
 
 
-@explains_arguments
+@partial(explains_arguments, elsewhere=advice_of)
 def load(
     model: str | Path,
     *,

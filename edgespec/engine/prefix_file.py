@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.decoder import Cache, Decoder
-from edgespec.engine.request import check_path
-from edgespec.errors import EdgeSpecError, ModelError, UsageError
+from edgespec.errors import EdgeSpecError, ModelError, UsageError, require_path
 from edgespec.manifest.caches import KVCache
 from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
 from edgespec.types import TokenIds
@@ -25,7 +24,7 @@ _RESERVE_BYTES = 1 << 30  # of the disk that stay free
 
 def write_prefix(path: str | Path, decoder: Decoder) -> int:
     """Write what a decoder holds, in a file that only its owner may read; as Engine.save_prefix does."""
-    path = check_path("path", path)
+    path = require_path("path", path)
     key, held = _require_key(decoder)
     tokens, values = held.read_prefix()
     if not len(tokens):
@@ -41,7 +40,7 @@ def write_prefix(path: str | Path, decoder: Decoder) -> int:
 
 def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     """Let a decoder hold what a file has; returns the tokens, and raises as Engine.load_prefix does."""
-    path = check_path("path", path)
+    path = require_path("path", path)
     key, held = _require_key(decoder)
     try:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES

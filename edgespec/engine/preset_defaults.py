@@ -1,6 +1,5 @@
 """Defaults of an answer by a preset, where its request leaves them open."""
 
-from copy import copy
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,8 @@ def check_preset(preset: Preset) -> None:
 
 def by_preset(engine: "Engine", preset: Preset | None) -> "Engine":
     """An engine whose answers are made by a preset; it shares all that another one has open, and ends with it."""
-    shared = copy(engine)
+    shared = object.__new__(type(engine))
+    vars(shared).update(vars(engine))
     shared.preset = preset
     return shared
 

@@ -4,10 +4,8 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import partial, wraps
+from functools import partial
 from inspect import Parameter, signature
-from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
@@ -20,41 +18,30 @@ from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.draft.text_drafters import constrained
-from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
+from edgespec.errors import (
+    ContextOverflow,
+    ManifestError,
+    UnsuitedModel,
+    UsageError,
+    advise,
+    explains_arguments,
+    require_kind,
+)
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
-from edgespec.tools.tool import ToolUse
+from edgespec.tools.tool import ToolUse, parse_tools
 from edgespec.types import Overflow, TokenConstraint, TokenIds, TokenMask, ToolChoice, append
 
+OVERFLOWS = get_args(Overflow)
 Method = TypeVar("Method", bound=Callable[..., Any])
+_SECONDS = "a number of seconds above 0"
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
-# By our options, what other libraries and programs call them.
-_OTHERS = {
-    "max_tokens": "max_new_tokens n_predict num_predict max_completion_tokens max_length",
-    "context": "n_ctx num_ctx context_length max_model_len",
-    "num_threads": "n_threads num_thread threads",
-    "device": "n_gpu_layers num_gpu main_gpu device_map",
-    "drafter": "draft_model assistant_model speculative_config",
-    "draft_length": "num_speculative_tokens",
-    "temperature": "temp do_sample",
-    "repetition_penalty": "repeat_penalty",
-    "stop": "stop_strings stop_sequences",
-    "banned": "bad_words bad_words_ids",
-    "schema": "json_schema format guided_json",
-    "response_format": "grammar",
-    "thinking": "enable_thinking think",
-    "template_options": "chat_template_kwargs",
-    "timeout_s": "timeout max_time",
-    "system": "system_prompt",
-    "report": "verbose",
-    "offline": "local_files_only",
-}
-_ELSEWHERE = {name: own for own, names in _OTHERS.items() for name in names.split()}
 
 
+@explains_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """How drafts are made for one answer. Where the engine is deterministic, its text stays the same.
@@ -78,12 +65,12 @@ class Drafting:
 
     def __post_init__(self) -> None:
         names, length = self.drafters, self.draft_length
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-            raise UsageError(f"drafters is {names!r}; wanted a list of names")
+        are_named = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
+        if names is not None and (isinstance(names, str) or not are_named):
+            raise UsageError(f"drafters is {names!r:.60}; wanted a list of names")
         if length is not None and (type(length) is not int or not 1 <= length <= MAX_DRAFT_TOKENS):
             raise UsageError(f"draft_length is {length!r}; wanted a whole number from 1 to {MAX_DRAFT_TOKENS}")
-        if not isinstance(self.prediction, str):
-            raise UsageError(f"prediction is {self.prediction!r:.60}; wanted a text")
+        require_kind("prediction", self.prediction, str, "a text")
 
 
 def choose_drafters(
@@ -208,10 +195,9 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         for name in ("raw", "prompt_logprobs", "parallel_tool_calls", "whole_tool_calls"):
-            if type(given := getattr(self, name)) is not bool:
-                raise UsageError(f"{name} is {given!r}; wanted True or False")
-        if not isinstance(self.ends_loops, (bool, NoneType)):
-            raise UsageError(f"ends_loops is {self.ends_loops!r}; wanted True, False or None")
+            require_kind(name, getattr(self, name), bool, "True or False")
+        for name in ("ends_loops", "thinking"):
+            require_kind(name, getattr(self, name), (bool, NoneType), "True, False or None")
         for name in ("max_tokens", "logprobs", "thinking_budget"):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < 0):
@@ -223,15 +209,11 @@ class AnswerSettings:
             raise UsageError(
                 "schema and response_format both say what the answer has to match; leave one of them out"
             )
-        if not isinstance(self.drafting, (Drafting, NoneType)):
-            raise UsageError(f"drafting is {self.drafting!r:.60}; wanted Drafting, such as Drafting(drafters=())")
-        if type(self.priority) is not int:
-            raise UsageError(f"priority is {self.priority!r}; wanted a whole number")
-        seconds = self.timeout_s
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
-        ):
-            raise UsageError(f"timeout_s is {seconds!r}; wanted a number of seconds above 0")
+        require_kind("drafting", self.drafting, (Drafting, NoneType), "Drafting, such as Drafting(drafters=())")
+        require_kind("priority", self.priority, int, "a whole number")
+        require_kind("timeout_s", self.timeout_s, (int, float, NoneType), _SECONDS)
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(f"timeout_s is {self.timeout_s!r}; wanted {_SECONDS}")
 
     @property
     def is_loop_ended(self) -> bool:
@@ -266,18 +248,47 @@ def answer_settings(
     return AnswerSettings(sampling=replace(sampling, **single) if single else sampling, **given)
 
 
+def checked_setting(name: str, value: Any, engine: Any) -> Any:
+    """The value of a setting of a conversation, as it is kept.
+
+    Raises:
+        AttributeError: There is no setting of this name.
+        UsageError: It cannot have this value.
+    """
+    if name == "engine" and not hasattr(value, "model_sampling"):
+        raise UsageError(f"engine is {value!r:.60}; wanted an Engine, which load returns")
+    if name == "system":
+        require_kind(name, value, (str, NoneType), "a text")
+    if name == "overflow" and value not in OVERFLOWS:
+        raise UsageError(f"overflow is {value!r:.60}; wanted {' or '.join(OVERFLOWS)}")
+    if name == "tools":
+        parse_tools(value)
+        return tuple(value or ())
+    if name in TalkOptions.__annotations__:
+        settings = answer_settings(cast("TalkOptions", {name: value}), engine.model_sampling)
+        if settings.format is not None:
+            require_format(settings.format)
+        return getattr(settings, name)
+    if name not in (known := ("engine", "system", *Settings.__annotations__)):
+        raise AttributeError(
+            f"a conversation has no setting '{name}'{advise(name, known, advice_of('Conversation'))}"
+        )
+    return value
+
+
 def lists_options(method: Method) -> Method:
-    """Has help() and inspect.signature list the options that a method takes by **, with their defaults."""
-    stated, known = signature(method), signature(AnswerSettings).parameters
+    """Has help() and inspect.signature list the options that a method takes by **, and errors explain others."""
+    stated, defaults = signature(method), signature(AnswerSettings).parameters
     *own, taken = stated.parameters.values()
     (kind,) = get_args(taken.annotation)
     others = {"overflow": "error"}  # of a field of SamplingParams None leaves the sampling as it is
     options = [
-        known.get(name) or Parameter(name, Parameter.KEYWORD_ONLY, default=others.get(name))
+        defaults.get(name) or Parameter(name, Parameter.KEYWORD_ONLY, default=others.get(name))
         for name in kind.__annotations__
     ]
-    vars(method)["__signature__"] = stated.replace(parameters=[*own, *options])
-    return method
+    checked = explains_arguments(method, kind.__annotations__, advice_of)
+    vars(checked)["__signature__"] = stated.replace(parameters=[*own, *options])
+    return checked
 
 
 class CallReading(NamedTuple):
@@ -333,40 +344,25 @@ class Request(NamedTuple):
         return append(self.prompt, self.prefill)
 
 
-def require_known(function: str, given: Collection[str], known: Collection[str]) -> None:
-    """Raises TypeError, as Python does for a function that lists its arguments: one is not known; with advice."""
-    for name in given:
-        if name not in known:
-            advice = _advise(function, name, known)
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{advice and '; ' + advice}")
-
-
-def explains_arguments(function: Method) -> Method:
-    """Has a function say what was meant by an argument that it does not have."""
-    known = signature(function).parameters
-
-    @wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        require_known(function.__name__, given, known)
-        return function(*args, **given)
-
-    return cast("Method", call)
-
-
-def _advise(function: str, name: str, known: Collection[str]) -> str:
-    meant = _ELSEWHERE.get(name, name)
-    if meant not in known and meant in AnswerOptions.__annotations__:
-        is_of_talk = function != "load" and meant in ReplyOptions.__annotations__
-        where = "say or stream of the conversation" if is_of_talk else "Engine.generate"
-        if function.startswith("Conversation.") and meant in Settings.__annotations__:
+def advice_of(function: str) -> dict[str, str]:
+    """What to do with arguments that a function of an engine or a conversation lacks, and others have."""
+    said = {name: f"{name} is an argument of load" for name in (*LOAD_PARAMETERS.values(), "report", "progress")}
+    said |= {
+        "precision": "precision is an argument of models.export",
+        "prompt": "the prompt is the first argument, a text or messages",
+        "stream": "Engine.stream gives an answer as it is made",
+    }
+    is_of_talk = function.startswith(("Conversation", "Engine.chat"))
+    for name in AnswerOptions.__annotations__:
+        where = "Engine.generate"
+        if is_of_talk and name in ReplyOptions.__annotations__:
+            where = "say or stream of the conversation"
+        if function.startswith("Conversation.") and name in (*Settings.__annotations__, "system"):
             where = "Engine.chat"
-        is_field = "sampling" in known and meant in SamplingOptions.__annotations__
-        field = f", or to {function} in sampling=" if is_field else ""
-        return f"{meant} is an option of an answer; give it to {where}{field}"
-    if meant not in known and meant in (*LOAD_PARAMETERS.values(), "report", "progress"):
-        return f"{meant} is an argument of load"
-    near = [meant] if meant in known else get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"did you mean {near[0]}?" if near else ""
+        if function in ("Conversation", "Engine.chat") and name in SamplingOptions.__annotations__:
+            where += f", or to {function} in sampling="
+        said[name] = f"{name} is an option of an answer; give it to {where}"
+    return said
 
 
 def _require_spelled(name: str, texts: Sequence[str]) -> None:
@@ -386,18 +382,10 @@ def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
     return texts
 
 
-def check_path(name: str, given: str | Path) -> Path:
-    """Raises UsageError: it is no text and no path."""
-    if not isinstance(given, str | Path):
-        raise UsageError(f"{name} is {given!r}; wanted the path of a file")
-    return Path(given)
-
-
 def check_sampling(given: Any) -> SamplingParams | None:
     """Raises UsageError: it is no SamplingParams."""
-    if not isinstance(given, SamplingParams | None):
-        raise UsageError(f"sampling is {given!r}; wanted SamplingParams")
-    return given
+    require_kind("sampling", given, (SamplingParams, NoneType), "SamplingParams")
+    return cast("SamplingParams | None", given)
 
 
 def require_format(stated: Mapping[str, Any]) -> None:

@@ -88,7 +88,8 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
         case "grammar":
             return ResponseFormat("grammar", _lark_of(_text_of(stated, "grammar")))
         case other:
-            raise FormatError(f"response_format has the type {str(other)[:40]!r}; wanted {', '.join(_KINDS)}")
+            found = "no type" if other is None else f"the type {str(other)[:40]!r}"
+            raise FormatError(f"response_format has {found}; wanted {', '.join(_KINDS)}")
     if schema is False:
         raise FormatError("the schema is false, which no value matches; give one that an answer can match")
     if not isinstance(schema, (Mapping, bool)):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.draft.limits import MAX_FIXED_TOKENS
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, require_kind, require_path
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
 from edgespec.setup.planner import ScheduleChoice
@@ -26,11 +26,7 @@ _Check = Callable[[str, Any], None]  # takes an option's name and value; raises 
 
 
 def _is(kind: type | tuple[type, ...], wanted: str) -> _Check:
-    def check(name: str, value: object) -> None:
-        if not isinstance(value, kind):
-            raise UsageError(f"{name} is {value!r}; wanted {wanted}")
-
-    return check
+    return lambda name, value: require_kind(name, value, kind, wanted)
 
 
 _is_text, _is_switch = _is(str, "a text"), _is(bool, "True or False")
@@ -111,7 +107,7 @@ class Wish:
     memory_limit: Annotated[int | str | None, lambda name, value: parse_bytes(value)] = None
     max_parallel: Annotated[int | None, _are_answers] = None
     context: Annotated[int | None, _is_context] = None
-    home: Annotated[str | Path | None, _is((str, Path, NoneType), "a folder")] = None
+    home: Annotated[str | Path | None, lambda name, value: require_path(name, value, "a folder")] = None
     report: Annotated[Report, _is_function] = TERMINAL.report
     progress: Annotated[ReportProgress, _is_function] = TERMINAL.progress
 

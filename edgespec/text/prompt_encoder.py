@@ -4,13 +4,15 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
-from edgespec.errors import ContextOverflow, UsageError
+from edgespec.errors import ContextOverflow, UsageError, require_kind
 from edgespec.manifest import Manifest
 from edgespec.text.chat_template import (
     ROLES,
@@ -174,6 +176,7 @@ class PromptEncoder:
             return error.num_tokens
 
     def _parse(self, prompt: Prompt, system: str | None, *, raw: bool) -> _Parsed:
+        require_kind("raw", raw, bool, "True or False")
         if not raw and not is_ids(prompt):
             return _messages(prompt, system)
         if system is not None:
@@ -209,12 +212,22 @@ def find_thinking_switch(template: str) -> str | None:
 
 def _require_template_options(stated: Any) -> None:
     """Raises UsageError: They are no JSON with names, or have a name that a template is given anyway."""
-    if stated is not None and (not isinstance(stated, Mapping) or is_too_deep(stated)):
+    if stated is not None and not _is_json(stated):
         raise UsageError(f"template_options is {reprlib.repr(stated)}; wanted names with values of JSON")
     if taken := sorted(_OWN_NAMES & set(stated or ())):
         raise UsageError(
             f"template_options has {taken[0]!r}, which edgespec gives to the chat template itself; leave it out"
         )
+
+
+def _is_json(stated: Any) -> bool:
+    """True of an object of JSON that is not too deep."""
+    if not isinstance(stated, Mapping) or is_too_deep(stated) or not all(isinstance(name, str) for name in stated):
+        return False
+    with suppress(TypeError, ValueError):
+        json.dumps(stated)
+        return True
+    return False
 
 
 def _texts(parsed: _Parsed) -> list[str]:
@@ -228,8 +241,7 @@ def _texts(parsed: _Parsed) -> list[str]:
 
 
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
-    if system is not None and not isinstance(system, str):
-        raise UsageError(f"system is {system!r}; wanted a text")
+    require_kind("system", system, (str, NoneType), "a text")
     if isinstance(prompt, (Mapping, Message, CallMessage, ResultMessage)):
         raise UsageError(f"the prompt is one message; put it in a list: [{prompt!r:.60}]")
     if not isinstance(prompt, str) and not is_conversation(prompt):

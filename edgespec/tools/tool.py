@@ -99,14 +99,12 @@ def _wrong(field: str, what: str, part: str = "") -> ToolError:
 def parse_tools(given: Any) -> tuple[Tool, ...]:
     """Tools from functions of Python and from dicts, in the form of chat completions or of responses.
 
-    Raises:
-        ToolError: One is no tool, or two have one name.
-        UsageError: They are no list.
+    Raises ToolError: One is no tool, two have one name, or they are no list.
     """
     if given is None:
         return ()
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        raise UsageError(f"tools is {reprlib.repr(given)}; wanted a list of tools")
+        raise _wrong("tools", f"is {reprlib.repr(given)}; wanted a list of tools")
     tools = tuple(_parse_tool(each, f"tools[{i}]") for i, each in enumerate(given))
     known: set[str] = set()
     for tool in tools:

@@ -20,7 +20,7 @@ import pytest
 import edgespec
 from edgespec import Tool, load
 from edgespec.config.options import OPTIONS
-from edgespec.engine.conversation import OVERFLOWS
+from edgespec.engine.request import OVERFLOWS
 from edgespec.export.precision import PRECISIONS
 from edgespec.text.chat_template import ROLES
 from edgespec.tools.tool import CHOICES
