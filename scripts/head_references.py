@@ -90,7 +90,8 @@ def _of_zlab(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
     for layer in model.layers:  # newer releases of transformers leave the setting out of a configuration
         layer.self_attn.is_causal = layers.get("is_causal", layer.self_attn.is_causal)
     matrix = _weights(lent)["embedding"]
-    zlab._sample_probs = lambda probs: probs.argmax(-1)  # the likeliest, as was drafted
+    zlab._sampling_probs = lambda scores, temperature: scores
+    zlab._sample_probs = lambda scores: scores.argmax(-1)  # the likeliest, as was drafted
 
     def head(hidden: Tensor) -> Tensor:
         return hidden @ matrix.T
@@ -105,10 +106,10 @@ def _of_zlab(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
         )[:, 1 : len(drafted) + 1]
         if not is_second:
             return model.compute_logits(hidden, head)[0], torch.zeros(0)
-        tokens, candidates, chances = model.propose(hidden, text[:, -1], head, 1.0)
+        tokens, candidates, scores = model.propose(hidden, text[:, -1], head, 1.0)
         assert tokens[0].tolist() == drafted
         found = torch.full((len(drafted), len(matrix)), -30000.0)
-        return found.scatter_(1, candidates[0], chances[0].log()), torch.zeros(0)
+        return found.scatter_(1, candidates[0], scores[0]), torch.zeros(0)
 
     return rows
 

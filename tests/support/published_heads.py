@@ -188,7 +188,8 @@ def block(
     if form == "speculators":
         config = {**own, "transformer_layer_config": inner, "draft_vocab_size": tokens or num_tokens}
     elif form == "zlab":
-        config = {**inner, "dflash_config": own, "num_target_layers": num_layers}
+        top = {name: own.pop(name) for name in ("architectures", "is_causal") if name in own}
+        config = {**inner, **top, "dflash_config": own, "num_target_layers": num_layers}
     else:
         config = {**inner, **own, "num_target_layers": num_layers}
     config = {key: value for key, value in config.items() if value is not None}
