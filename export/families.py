@@ -10,7 +10,7 @@ have experts. A gemma3, gemma4 or mistral3 that sees or hears is read without th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError
 
@@ -246,31 +246,71 @@ FAMILIES = {
 }
 
 THROUGH_PYTORCH = "edgespec export SOURCE --exporter transformers"
-_STATE = "from whose state drafts have to be taken back"
+
+
+class Lacking(NamedTuple):
+    """A part of models that is not read: what ONNX Runtime has of it, and the nearest model that is read."""
+
+    part: str
+    runtime: str
+    nearest: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.runtime}. The nearest that is read is {self.nearest}"
+
+
+_ANY = "it takes no newer ONNX Runtime, and edgespec does not write it yet"
+_NEW = "ONNX Runtime computes it from 1.32 on, and edgespec does not write it yet"
+_NONE = "no ONNX Runtime up to 1.32 computes all of it"
+GATED_EXPERTS = Lacking(
+    "experts whose gates are GELUs",
+    "ONNX Runtime computes them from 1.32 on for CUDA alone, and edgespec does not write them yet",
+    "a Gemma 4 without experts, as 12B or E4B",
+)
 # What families that are not read need, by the starts of their names.
 _LACKING = {
-    f"recurrent layers of another kind, {_STATE}": (
+    ("qwen3_next", "qwen3next", "olmo_hybrid"): Lacking(
+        "Gated DeltaNet layers that are stored in another order", _NEW, "Qwen3.6-35B-A3B"
+    ),
+    ("kimi_linear", "kimi-linear"): Lacking(
+        "recurrent layers whose state decays by channel (KDA) beside latent attention", _NONE, "Qwen3.6-35B-A3B"
+    ),
+    ("qwen4",): Lacking("sparse attention and tables of word groups", _NONE, "Qwen3.6-35B-A3B"),
+    ("minimax-m1", "minimax_m1"): Lacking(
+        "recurrent layers of another kind (lightning attention)", _NEW, "MiniMax-M2"
+    ),
+    ("falcon_h1", "falcon-h1"): Lacking("attention and a Mamba-2 layer side by side", _NEW, "Granite 4.0 H"),
+    ("nemotron_h", "nemotron-h"): Lacking(
+        "Mamba-2 layers between MLPs and attention, each with a norm of its own", _NEW, "Granite 4.0 H"
+    ),
+    ("mamba", "jamba", "bamba", "zamba", "plamo2"): Lacking(
+        "Mamba layers of another kind, from whose state drafts have to be taken back", _NONE, "Granite 4.0 H"
+    ),
+    ("gemma3n",): Lacking(
+        "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations",
+        _ANY,
+        "Gemma 4 E2B or E4B",
+    ),
+    (
         *(
-            "qwen3_next",
-            "qwen3next",
-            "kimi_linear",
-            "kimi-linear",
-            "olmo_hybrid",
-            "qwen4",
-            "minimax-m1",
-            "minimax_m1",
+            "deepseek_v",
+            "deepseek2",
+            "deepseek3",
+            "deepseek4",
+            "kimi_k",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "glm-dsa",
         ),
+        *("minicpm3", "longcat"),
+    ): Lacking("latent attention, whose keys and values are of low rank", _NONE, "GLM-4.5-Air or Qwen3-30B-A3B"),
+    ("llama4",): Lacking("experts that sigmoids choose, in every other layer", _ANY, "Qwen3-30B-A3B"),
+    ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"): Lacking(
+        "positions in several dimensions, for images", _ANY, "Qwen3.5, whose text part is read"
     ),
-    "attention and a Mamba-2 layer side by side": ("falcon_h1", "falcon-h1"),
-    "Mamba-2 layers between MLPs and attention, each with a norm of its own": ("nemotron",),
-    f"Mamba layers of another kind, {_STATE}": ("mamba", "jamba", "bamba", "zamba", "plamo2"),
-    "several residual streams (AltUp), low-rank ones beside them (LAuReL) and sparse activations": ("gemma3n",),
-    "latent attention, whose keys and values are of low rank": (
-        *("deepseek", "kimi_k", "glm4_moe_lite", "glm_moe_dsa", "glm-dsa", "minicpm3", "longcat"),
+    ("bert", "roberta", "modernbert", "t5", "whisper"): Lacking(
+        "tokens that see those behind them: it writes no text", _ANY, "Qwen3-Embedding, for vectors of texts"
     ),
-    "experts that sigmoids choose, in every other layer": ("llama4",),
-    "positions in several dimensions, for images": ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"),
-    "tokens that see those behind them: it writes no text": ("bert", "roberta", "modernbert", "t5", "whisper"),
 }
 
 
@@ -278,7 +318,7 @@ def family_of(path: object, architecture: str, advice: str = "") -> Family:
     """The differences of a family. Raises SourceError: It is not read, with what it needs where that is known."""
     if architecture in FAMILIES:
         return FAMILIES[architecture]
-    needs = next((need for need, starts in _LACKING.items() if architecture.startswith(starts)), None)
+    needs = next((need for starts, need in _LACKING.items() if architecture.startswith(starts)), None)
     lacking, advice = (f", which needs {needs}", "") if needs else ("", advice)
     known = ", ".join(FAMILIES)
     raise SourceError(f"{path} is of the family '{architecture}'{lacking}; known are {known}{advice}")

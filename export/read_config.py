@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
-from edgespec.export.families import FAMILIES, Family, family_of, family_of_huggingface
+from edgespec.export.families import FAMILIES, GATED_EXPERTS, Family, family_of, family_of_huggingface
 from edgespec.export.layer_sizes import sizes_from_gguf, sizes_from_huggingface
 from edgespec.export.mixed_layers import kv_heads, mixed_from_gguf, mixed_from_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
@@ -271,10 +271,7 @@ def config_from_huggingface(
 def _refuse_experts(path: object, found: Any) -> None:
     """Raises SourceError: A gemma4 has experts."""
     if found:
-        raise SourceError(
-            f"{path} has experts whose gates are GELUs, as Gemma 4 26B-A4B has, which ONNX Runtime's kernels for "
-            "experts do not compute; take a Gemma 4 without experts"
-        )
+        raise SourceError(f"{path} is a Gemma 4 26B-A4B or the like, which needs {GATED_EXPERTS}")
 
 
 def _require_supported(path: object, stated: SourceSettings, architecture: str, activation: str) -> None:

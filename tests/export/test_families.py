@@ -470,8 +470,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
         ("glm4moe", {**_GLM, "expert_group_count": 3}, "uses 1 of 3 groups of its 8 experts"),
         ("glm4moe", {**_GLM, "expert_used_count": 5, "expert_group_count": 2}, "uses 5 of 8 experts"),
-        ("gemma3n", {}, r"AltUp.*; known are"),
-        ("gemma4", {**WIDE, "expert_count": 128}, "experts whose gates are GELUs"),
+        ("gemma4", {**WIDE, "expert_count": 128}, r"gates are GELUs: .* 1\.32 on for CUDA.*12B or E4B"),
         ("gemma4", {**WIDE, "attention.head_count_kv": [1, 2, 1]}, "head_count_kv has 3 numbers for 2 layers"),
         (
             "gemma4",
@@ -483,10 +482,6 @@ def test_gguf_says_which_layers_see_a_window(
         ("lfm2", {"attention.head_count_kv": [0, 2, 0, 2, 0]}, "a number for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 1}, "wanted 2 or more tokens"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv"),
-        ("qwen3next", {}, "recurrent layers"),
-        ("falcon-h1", {}, "side by side"),
-        ("deepseek2", {}, "latent attention, whose keys and values are of low rank"),
-        ("nemotron_h", {}, "each with a norm of its own"),
         ("granitehybrid", {**_NO_ATTENTION, **DELTA}, "a multiple of the groups"),
         ("granitehybrid", {**_NO_ATTENTION, **DELTA, "ssm.inner_size": 50}, "wanted whole heads"),
         ("qwen35", {"ssm.time_step_rank": 3, "ssm.inner_size": 48, **DELTA}, "a multiple of the key heads"),
@@ -529,6 +524,34 @@ def test_setting_that_the_graph_lacks_is_refused(
     tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"] | change)
     with pytest.raises(SourceError, match=words):
         read_source(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("gemma3n", "gemma3n_text"), "AltUp.*no newer ONNX Runtime.*Gemma 4 E2B"),
+        (("falcon_h1", "falcon-h1"), r"side by side: ONNX Runtime computes it from 1\.32.*Granite 4\.0 H"),
+        (("nemotron_h", "nemotron_h_moe"), r"a norm of its own: .* from 1\.32.*Granite 4\.0 H"),
+        (("qwen3_next", "qwen3next"), r"Gated DeltaNet.* from 1\.32.*Qwen3\.6-35B-A3B"),
+        (
+            ("deepseek_v2", "deepseek_v3", "deepseek2", "kimi_k2"),
+            r"latent attention.*no ONNX Runtime.*GLM-4\.5-Air",
+        ),
+        (("kimi_linear", "kimi-linear"), r"\(KDA\) beside latent attention: no ONNX Runtime.*Qwen3\.6-35B-A3B"),
+        (("deepseek", "nemotron"), "family '[a-z]*'; known are"),  # dense or with ordinary attention
+    ],
+)
+def test_family_that_is_not_read_is_told_what_is_missing_and_what_is_near(
+    tmp_path: Path, names: tuple[str, ...], words: str
+) -> None:
+    for number, name in enumerate(names):
+        folder = tmp_path / str(number)
+        tiny.write_huggingface(
+            folder, tiny.random_weights(), config=FAMILIES["llama"]["config"] | {"model_type": name}
+        )
+        for read in (lambda folder=folder: read_source(folder), lambda name=name: gguf_config(name)):
+            with pytest.raises(SourceError, match=words):
+                read()
 
 
 def test_query_norms_in_a_family_without_them_are_refused(tmp_path: Path) -> None:
