@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, create_app_session, get_app, get_app_session
@@ -33,6 +34,7 @@ from edgespec.chat.type_ahead import TypeAhead
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.config.options import OPTIONS
+from edgespec.system.signals import HeldCtrlC
 
 _MAX_BYTES = 1 << 20  # of the history, from its end
 _PROMPT = "> "
@@ -168,7 +170,7 @@ class ChatInput:
         hide_keys: Callable[[], None] = lambda: None,
     ) -> None:
         self.is_multi_line = False
-        self._is_open = False
+        self._is_open = self._is_sent = False
         self._edits = False  # the input began with a text to change
         self._status = status
         self._output = _create_output()
@@ -204,9 +206,13 @@ class ChatInput:
     def ask(self, default: str = "", edited: str = "") -> str:
         """Return what the user types; default is there to be edited, and edited says what that is.
 
+        From Enter on, Ctrl-C is held until release_ctrl_c or catch_ctrl_c.
+
         Raises EOFError: Ctrl-D was typed, or the terminal is gone; KeyboardInterrupt: Ctrl-C, at an empty prompt
         or while default is edited, which is then given up.
         """
+        if self._is_open and current_thread() is main_thread():
+            HeldCtrlC(self._interrupt)
         status = self._status()  # which counts tokens: once, and not at each key
         self._edits = bool(default)
         if self._edits:
@@ -215,15 +221,30 @@ class ChatInput:
             more = self._type_ahead.num_lines
             status = replace(status, hint=f"{_WAITS}; lines after it: {more}" if more else _WAITS)
         try:
+            self._is_sent = False
             with create_app_session(self._input, self._output):
-                return self._session.prompt(
+                line = self._session.prompt(
                     [("class:prompt", _PROMPT)],
                     default=default,
                     bottom_toolbar=lambda: format_status(status, get_app().output.get_size().columns),
+                    handle_sigint=False,
                 )
+            if self._is_open:
+                self._type_ahead.take_ctrl_c()
+            return line
         finally:
             if self._is_open:
                 self._type_ahead.start()
+
+    def _interrupt(self) -> bool:
+        """Give Ctrl-C to the prompt; False where the line is sent, whose answer it is for."""
+        app = self._session.app
+        if self._is_sent:
+            return False
+        if app.loop is None:
+            raise KeyboardInterrupt
+        app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
+        return True
 
     def permit(self, name: str, show: Callable[[str], None]) -> Permission | None:
         """Ask whether a tool may be run; None: Ctrl-C. What was typed before waits for the next message."""
@@ -249,6 +270,7 @@ class ChatInput:
         @keys.add("enter", filter=Condition(lambda: not self.is_multi_line) & ~is_searching)
         @keys.add("escape", "enter", filter=Condition(lambda: self.is_multi_line))
         def send(event: KeyPressEvent) -> None:
+            self._is_sent = True
             event.current_buffer.validate_and_handle()
 
         @keys.add("enter", filter=Condition(lambda: self.is_multi_line) & ~is_searching)

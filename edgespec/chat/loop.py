@@ -26,7 +26,7 @@ from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info, lines_wait, warn
 from edgespec.system.printable import printable
-from edgespec.system.signals import Leave, catch_ctrl_c
+from edgespec.system.signals import Leave, catch_ctrl_c, release_ctrl_c
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             session.info(f"edgespec: {error}; or use {drop}/undo, {ways}; Up brings back what you typed")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
+        finally:
+            release_ctrl_c()
 
 
 def _drops_oldest(session: ChatSession) -> bool:
@@ -174,6 +176,8 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     if not line or block == "":
         return NOTHING
     if block is None and is_command(line):
+        if release_ctrl_c():
+            raise KeyboardInterrupt
         following = run_command(session, line)
         if following.reply and following.compacts:
             _answer(session, following.reply)

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread, current_thread, main_thread
@@ -49,6 +50,11 @@ class TypeAhead:
             wake, self._stop_file = os.pipe()
             self._thread = Thread(target=self._read, args=(file, wake), name="type-ahead", daemon=True)
             self._thread.start()
+
+    def take_ctrl_c(self) -> None:
+        """Have a Ctrl-C that was typed right behind Enter, and taken for a key, interrupt as any other."""
+        keys = get_typeahead(self._input)
+        store_typeahead(self._input, _without_ctrl_c(keys))
 
     def stop(self, *, splits: bool = True) -> bool:
         """Give what was typed to the next prompt, unsent; return whether Enter was typed.
@@ -113,7 +119,7 @@ class TypeAhead:
                 if wake in ready and file not in ready:
                     return
                 if is_in_foreground():
-                    self._keys += self._input.read_keys()
+                    self._keys += _without_ctrl_c(self._input.read_keys())
                     if not self._input.closed:
                         continue
                 # Reading a terminal that another job has would stop this one.
@@ -121,6 +127,16 @@ class TypeAhead:
                     return
         finally:
             os.close(wake)
+
+
+def _without_ctrl_c(keys: list[KeyPress]) -> list[KeyPress]:
+    """The other keys; a Ctrl-C that the terminal made no signal of becomes one here."""
+    if any(key.key == Keys.ControlC for key in keys):
+        if sys.platform == "win32":
+            signal.raise_signal(signal.SIGINT)
+        else:  # which wakes the main thread wherever it waits
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+    return [key for key in keys if key.key != Keys.ControlC]
 
 
 def next_message(keys: Sequence[KeyPress]) -> tuple[list[KeyPress], list[KeyPress]]:

@@ -77,9 +77,33 @@ class Leave(KeyboardInterrupt):
     """Ctrl-C was pressed a second time while an answer was being stopped."""
 
 
+class HeldCtrlC:
+    """A handler of Ctrl-C that remembers it until catch_ctrl_c or release_ctrl_c takes its place.
+
+    handle: Is asked first, and returns True where nothing is to be remembered.
+    """
+
+    def __init__(self, handle: Callable[[], bool]) -> None:
+        self._handle, self.is_pressed = handle, False
+        self.before = signal.signal(signal.SIGINT, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._handle():
+            self.is_pressed = True
+
+
+def release_ctrl_c() -> bool:
+    """Have Ctrl-C handled as before it was held; return whether it was pressed meanwhile."""
+    held = signal.getsignal(signal.SIGINT)
+    if not isinstance(held, HeldCtrlC):
+        return False
+    signal.signal(signal.SIGINT, held.before)
+    return held.is_pressed
+
+
 @contextmanager
 def catch_ctrl_c(stop: Callable[[], None], clock: Clock = monotonic) -> Iterator[Callable[[], bool]]:
-    """Call stop at the first Ctrl-C; raise Leave at another one, unless it comes at once.
+    """Call stop at the first Ctrl-C, also one that was held; raise Leave at another one, unless it comes at once.
 
     Yields a function that says whether Ctrl-C was pressed.
     """
@@ -97,6 +121,10 @@ def catch_ctrl_c(stop: Callable[[], None], clock: Clock = monotonic) -> Iterator
             raise Leave
 
     before = signal.signal(signal.SIGINT, handle)
+    if isinstance(before, HeldCtrlC):
+        if before.is_pressed:
+            handle(signal.SIGINT, None)
+        before = before.before
     try:
         yield lambda: pressed_s is not None
     finally:

@@ -119,6 +119,18 @@ def test_ctrl_c_stops_before_the_first_word_and_retry_asks_again(tmp_path: Path)
     terminal.type(CTRL_C)
     terminal.ready()
     assert "never" not in terminal.screen()
+    for pause_s in (None, 0.0, 0.005, 0.01, 0.02):  # None: behind Enter in one piece
+        if pause_s is None:
+            terminal.type(f"slow\r{CTRL_C}")
+        else:
+            terminal.enter("slow")
+            time.sleep(pause_s)
+            terminal.type(CTRL_C)
+        terminal.wait_for("stopped before the first word; /retry")
+        terminal.ready()
+    terminal.type(f"/history\r{CTRL_C}")
+    terminal.wait_for("press Ctrl-C again")
+    terminal.ready()
     terminal.leave()
 
 
