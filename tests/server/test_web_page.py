@@ -18,6 +18,7 @@ from edgespec import Inventory, Tool, ToolCall
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.export.convert import export_model
+from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 from edgespec.server.security import parse_origins
 from edgespec.system.units import format_bytes
@@ -239,6 +240,24 @@ def test_escape_stops_an_answer_which_stays(tiny_model: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @needs_browser
+def test_an_answer_that_ends_at_a_limit_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    limits = Limits(num_tokens=30, drain_s=0.5)
+    with in_browser(tiny_model, tmp_path, "word " * 3000, limits=limits) as (page, _):
+        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        page.type("go\n")
+        page.wait_for("turns.length === 2 && running === null")
+        assert "ended at a limit" in texts(page, ".note")[0]
+        assert texts(page, ".again button") == ["Continue", "Try again"]
+        length = len(texts(page, ".assistant")[0])
+        page.evaluate("document.querySelector('.again button').click()")
+        page.wait_for(f"turns.length === 2 && running === null && turns[1].text.length > {length}")
+        assert page.evaluate("drafting({ gain: null, drafted_tokens: 5 }, 1)") == (
+            "drafting is on; the time saved was not measured"
+        )
+
+
+@pytest.mark.slow
+@needs_browser
 def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Path, tmp_path: Path) -> None:
     with in_browser(tiny_model, tmp_path, "<think>\nhm\n</think>\n\nyes", key="secret") as (page, _):
         page.wait_for("document.getElementById('unlock').hidden === false")
@@ -350,6 +369,14 @@ def test_the_page_fits_a_phone_and_a_window(tiny_model: Path, tmp_path: Path, wi
         page.wait_for("document.querySelectorAll('#model option').length === 3")
         page.type("Why is the sky blue? " + "wide" * 40 + "\n")
         page.wait_for("turns.length === 2 && running === null")
+        page.look(1200, 800, is_dark=is_dark)
+        page.evaluate(
+            "$('text').value = 'a message that is written now '.repeat(3); refresh(); toggleOptions(true)"
+        )
+        page.look(width, 480, is_dark=is_dark)  # as where a phone shows its keys
+        page.wait_for("$('text').clientHeight >= $('text').scrollHeight")
+        assert page.evaluate("$('form').getBoundingClientRect().bottom") <= 480
+        page.evaluate("toggleOptions(false)")
         for part in (
             "document.documentElement.scrollWidth",
             "document.getElementById('clear').getBoundingClientRect().right",
