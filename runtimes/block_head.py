@@ -19,7 +19,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.session import SessionOptions, translate_errors, translate_memory_errors
+from edgespec.runtimes.session import SessionOptions, new_run_options, translate_errors, translate_memory_errors
 from edgespec.types import Logits, TokenIds
 
 _CHUNK_TOKENS = 256
@@ -216,8 +216,7 @@ class BlockPasses:
         ort = import_onnxruntime()
         self.cache = SharedCache(ort, self._session, self._binding, manifest, device)
         self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
-        self._new_options = ort.RunOptions
-        self._options = self._new_options()
+        self._options = new_run_options()
 
     def run(self, block: TokenIds, num_past: int, hidden: States, num_logits: int) -> tuple[Logits, States]:
         """Run a block after the first num_past tokens of the cache and those of hidden, [num_new, state_size].
@@ -245,7 +244,7 @@ class BlockPasses:
 
     def begin(self) -> None:
         """Forget an interrupt of earlier runs."""
-        self._options = self._new_options()
+        self._options = new_run_options()
 
     def interrupt(self) -> None:
         """From another thread: end this run and the next ones until begin(); they raise errors."""

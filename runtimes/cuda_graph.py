@@ -22,14 +22,13 @@ from edgespec.manifest import Signature
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_checks import are_close, is_argmax_sound
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, to_argmax
-from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
+from edgespec.runtimes.session import new_run_options
 from edgespec.types import Logits, TokenIds
 
 Made = TypeVar("Made")
 Outputs = Mapping[str, npt.NDArray[Any]]
-_ENTRY = "gpu_graph_id"
-_NONE = -1  # the id of passes that are not recorded
 _MOST = 200  # recordings of a session, none of which is freed before it closes
 _log = logging.getLogger(__name__)
 
@@ -55,12 +54,6 @@ class CudaGraphs:
         except BaseException:
             wait([doing])
             raise
-
-    def options(self, graph_id: int = _NONE) -> Any:
-        """Options for a run, which is recorded, or replayed, where an id is given."""
-        options = import_onnxruntime().RunOptions()
-        options.add_run_config_entry(_ENTRY, str(graph_id))
-        return options
 
     def stop(self, why: str) -> None:
         """Record no more, and say so."""
@@ -90,7 +83,7 @@ class RecordedPass:
         """
         self._graphs, self._names, self._wanted = graphs, names, outputs
         self._is_single = is_single
-        self._id, self._age = _NONE, -1
+        self._id, self._age = -1, -1
         self._binding: Any = None
         self._arrays: dict[str, Any] = {}  # on the device, by the name that they are bound to
         self._held: list[npt.NDArray[Any]] = []  # in the host's memory, whose addresses the binding knows
@@ -162,7 +155,7 @@ class RecordedPass:
         mask[:, : num_past + len(tokens)] = 1
         self._arrays[self._mask].update_inplace(mask)
         self._arrays[self._names.input_ids].update_inplace(tokens[None].astype(np.int64))
-        self._graphs.session.run_with_iobinding(self._binding, self._graphs.options(self._id))
+        self._graphs.session.run_with_iobinding(self._binding, new_run_options(self._id))
         self._binding.synchronize_outputs()
         return {name: self._arrays[name].numpy()[0] for name in fetched}
 

@@ -24,6 +24,7 @@ from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
     load_graph,
+    new_run_options,
     translate_errors,
     translate_memory_errors,
 )
@@ -77,7 +78,7 @@ class JoinedSession:
         kv, ort = manifest.kv_cache, import_onnxruntime()
         self._is_exact = is_exact
         self._binding = session.io_binding()
-        self._options = ort.RunOptions()
+        self._options = new_run_options()
         self._caches = manifest.signature.caches(kv.attention_layers)
         names = [value.name for value in session.get_outputs()]
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]

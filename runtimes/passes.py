@@ -27,6 +27,7 @@ from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
     ends_with,
+    new_run_options,
     open_session,
     translate_errors,
     translate_memory_errors,
@@ -83,7 +84,6 @@ class Passes:
         self._beside_others = cuda.GATE.beside_others if self._has_arena else nullcontext
         self.graphs = find_graphs(self._session, device) if self._has_arena else None
         self._ort = import_onnxruntime()
-        self._new_options = self.graphs.options if self.graphs else self._ort.RunOptions
         self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)
         self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
@@ -108,7 +108,7 @@ class Passes:
         self.wants_token_rows = True  # otherwise passes leave them where they are made
         self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._own = local()
-        self._options = self._new_options()  # for the runs that go on, or the last one
+        self._options = new_run_options()  # for the runs that go on, or the last one
         self._shrinks = False  # whether these give memory back
         self._cancel = Cancel()
         self.caller = Caller()  # for whom passes are run
@@ -283,7 +283,7 @@ class Passes:
 
     def begin(self) -> None:
         """Forget an interrupt of earlier runs."""
-        options = self._new_options()
+        options = new_run_options()
         self._shrinks = False
         if self._has_arena and isinstance(self.cache, SharedCache) and self.cache.has_freed:
             # At the end of the next pass the arena gives back what nobody uses.

@@ -25,6 +25,7 @@ from edgespec.runtimes.session import (
     SessionOptions,
     ends_with,
     load_graph,
+    new_run_options,
     refuse_device,
     require_same,
     translate_errors,
@@ -64,8 +65,7 @@ class StaticDecoder(Decoder, Cache):
             }
         self._held = np.zeros(0, np.int32)
         self._lock = Lock()
-        self._new_options = import_onnxruntime().RunOptions
-        self._options = self._new_options()  # for the passes that run, or the last ones
+        self._options = new_run_options()  # for the passes that run, or the last ones
         if device.name != "cpu":
             cancel = options.get("cancel") or Cancel()
             with (
@@ -93,7 +93,7 @@ class StaticDecoder(Decoder, Cache):
         require_context(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
-            self._options = self._new_options()
+            self._options = new_run_options()
             return Rows(self._logits(tokens, num_last))
 
     def interrupt(self) -> None:

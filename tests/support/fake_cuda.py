@@ -318,7 +318,7 @@ def install(
         RunOptions=_RunOptions,
         OrtValue=onnxruntime.OrtValue,
     )
-    for module in ("session", "passes", "cuda_graph"):
+    for module in ("session", "passes"):
         patch.setattr(f"edgespec.runtimes.{module}.import_onnxruntime", lambda: runtime)
     driver = Nvidia("580.65.06", (13, 0), tuple(NvidiaGpu(gpu.name, gpu.total, gpu.free) for gpu in gpus))
     patch.setattr("edgespec.runtimes.devices.read_nvidia_driver", lambda: driver)
