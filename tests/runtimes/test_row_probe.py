@@ -38,7 +38,7 @@ def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_with_heads_of_256_do_not_depend_on_cuts(wide_heads: Path) -> None:
     tokens = random_tokens(400)
     compared, differing = count_differing(decoder(wide_heads), tokens, walks(len(tokens), 6, seed=1))
-    assert compared > 900
+    assert compared > 750
     assert differing == 0
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -45,16 +46,18 @@ def shapes_of(family: str) -> list[Shape]:
 
 
 PRECISIONS = ("fp32", "int8", "int4")
+OWN_KERNELS = (MIXTURES[0], "qwen3_5", "lfm2", "granitemoehybrid-mamba")  # beside attention and matrices
 
 
 def precisions_of(family: str, shape: Shape) -> tuple[str, ...]:
-    """One in turn for each kind of attention, whose kernels do not know how weights are stored; else all."""
-    if family in KINDS_OF_ATTENTION:
-        at = KINDS_OF_ATTENTION.index(family) + SHAPES.index(shape)
-    elif family in MIXTURES[1:]:
-        at = MIXTURES.index(family)
-    else:
+    """All for families with kernels of their own; else one in turn.
+
+    Attention does not know how weights are stored; each size of head meets each precision in KINDS_OF_ATTENTION.
+    """
+    if family in OWN_KERNELS:
         return PRECISIONS
+    number = SHAPES.index(shape)
+    at = list(FAMILIES).index(family) + number + number // 3  # shapes of most families are each third
     return (PRECISIONS[at % len(PRECISIONS)],)
 
 
@@ -66,11 +69,11 @@ CASES = [(family, shape) for family in FAMILIES for shape in shapes_of(family)]
     ("family", "shape"), CASES, ids=lambda it: it if isinstance(it, str) else f"heads of {it[0]}"
 )
 def test_rows_are_equal_in_every_cut(family: str, shape: Shape, tmp_path: Path) -> None:
-    tokens = random_tokens(500)
+    tokens, seed = random_tokens(500), zlib.crc32(f"{family} {shape}".encode())  # cuts of its own for each
     for precision in precisions_of(family, shape):
         loaded = decoder(write_model(tmp_path, family, shape, precision))
-        compared, differing = count_differing(loaded, tokens, walks(len(tokens), 4, seed=2))
-        assert compared > 700
+        compared, differing = count_differing(loaded, tokens, walks(len(tokens), 4, seed))
+        assert compared > 600
         assert differing == 0, precision
 
 
@@ -87,8 +90,7 @@ def test_rows_of_mixtures_are_equal_with_longer_blocks(precision: str, block_siz
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [96, 256])
-@pytest.mark.parametrize("block_size", [32, 64, 128])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(256, 32), (96, 64), (256, 128)])
 def test_rows_of_long_texts_are_equal_in_every_cut(head_dim: int, block_size: int, tmp_path: Path) -> None:
     shape = Shape(head_dim, heads=4, kv_heads=1, hidden=640, inner=1152, window=512)
     loaded = decoder(write_model(tmp_path, "gemma3", shape, "int4", block_size))
@@ -114,7 +116,8 @@ def test_rows_differ_without_the_rule(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="imitates another cache, on Linux only")
 @pytest.mark.parametrize("l2_kib", [128, 256, 512, 1280, 3072])
 def test_rows_are_equal_on_machines_with_other_caches(l2_kib: int) -> None:
-    command = [sys.executable, ROOT / "bench" / "rows.py", "--families", "llama,gemma3"]
+    # Half the layers of Gemma 3 see all tokens, as those of others do.
+    command = [sys.executable, ROOT / "bench" / "rows.py", "--families", "gemma3"]
     command += ["--heads", "80,96,256", "--precisions", "int8", "--tokens", "500", "--l2", str(l2_kib << 10)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert re.search(r"^0 of [1-9]\d{3,} rows differ$", done.stdout, re.MULTILINE), done.stdout + done.stderr

@@ -51,13 +51,17 @@ def write_model(folder: Path, family: str, shape: Shape, precision: str, block_s
 
 
 def walks(num_tokens: int, count: int, seed: int) -> Iterator[list[int]]:
-    """Random cuts of a text: where each pass ends. Half of them begin with a prompt of any length."""
+    """Random cuts of a text: where each pass ends. Half of them begin with a prompt of any length.
+
+    A walk of narrow passes takes a longer one now and then, so that its stretches lie in all parts of the text.
+    """
     rng = np.random.default_rng(seed)
     for number in range(count):
         widest = (4, 17, 64, 300)[number % 4]
         ends = [int(rng.integers(1, num_tokens))] if number % 8 >= 4 else []
         while not ends or ends[-1] < num_tokens:
-            ends.append(min((ends[-1] if ends else 0) + int(rng.integers(1, widest + 1)), num_tokens))
+            width = rng.integers(1, (widest if rng.random() < 0.875 else max(widest, 64)) + 1)
+            ends.append(min((ends[-1] if ends else 0) + int(width), num_tokens))
         yield ends
 
 
