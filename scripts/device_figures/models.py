@@ -5,7 +5,6 @@ from pathlib import Path
 
 from random_model import SHAPES, drafter_of, write_model
 
-from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.setup.open_model import ModelFolder, weights_bytes
@@ -55,6 +54,8 @@ class Checked:
 
     def prepare(self, precision: str) -> str:
         """Export the model for a GPU, or as a drafter for the CPU; returns what it is."""
+        from edgespec.export.convert import export_model  # takes a second, which other parts do without
+
         num_bytes = 0 if self.gguf else (_SOURCE_BYTES + _WEIGHT_BYTES[precision]) * SHAPES[self.shape].num_weights
         require_disk_space(self.folder, int(num_bytes), _RESERVE_BYTES)
         source = self.gguf or self._source(is_drafter=precision == _DRAFTER)
