@@ -74,11 +74,11 @@ class _CountedWeights(WeightsFile):
         shape: Iterable[int],
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Count a tensor; its parts give its type alone."""
+        """Count a tensor; the first of its parts gives its type, and no other is made."""
         if (known := self.find(name)) is not None:
             return known
-        seen, extents = list(parts), list(shape)
-        dtype = dtype or ir.DataType.from_numpy(seen[0].dtype)
+        first, extents = next(iter(parts)), list(shape)
+        dtype = dtype or ir.DataType.from_numpy(first.dtype)
         length = int(prod(extents) * dtype.itemsize)
         start = aligned(self.end, length)
         self.end = start + length

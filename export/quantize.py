@@ -43,23 +43,29 @@ def quantize_symmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
     nothing to gain: plain rounding is off by 1/256 of the range. Weights and padding are as in quantize.
     """
     block, plain = _split(weights, bits, block_size)
-    middle = 1 << (bits - 1)
+    middle = np.float32(1 << (bits - 1))
     best, best_scales = np.zeros_like(block), np.zeros_like(plain)
+    levels, product = (
+        np.empty_like(block),
+        np.empty_like(block),
+    )  # arrays that are used again: a quarter of the time
     least: Floats = np.full_like(plain, np.inf)
     for share in _SCALES:
         scales = plain * np.float32(share)
-        for _ in range(2):
-            levels = np.clip(np.rint(block * _inverse(scales)), -middle, middle - 1)
-            errors = np.square(levels * scales - block).sum(axis=2, keepdims=True)
+        for has_next in (True, False):
+            np.rint(np.multiply(block, _inverse(scales), out=levels), out=levels)
+            np.clip(levels, -middle, middle - 1, out=levels)
+            np.subtract(np.multiply(levels, scales, out=product), block, out=product)
+            errors = np.square(product, out=product).sum(axis=2, keepdims=True)
             better = errors < least
-            least = np.where(better, errors, least)
-            best, best_scales = np.where(better, levels, best), np.where(better, scales, best_scales)
-            energy = np.square(levels).sum(axis=2, keepdims=True)
-            covariance = (levels * block).sum(axis=2, keepdims=True)
-            scales = np.divide(covariance, energy, out=scales.copy(), where=energy > 0)
-    return Blocks(
-        bits, block_size, (best + middle).astype(np.uint8).reshape(len(weights), -1), best_scales[:, :, 0]
-    )
+            for kept, found in ((least, errors), (best, levels), (best_scales, scales)):
+                np.copyto(kept, found, where=better)
+            if has_next:
+                covariance = np.multiply(levels, block, out=product).sum(axis=2, keepdims=True)
+                energy = np.square(levels, out=levels).sum(axis=2, keepdims=True)
+                scales = np.divide(covariance, energy, out=scales.copy(), where=energy > 0)
+    best += middle
+    return Blocks(bits, block_size, best.astype(np.uint8).reshape(len(weights), -1), best_scales[:, :, 0])
 
 
 def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
