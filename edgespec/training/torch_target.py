@@ -96,7 +96,6 @@ class TorchTarget:
             window: The positions of all are below it.
         """
         import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         config, line = self.config, torch.arange(len(tokens), device=self.device)
         is_seen = torch.arange(window, device=self.device) <= positions[:, None, None, None]
@@ -115,8 +114,7 @@ class TorchTarget:
             )
             return attended.reshape(q.shape)
 
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # which take a mask
-            (normed,) = self._run(tokens[:, None], positions[:, None], attend, [config.num_layers])
+        (normed,) = self._run(tokens[:, None], positions[:, None], attend, [config.num_layers])
         return self.logits(normed[:, 0])
 
     def logits(self, normed: "Tensor") -> "Tensor":
@@ -129,6 +127,15 @@ class TorchTarget:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _run(
+        self, tokens: "Tensor", positions: "Tensor", attend: "Callable[..., Tensor]", keep: Sequence[int]
+    ) -> "list[Tensor]":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        # Not cuDNN's, which builds a plan for each new shape.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return self._run_layers(tokens, positions, attend, keep)
+
+    def _run_layers(
         self, tokens: "Tensor", positions: "Tensor", attend: "Callable[..., Tensor]", keep: Sequence[int]
     ) -> "list[Tensor]":
         config, kept = self.config, list["Tensor"]()
