@@ -8,6 +8,7 @@ import numpy as np
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
 from edgespec.export.settings import SourceSettings
+from edgespec.export.tensors import Index
 
 EPS = 1e-6  # of the lengths of queries and keys
 _HUGGINGFACE_KEYS = (
@@ -21,7 +22,8 @@ class DeltaRule:
     """Sizes of a layer whose state takes in each token's value where its key points, and decays.
 
     convolved: Tokens that the short convolution of queries, keys and values reads, its own included.
-    is_gguf: Value heads with the same key are num_key_heads apart, not neighbours, and the decay is no logarithm.
+    is_gguf: The decay is no logarithm. is_apart: Value heads with the same key are num_key_heads apart, and no
+        neighbours.
     """
 
     num_key_heads: int
@@ -30,6 +32,7 @@ class DeltaRule:
     value_size: int
     convolved: int
     is_gguf: bool
+    is_apart: bool
 
     @property
     def num_mixed(self) -> int:
@@ -54,6 +57,18 @@ class DeltaRule:
             "delta_decay": (1, heads), "delta_shift": (1, heads), "delta_gain": (1, self.value_size),
         }  # fmt: skip
 
+    def joined(self) -> dict[str, dict[str, Index]]:
+        """The rows of parts by role in the matrices of Qwen3-Next, which have them key head by key head."""
+        keys, times = self.num_key_heads, self.num_value_heads // self.num_key_heads
+
+        def rows(*sizes: int) -> list[Index]:
+            heads = np.arange(keys * sum(sizes)).reshape(keys, -1)
+            return [part.reshape(-1) for part in np.split(heads, np.cumsum(sizes)[:-1], axis=1)]
+
+        *mixed, z = rows(self.key_size, self.key_size, times * self.value_size, times * self.value_size)
+        b, a = rows(times, times)
+        return {"qkvz": {"qkv": np.concatenate(mixed), "z": z}, "ba": {"b": b, "a": a}}
+
     def decay(self, stored: Floats) -> Floats:
         """The factor of decay, which is below 0."""
         return stored if self.is_gguf else -np.exp(stored)
@@ -61,7 +76,7 @@ class DeltaRule:
     def expanded(self, heads: Floats) -> Floats:
         """Queries or keys as one for each value head, [num_tokens, num_value_heads, key_size]."""
         times = self.num_value_heads // self.num_key_heads
-        return np.tile(heads, (1, times, 1)) if self.is_gguf else np.repeat(heads, times, axis=1)
+        return np.tile(heads, (1, times, 1)) if self.is_apart else np.repeat(heads, times, axis=1)
 
 
 def rule_from_gguf(stated: SourceSettings) -> DeltaRule:
@@ -77,6 +92,7 @@ def rule_from_gguf(stated: SourceSettings) -> DeltaRule:
             value_size=inner // heads,
             convolved=stated.count("ssm.conv_kernel"),
             is_gguf=True,
+            is_apart=not stated.prefix.startswith("qwen3next"),
         ),
     )
 
@@ -93,6 +109,7 @@ def rule_from_huggingface(stated: SourceSettings) -> DeltaRule:
             value_size=value_size,
             convolved=convolved,
             is_gguf=False,
+            is_apart=False,
         ),
     )
 

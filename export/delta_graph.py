@@ -49,7 +49,7 @@ class DeltaWriter:
         heads = self._states.of_heads(x, size)
         unit = op("SimplifiedLayerNormalization", heads, gain, axis=-1, epsilon=EPS / size, stash_type=1)
         times = rule.num_value_heads // rule.num_key_heads
-        if times > 1 and rule.is_gguf:
+        if times > 1 and rule.is_apart:
             unit = op("Concat", *[unit] * times, axis=2)
         elif times > 1:
             unit = self._states.repeated(unit, times)

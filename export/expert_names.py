@@ -22,7 +22,7 @@ _GRANITE: _Held = {
 EXPERT_NAMES: dict[str, _Held] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), MLP_EXPERTS),
     "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
-    "qwen3_5_moe": MLP_EXPERTS,
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_next"), MLP_EXPERTS),
     **{
         family: {f"{block}.gate": ("router",)}
         | {f"{block}.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), PARTS, strict=True)}

@@ -3,9 +3,9 @@
 llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral, ministral3, qwen2 (and 2.5), mimo, qwen3, granite, smollm3,
 olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4, exaone4, hunyuan_v1_dense, lfm2
 (LFM2 and 2.5), qwen3_5 and gemma4, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and
-gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, hunyuan_v1_moe and ernie4_5_moe, and with experts that
-sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. granitemoehybrid (Granite 4) has two entries, since some
-have experts. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts.
+gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, qwen3_next, hunyuan_v1_moe and ernie4_5_moe, and with
+experts that sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. granitemoehybrid (Granite 4) has two
+entries, since some have experts. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts.
 """
 
 from collections.abc import Mapping
@@ -191,7 +191,7 @@ FAMILIES = {
         defaults={**_LFM2.defaults, "block_auto_adjust_ff_dim": False, "num_dense_layers": 2},
     ),
     "qwen3_5": _QWEN3_5,
-    "qwen3_5_moe": replace(_QWEN3_5, is_mixture=True),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_next"), replace(_QWEN3_5, is_mixture=True)),
     "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
     "qwen3_moe": Family(
         norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
@@ -269,9 +269,7 @@ GATED_EXPERTS = Lacking(
 )
 # What families that are not read need, by the starts of their names.
 _LACKING = {
-    ("qwen3_next", "qwen3next", "olmo_hybrid"): Lacking(
-        "Gated DeltaNet layers that are stored in another order", _NEW, "Qwen3.6-35B-A3B"
-    ),
+    ("olmo_hybrid",): Lacking("Gated DeltaNet layers with norms of another order", _NEW, "Qwen3.6-35B-A3B"),
     ("kimi_linear", "kimi-linear"): Lacking(
         "recurrent layers whose state decays by channel (KDA) beside latent attention", _NONE, "Qwen3.6-35B-A3B"
     ),

@@ -31,6 +31,7 @@ _GGUF_NAMES = {
     "lfm2moe": "lfm2_moe",
     "glm4moe": "glm4_moe",
     "qwen35moe": "qwen3_5_moe",
+    "qwen3next": "qwen3_next",
     "minimax-m2": "minimax_m2",
     "granitehybrid": "granitemoehybrid",
 }
@@ -73,7 +74,7 @@ _UNSUPPORTED = (
 # The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
 _FURTHER = {
     **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "mtp."),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
 }
 _FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
 # Families of models that have parts that see or hear beside a text decoder.

@@ -93,6 +93,11 @@ _FUSED = {
     "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
     "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
 }
+# What Qwen3-Next joins of a DeltaNet layer (DeltaRule.joined), by name.
+_JOINED = {
+    kind: (f"blk.{{i}}.{gguf}.weight", f"model.layers.{{i}}.linear_attn.in_proj_{kind}.weight")
+    for kind, gguf in (("qkvz", "ssm_in"), ("ba", "ssm_ba"))
+}
 _LAYER_INPUT = frozenset({"input_gate", "input_projection", "added_norm"})
 _CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
 _ENDINGS = ("", "_bias", "_norm")
@@ -114,7 +119,7 @@ def tensors_by_role(
     column = 0 if is_gguf else 1
     stored = _split_fused(path, config, stored, column)
     if family.has_delta:
-        stored = _split_gates(path, config, stored, column)
+        stored = _split_delta(path, config, _split_gates(path, config, stored, column), column)
     if family.has_mamba:
         stored = _split_mamba(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
@@ -233,6 +238,22 @@ def _split_mamba(
         for part, (count, _) in shapes.items():
             apart[f"{name}, {part}"] = whole.part(start, count)
             start += count
+    return apart
+
+
+def _split_delta(
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
+) -> dict[str, StoredTensor]:
+    """The parts of joined matrices apart, where there are such."""
+    apart = dict(stored)
+    for i, layer in enumerate(config.layers):
+        for kind, parts in layer.delta.joined().items() if layer.delta else ():
+            if (name := _JOINED[kind][column].format(i=i)) in stored:
+                rows = sum(len(order) for order in parts.values())
+                whole = _require_shape(path, apart.pop(name), (rows, config.hidden_size))
+                for part, order in parts.items():
+                    own = _TENSOR_NAMES[f"{{i}}.delta_{part}"][column].format(i=i)
+                    apart[own] = replace(whole, rows=len(order), row_order=order)
     return apart
 
 

@@ -60,7 +60,7 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
 
 # Those whose gpu form differs from the cpu form by more than types and fused products.
 ON_GPUS = ("mixtral", "olmoe", "qwen2_moe", "gpt_oss-limit", "ernie4_5_moe", "lfm2_moe", "glm4_moe", "minimax_m2")
-ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "granitemoehybrid-mamba", "gemma4", "gemma4-shared")
+ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granitemoehybrid-mamba", "gemma4", "gemma4-shared")
 
 
 @pytest.mark.parametrize("family", ON_GPUS)
@@ -137,7 +137,7 @@ def write_mixture(path: Path, family: str, storage: str = "F32") -> None:
     tiny.write_gguf(path, weights, architecture=architecture, storage=storage, override=override)
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.15), ("int4", 0.75)])
+@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.2), ("int4", 0.75)])
 @pytest.mark.parametrize("family", [family for family in MIXTURES if family in GGUF_KEYS])
 def test_rounded_experts_are_near_the_exact_ones(
     tmp_path: Path, family: str, precision: str, bound: float
@@ -311,6 +311,13 @@ def test_experts_are_read_one_by_one_and_as_a_stack(tmp_path: Path) -> None:
     for role in ("1.gate.0", "1.up.5", "2.down.3"):
         wanted, *others = (np.concatenate(list(tensors[role].floats())) for tensors in sources)
         assert all(np.array_equal(wanted, other) for other in others)
+
+
+def test_joined_matrix_of_an_older_gguf_of_qwen3_next_is_read(tmp_path: Path) -> None:
+    stored = stored_experts("qwen3_next", "gguf", weights_of("qwen3_next"))
+    override = {f"qwen3next.{key}": value for key, value in {"block_count": 3, **GGUF_KEYS["qwen3_next"]}.items()}
+    tiny.write_gguf(tmp_path / "a.gguf", stored, architecture="qwen3next", override=override)
+    assert largest_difference(tmp_path / "a.gguf", tmp_path / "out", "qwen3_next") < 1e-4
 
 
 def test_layer_behind_the_last_one_of_a_glm_is_left_out(tmp_path: Path) -> None:
@@ -532,7 +539,6 @@ def test_setting_that_the_graph_lacks_is_refused(
         (("gemma3n", "gemma3n_text"), "AltUp.*no newer ONNX Runtime.*Gemma 4 E2B"),
         (("falcon_h1", "falcon-h1"), r"side by side: ONNX Runtime computes it from 1\.32.*Granite 4\.0 H"),
         (("nemotron_h", "nemotron_h_moe"), r"a norm of its own: .* from 1\.32.*Granite 4\.0 H"),
-        (("qwen3_next", "qwen3next"), r"Gated DeltaNet.* from 1\.32.*Qwen3\.6-35B-A3B"),
         (
             ("deepseek_v2", "deepseek_v3", "deepseek2", "kimi_k2"),
             r"latent attention.*no ONNX Runtime.*GLM-4\.5-Air",

@@ -36,7 +36,13 @@ def shapes_of(family: str) -> list[Shape]:
         return SHAPES
     if family == "gemma4-shared":  # it takes more than two layers
         return []
-    if family in ("hunyuan_v1_moe", "gpt_oss-limit", "minimax_m2", "glm4_moe-air"):  # nodes of others
+    if family in (
+        "hunyuan_v1_moe",
+        "gpt_oss-limit",
+        "minimax_m2",
+        "glm4_moe-air",
+        "qwen3_next",
+    ):  # nodes of others
         return []
     if family in MIXTURES:  # which differ in names and in what is done to the router's rows, not in kernels
         at = MIXTURES.index(family)

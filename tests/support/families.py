@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,20 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "full_attention_interval": 2,
         "rope.dimension_count": 16,
         "rope.dimension_sections": [4, 2, 2, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 96,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "expert_shared_feed_forward_length": 32,
+    },
+    "qwen3_next": {
+        **_HEADS,
+        "full_attention_interval": 2,
+        "rope.dimension_count": 16,
         "ssm.conv_kernel": 4,
         "ssm.state_size": 16,
         "ssm.group_count": 2,
@@ -272,13 +287,14 @@ _SHARING = ("qwen2_moe", "hunyuan_v1_moe", "ernie4_5_moe")
 _SIGMOID = ("lfm2_moe", "glm4_moe", "dots1")
 MIXTURES = (
     *("mixtral", "qwen3_moe", "olmoe", "granitemoe", *_SHARING, "gpt_oss", "gpt_oss-limit", *_SIGMOID),
-    *("qwen3_5_moe", "minimax_m2", "granitemoehybrid-experts", "glm4_moe-air"),
+    *("qwen3_5_moe", "minimax_m2", "granitemoehybrid-experts", "glm4_moe-air", "qwen3_next"),
 )
 CONVOLVED = (
     "lfm2",
     "qwen3_5",
     "lfm2_moe",
     "qwen3_5_moe",
+    "qwen3_next",
     "granitemoehybrid-mamba",
     "granitemoehybrid-experts",
 )  # run on the CPU alone, and no trees
@@ -289,6 +305,18 @@ SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") f
 
 def weights_of(family: str) -> dict[str, np.ndarray]:
     return draw(FAMILIES[family]["config"]["model_type"], FAMILIES[family]["shapes"])
+
+
+def _apart(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Queries, keys, values and gates of qwen3_next as the converter writes them: all heads of each together."""
+    for name, value in weights.items():
+        if not name.endswith("in_proj_qkvz.weight"):
+            yield name, value
+            continue
+        *mixed, gates = np.split(value.reshape(2, 128, -1), [16, 32, 80], axis=1)  # by key head
+        layer = name.replace("model.layers.", "blk.").partition(".linear_attn")[0]
+        yield f"{layer}.attn_qkv.weight", np.concatenate([part.reshape(-1, 64) for part in mixed])
+        yield f"{layer}.attn_gate.weight", gates.reshape(-1, 64)
 
 
 def write_source(folder: Path, family: str, form: str) -> Path:
@@ -302,6 +330,7 @@ def write_source(folder: Path, family: str, form: str) -> Path:
         for kind in ("short", "long"):
             factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
             weights[f"rope_factors_{kind}.weight"] = factors
+    weights = dict(_apart(weights)) if family == "qwen3_next" else weights
     if family.startswith("gemma4"):  # a quarter of each wide head turns
         weights["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
     architecture = gguf_architecture(config["model_type"].removesuffix("_text"))

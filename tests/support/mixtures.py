@@ -9,7 +9,7 @@ _MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up",
 _SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
 _NAMES = {
     **dict.fromkeys(("mixtral", "minimax_m2"), _SPARSE),
-    "qwen3_5_moe": _MLP,
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_next"), _MLP),
     **dict.fromkeys(
         ("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "glm4_moe-air", "dots1"), _MLP
     ),
@@ -27,6 +27,7 @@ _GGUF = {"granitemoehybrid": "granitehybrid", "qwen3_moe": "qwen3moe", "mixtral"
     "lfm2_moe": "lfm2moe",
     "glm4_moe": "glm4moe",
     "qwen3_5_moe": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "minimax_m2": "minimax-m2",
 }
 

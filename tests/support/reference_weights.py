@@ -7,8 +7,8 @@ import numpy as np
 
 
 def draw(model_type: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Weights by name; gains are about 1, which gemma before gemma4 and qwen3_5 store as 0."""
-    gain = 0 if model_type.startswith(("gemma2", "gemma3", "qwen3_5")) else 1
+    """Weights by name; gains are about 1, which gemma before gemma4, qwen3_5 and qwen3_next store as 0."""
+    gain = 0 if model_type.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next")) else 1
     own = {name: 1 if name.endswith("linear_attn.norm.weight") else gain for name in shapes}
     return {name: _one(name, shape, np.float32(own[name])) for name, shape in shapes.items()}
 

@@ -148,12 +148,16 @@ _GGUF_NAMES = {
 
 
 def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any], architecture: str) -> np.ndarray:
-    """A tensor of qwen3_5 as the converter writes it: gains whole, value heads with the same key far apart."""
+    """A tensor of qwen3_5 or qwen3_next as the converter writes it: gains whole.
+
+    In qwen3_5 value heads with the same key are far apart.
+    """
     keys, heads, size, inner = (
         metadata[f"{architecture}.ssm.{key}"]
         for key in ("group_count", "time_step_rank", "state_size", "inner_size")
     )
-    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    order = np.arange(heads)
+    order = order if architecture == "qwen3next" else order.reshape(keys, -1).T.reshape(-1)
     order = {True: order, False: (order[:, None] * (inner // heads) + np.arange(inner // heads)).reshape(-1)}
     if "linear_attn" not in name:
         return 1 + value if name.endswith("norm.weight") else value
@@ -165,7 +169,11 @@ def _converted_delta(name: str, value: np.ndarray, metadata: dict[str, Any], arc
         return value[:, order[False]]
     if part == "A_log":
         return -np.exp(value)[order[True]]
-    return value if part == "norm" else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
+    return (
+        value
+        if part in ("norm", "in_proj_qkvz", "in_proj_ba")
+        else value[order[part in ("in_proj_a", "in_proj_b", "dt_bias")]]
+    )
 
 
 def _converted_mamba(name: str, value: np.ndarray, num_groups: int) -> np.ndarray:
@@ -177,7 +185,7 @@ def _converted_mamba(name: str, value: np.ndarray, num_groups: int) -> np.ndarra
     return value.reshape(num_groups, -1) if name.endswith("norm.weight") else value
 
 
-_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4", "granitehybrid")
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next", "gemma4", "granitehybrid")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -255,7 +263,7 @@ def write_gguf(
             kind = gguf.GGMLQuantizationType.Q8_0  # as llama.cpp does
         permute = architecture in ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3")
         stored = _permuted(name, value) if permute else value
-        if architecture.startswith("qwen35"):
+        if architecture.startswith(("qwen35", "qwen3next")):
             stored = _converted_delta(name, value, metadata, architecture)
         if ".mamba." in name:
             stored = _converted_mamba(name, value, metadata["granitehybrid.ssm.group_count"])
