@@ -168,6 +168,23 @@ def test_without_memory_fewer_answers_are_made_at_once_and_none_is_lost(
     assert error.value.exit_code == 5
 
 
+def test_where_cuda_graphs_do_not_work_a_line_says_so_and_no_answer_is_lost(
+    target: TorchTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, lines = dict(writer(target, tmp_path, longest=40).follow(dialogues(9))), list[str]()
+
+    def refuse(self: torch_writer.AnswerBatch, window: int) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch_writer.AnswerBatch, "_graph", refuse)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    made = writer(target, tmp_path, longest=40, report=lines)
+    made._has_graphs = True
+    assert dict(made.follow(dialogues(9))) == wanted
+    (line,) = lines
+    assert line.startswith("CUDA graphs do not work here (operation not permitted")
+
+
 def test_without_memory_for_a_pass_texts_are_read_in_smaller_ones(
     target: TorchTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
