@@ -30,7 +30,7 @@ _BASE_BYTES, _SHARE = 135e6, 0.1
 _CHECKED_PER_S, _STEPPED_PER_S = 16e6, 7e6
 _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 # Families whose residual streams exceed 65504, the largest half float.
-_LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+_LARGE_ACTIVATIONS = {"gemma2": 0, "gemma3": 0, "gpt_oss": 36}  # and from how many layers on
 # What GroupQueryAttention's heads must be a multiple of, with rotary positions in some layer and in none.
 _ROTATED_UNIT, _PLAIN_UNIT = 16, 8
 _THROUGH_PYTORCH = f"a folder with its safetensors may go through PyTorch: {THROUGH_PYTORCH}"
@@ -166,7 +166,7 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
     if kept and not any(config.layers[i].attends for i in kept):
         raise UsageError(f"none of the layers {kept} has attention, which a drafter needs; keep another one")
     is_half = form != "cpu" and options.precision != "fp32"  # in w8a16 within norms
-    if is_half and config.architecture in _LARGE_ACTIVATIONS:
+    if is_half and config.num_layers >= _LARGE_ACTIVATIONS.get(config.architecture, config.num_layers + 1):
         raise DeviceUnavailable(
             f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
             "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "

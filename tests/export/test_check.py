@@ -10,7 +10,17 @@ import onnx_ir as ir
 import pytest
 import tiny
 from double import Double
-from families import CONTEXT_LENGTHS, CONVOLVED, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKENS, write_source
+from families import (
+    CONTEXT_LENGTHS,
+    CONVOLVED,
+    FAMILIES,
+    LOGITS,
+    MIXTURES,
+    SOURCES,
+    TOKENS,
+    weights_of,
+    write_source,
+)
 
 from edgespec.errors import DeviceUnavailable, ExportMismatch
 from edgespec.export import convert, graph
@@ -168,6 +178,19 @@ def test_gpu_form_of_what_half_floats_cannot_hold_is_refused(tmp_path: Path) -> 
     with pytest.raises(DeviceUnavailable, match=r"gemma2 exceed.* other than cuda"):
         convert.export_model(source, tmp_path / "out", form="gpu")
     assert convert.export_model(source, tmp_path / "out", precision="fp32", form="gpu").form == "gpu"
+
+
+def test_gpu_form_of_gpt_oss_is_refused_at_the_depth_of_120b(tmp_path: Path) -> None:
+    config = FAMILIES["gpt_oss"]["config"] | {"num_hidden_layers": 36, "layer_types": None}
+    weights = {
+        name.replace("layers.1.", f"layers.{i}."): value
+        for name, value in weights_of("gpt_oss").items()
+        for i in (range(36) if "layers.1." in name else [0])
+        if "layers." not in name or "layers.1." in name
+    }
+    tiny.write_huggingface(tmp_path / "hf", weights, config=config)
+    with pytest.raises(DeviceUnavailable, match=r"gpt_oss exceed"):
+        convert.export_model(tmp_path / "hf", tmp_path / "out", form="gpu")
 
 
 def test_gpu_form_in_single_precision_is_the_cpu_form_to_its_rounding(tiny_gguf: Path, tmp_path: Path) -> None:
