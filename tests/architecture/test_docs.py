@@ -18,6 +18,7 @@ from edgespec import Engine, PreparedModel, errors, load, models
 from edgespec.cli.main import command_parser
 
 ROOT = Path(__file__).parents[2]
+API = ROOT / "docs" / "api.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = [page for page in PAGES if page.name != "structure.md"]
 LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
@@ -143,10 +144,12 @@ def test_examples_run(block: str, engine: Engine, tiny_model: Path, monkeypatch:
 
 
 def test_api_page_has_a_heading_for_each_public_name_and_no_other() -> None:
-    headings = re.findall(r"^##+ (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^##+ (\S+)$", API.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(each for each in headings if "." not in each) == sorted(edgespec.__all__)
     methods = [each.split(".") for each in headings if "." in each]
     assert [f"{owner}.{name}" for owner, name in methods if not hasattr(getattr(edgespec, owner), name)] == []
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert kinds & {*re.findall(r"`(\w+)`", API.read_text(encoding="utf-8"))} <= {*edgespec.__all__}
     public = {name for name, value in vars(edgespec.Engine).items() if callable(value) and name[0] != "_"}
     assert public - {name for owner, name in methods if owner == "Engine"} == {"close", "plain"}
 
