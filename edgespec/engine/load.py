@@ -151,25 +151,22 @@ def load(
     wish = Wish(**locals())
     wish = replace(wish, report=lambda line: report(in_python(line)))
     preset = PresetFolder(Path(home or default_home())).find(str(model))
-    if preset is None:
-        return _open_on_a_device_that_runs(wish)
+    return _open_preset(wish, preset) if preset else _open_on_a_device_that_runs(wish)
+
+
+def _open_preset(wish: Wish, preset: Preset) -> Engine:
+    """Open the model of a preset, by its options where the wish has the defaults."""
     check_preset(preset)
     if preset.tools:
         wish.report(f"{preset.name} has the tools of {preset.tools} in edgespec chat {preset.name} alone")
+    stated = preset.load_arguments.items()
+    still_open = {name: value for name, value in stated if getattr(wish, name) == getattr(Wish, name)}
     try:
-        engine = _open_on_a_device_that_runs(_with_preset(wish, preset))
+        engine = _open_on_a_device_that_runs(replace(wish, model=preset.model, **still_open))
     except ModelError as error:
-        raise type(error)(f"the preset '{model}' is of the model '{preset.model}': {error}") from None
+        raise type(error)(f"the preset '{wish.model}' is of the model '{preset.model}': {error}") from None
     engine.preset = preset
     return engine
-
-
-def _with_preset(wish: Wish, preset: Preset) -> Wish:
-    """A wish for the model of a preset, by its options where the wish has the defaults."""
-    open_still = {
-        name: value for name, value in preset.load_arguments.items() if getattr(wish, name) == getattr(Wish, name)
-    }
-    return replace(wish, model=preset.model, **open_still)
 
 
 def _open_on_a_device_that_runs(wish: Wish) -> Engine:
