@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -114,40 +114,15 @@ def write_answers(
         How many prompts were left out, since the context has no room for them and an answer.
     """
     began, before = monotonic(), texts.num_answer_tokens
-    too_long: set[int] = set()
-    prompter = PromptWriter(writer.encode)
-    num_given = max(num_rounds * len(prompts), num_stored)  # what has a greater number the target wrote itself
+    num_given = max(num_rounds * len(prompts), num_stored)
     asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
-
-    def answer(number: int) -> Dialogue[tuple[TokenIds, tuple[int, ...]] | None]:
-        is_own, sampling = number >= num_given, SamplingParams()
-        if (number - num_given) % 10 < _SAMPLED if is_own else number >= len(prompts):
-            sampling = SamplingParams(temperature=_TEMPERATURE, top_p=_TOP_P, seed=number)
-        try:
-            prompt = (yield from prompter.write(number - num_given)) if is_own else prompts[number % len(prompts)]
-            tokens = np.array(writer.encode(prompt) if prompt else (), np.int32)
-            if not prompt or (is_own and tokens.tobytes() in asked):
-                return None
-            asked.add(tokens.tobytes())
-            said = yield Asked(tokens, longest, sampling)
-        except ContextOverflow:  # of a user's own corpus; the other prompts count
-            if not is_own:
-                too_long.add(number % len(prompts))
-            return None
-        return tokens, said.tokens
-
+    dialogues = _Dialogues(writer, prompts, longest, num_given, asked)
     given = (each for each in range(num_rounds * len(prompts)) if each not in texts.numbers)
     own = (each for each in count(num_given) if each not in texts.numbers)
     num_own = sum(each >= num_given for each in texts.numbers) if num_stored else 0
-    numbers = _mixed(given, own, own_share if prompter.can_write else 0.0, num_own, num_stored)
-
-    def wanted() -> Iterator[tuple[int, Dialogue[tuple[TokenIds, tuple[int, ...]] | None]]]:
-        for number in numbers:
-            if monotonic() - began >= limit_s or texts.num_tokens > most_tokens:
-                return
-            yield number, answer(number)
-
-    with closing(writer.follow(wanted())) as results:
+    numbers = _mixed(given, own, own_share if dialogues.prompter.can_write else 0.0, num_own, num_stored)
+    in_time = takewhile(lambda _: monotonic() - began < limit_s and texts.num_tokens <= most_tokens, numbers)
+    with closing(writer.follow((number, dialogues.answer(number)) for number in in_time)) as results:
         for number, text in results:
             if text is not None:
                 texts.add(number, *text)
@@ -155,7 +130,47 @@ def write_answers(
             rate = (made - before) / max(1e-3, monotonic() - began)
             show_progress(f"the target answers: {len(texts.texts)} texts, {made} tokens of answers, {rate:.0f}/s")
     show_progress("")
-    return len(too_long)
+    return len(dialogues.too_long)
+
+
+class _Dialogues:
+    """The dialogues that give texts, by the numbers of these.
+
+    num_given: What has a greater number the target wrote itself; below it stand the prompts, in rounds.
+    asked: The tokens of prompts that were asked, as bytes; the target's own are not asked again.
+    """
+
+    def __init__(
+        self, writer: TargetWriter, prompts: Sequence[str], longest: int, num_given: int, asked: set[bytes]
+    ) -> None:
+        self._writer, self._prompts, self._longest = writer, prompts, longest
+        self._num_given, self._asked = num_given, asked
+        self.prompter = PromptWriter(writer.encode)
+        self.too_long: set[int] = set()  # prompts, by their number in a round
+
+    def answer(self, number: int) -> Dialogue[tuple[TokenIds, tuple[int, ...]] | None]:
+        """A prompt and its answer, as tokens; None where there is no prompt, or no room for both."""
+        is_own, in_round = number >= self._num_given, number % max(1, len(self._prompts))
+        try:
+            prompt = (
+                (yield from self.prompter.write(number - self._num_given)) if is_own else self._prompts[in_round]
+            )
+            tokens = np.array(self._writer.encode(prompt) if prompt else (), np.int32)
+            if not prompt or (is_own and tokens.tobytes() in self._asked):
+                return None
+            self._asked.add(tokens.tobytes())
+            said = yield Asked(tokens, self._longest, self._sampling(number))
+        except ContextOverflow:  # of a user's own corpus; the other prompts count
+            if not is_own:
+                self.too_long.add(in_round)
+            return None
+        return tokens, said.tokens
+
+    def _sampling(self, number: int) -> SamplingParams:
+        own = number - self._num_given
+        if own % 10 < _SAMPLED if own >= 0 else number >= len(self._prompts):
+            return SamplingParams(temperature=_TEMPERATURE, top_p=_TOP_P, seed=number)
+        return SamplingParams()
 
 
 def _mixed(given: Iterable[int], own: Iterator[int], share: float, num_own: int, num_stored: int) -> Iterator[int]:
