@@ -18,14 +18,14 @@ from edgespec.cli.arguments import (
 )
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
-from edgespec.system.console import info
+from edgespec.system.console import info, show_progress
 from edgespec.system.units import format_bytes, format_speed
 
 if TYPE_CHECKING:
     from edgespec import Engine
     from edgespec.evaluation.exactness import Difference
 
-_MODES = ("deterministic", "normal")
+_MODES = {"deterministic": "in deterministic mode", "normal": "without deterministic mode"}
 _PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a Python function that counts the words of a text, then write the same function with type hints.",
@@ -130,7 +130,8 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
 def _format_self_test(found: Mapping[str, Any] | None, model: str | None) -> str:
     if found is None:
         return (
-            f"self-test: skipped; it needs a prepared model (edgespec models pull {quote(model or DEFAULT_MODEL)})"
+            f"self-test: skipped; {model or DEFAULT_MODEL} is not prepared (edgespec models pull "
+            f"{quote(model or DEFAULT_MODEL)}, or name another model: edgespec doctor MODEL)"
         )
     if "num_tokens" not in found:
         return f"self-test of {found['model']}: {found['problem']}"
@@ -185,6 +186,8 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
         fitting = _encode_fitting(engine, texts)
         if not fitting:
             raise UsageError("every prompt was skipped; give some that fit the context of this model")
+        prompts = f"{len(fitting)} prompt{'s' * (len(fitting) != 1)}"
+        info(f"{_MODES[mode]}: comparing the text of {prompts} with and without drafts")
         found = compare(
             engine.target,
             list(fitting.values()),
@@ -196,8 +199,9 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
             samplings,
             max_tokens=options.max_tokens,
             ends=engine.manifest.eos_token_ids,
-            report=lambda line: info(f"{mode}: {line}"),
+            report=lambda line: info(f"{_MODES[mode]}: {line}"),
         )
+        show_progress("")
         differences = [_difference_document(each, engine, list(fitting), mode) for each in found.differences]
         return {
             "prompts": len(fitting),
@@ -244,15 +248,16 @@ def _exactness_lines(document: Mapping[str, Any]) -> Iterator[str]:
     for mode in _MODES:
         compared = document[mode]
         if mode == "deterministic" and not compared["holds"]:
-            yield f"{mode}: does not hold for this model on this device, so that it is off by default"
+            yield f"{_MODES[mode]}: does not hold for this model on this device, so that it is off by default"
             continue
-        yield f"{mode}: {compared['tokens']} tokens compared, {len(compared['differences'])} differ"
+        yield f"{_MODES[mode]}: {compared['tokens']} tokens compared, {len(compared['differences'])} differ"
         yield from map(_format_difference, compared["differences"])
-    yield (
-        "exact: tokens differ only where two are as good as tied: by less than the cut into passes changes there"
-        if document["is_exact"]
-        else "NOT exact: please report this with the lines above"
-    )
+    if not document["is_exact"]:
+        yield "NOT exact: please report this with the lines above"
+    elif any(document[mode]["differences"] for mode in _MODES):
+        yield "exact: tokens differ only where two are as good as tied: by less than the cut into passes changes"
+    else:
+        yield "exact: drafts changed nothing of the text"
 
 
 def _format_difference(difference: Mapping[str, Any]) -> str:

@@ -207,7 +207,8 @@ def _export_pair(options: argparse.Namespace) -> None:
     home.spent.extend(path for half in (target, drafter) if decoder and (path := half.source.fetched))
     _delete_spent(options, home)
     print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
-    info(f"use it with: edgespec chat {quote(options.name or options.output)}{named_devices(options)}")
+    rest = "" if check is None or check.pays else ", which drafts with it only where that saves time"
+    info(f"use it with: edgespec chat {quote(options.name or options.output)}{named_devices(options)}{rest}")
 
 
 def _delete_spent(options: argparse.Namespace, home: "ModelHome") -> None:
@@ -261,9 +262,9 @@ def _export_model(options: argparse.Namespace) -> None:
         return
     if (check := manifest.check) is not None:
         info(
-            f"checked on {check.num_tokens} tokens: {check.nll:.4f} nats/token, the source has "
-            f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}; the most likely token is that of the "
-            f"source at {check.agreement:.0%} of positions"
+            f"checked: the likeliest next token is that of the source at {check.agreement:.0%} of "
+            f"{check.num_tokens} places ({check.nll:.4f} nats a token, the source has {check.reference_nll:.4f}; "
+            f"divergence {check.divergence:.4f})"
         )
         if (warning := quality(check, manifest.form)) is not None:
             info(warning)

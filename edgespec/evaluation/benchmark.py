@@ -106,15 +106,18 @@ def measure(
     run.num_judged_before = known_texts.count("near_tie") + known_texts.count("different")
     if journal:
         journal.begin(_with_memory(setup, engine))
+    num_answers = rounds * len(prompts)
+    report(f"measuring {num_answers} answers, each with and without drafts; one more comes before, to warm up")
     run.warm_up(prompts[0].turns[0])
     for place in schedule(prompts, rounds):
         if journal and journal.is_done(place.round, place.prompt):
             continue
+        run.told = f"answer {len(done) + 1} of {num_answers}"
         unit = run.answer(prompts[place.prompt], place)
         done.append(unit)
         if journal:
             journal.add(unit)
-        report(f"{len(done)} of {rounds * len(prompts)} answered, round {place.round + 1} of {rounds}")
+        report(f"{len(done)} of {num_answers} answered, round {place.round + 1} of {rounds}")
     turns, known_peers = gather(done)
     if not turns:
         raise UsageError("every prompt was left out; none fits the context of this model")
@@ -193,6 +196,7 @@ class _BenchRun:
     turns: list[AnsweredTurn] = field(default_factory=list)
     judged: dict[tuple[int, int, tuple[int, ...]], Text] = field(default_factory=dict)
     num_judged_before: int = 0  # in the part of the run that was done earlier
+    told: str = "warming up"  # which answer is made
     _round: int | None = None
     _told_s: float = field(default_factory=monotonic)
 
@@ -267,7 +271,7 @@ class _BenchRun:
         """Report every few seconds how far a long answer is."""
         if monotonic() - self._told_s > _EVERY_S:
             self._told_s = monotonic()
-            self.report(f"this answer has had {num_chunks} passes")
+            self.report(f"{self.told}: {num_chunks} passes of the model")
 
     def _compare(
         self, prompt: int, turn: int, messages: Sequence[Message], plain: TimedAnswer, speculative: TimedAnswer

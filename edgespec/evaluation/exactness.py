@@ -26,6 +26,7 @@ from edgespec import (
     speculative_decode,
 )
 from edgespec.evaluation.document import Text
+from edgespec.system.console import show_progress
 
 # The text before a difference is read again in passes of these widths, of the width at which the texts differ, and
 # of random widths, as drafts give them. A distance over so many cuts spans some 3.5 of its standard deviations.
@@ -106,8 +107,11 @@ def compare(
     for i, prompt in enumerate(np.asarray(each, np.int32) for each in prompts):
         for sampling in samplings:
             sampler = GumbelSampler(sampling, len(prompt))
+            where, share = f"prompt {i + 1} of {len(prompts)}", i / len(prompts)
+            show_progress(f"{where}, without drafts", share)
             plain = plain_text(target, prompt, sampler, max_tokens, ends)
             for name, policy in policies().items():
+                show_progress(f"{where}, draft length {name}", share)
                 num_tokens += len(plain.tokens)
                 # All first: measuring one uses the target.
                 found = list(deviations(target, prompt, sampler, policy, plain))

@@ -176,10 +176,13 @@ def _details(drafter: Document) -> Iterator[str]:
 
 
 def _needs(drafter: Document) -> Iterator[str]:
+    unknown = []
     for what, needed in (("download", "a download of"), ("disk", "on disk"), ("memory", "of memory")):
         num_bytes = drafter[f"{what}_bytes"]
         if num_bytes is None:
-            yield f"{what} of unknown size"
+            unknown.append(what)
         elif num_bytes:
             size = f"about {format_bytes(num_bytes)}"
             yield f"{needed} {size}" if what == "download" else f"{size} {needed}"
+    if unknown:
+        yield f"{' and '.join(unknown)} of unknown size"

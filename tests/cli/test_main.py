@@ -851,7 +851,7 @@ def test_doctor_says_where_deterministic_mode_does_not_hold(
     code, out, _ = run(capsys, "doctor", folder)
     assert (code, "can depend on what drafts where two tokens are nearly tied" in out) == (0, True)
     code, out, _ = run(capsys, "doctor", "--exactness", folder, "--max-tokens", 5)
-    assert (code, "deterministic: does not hold for this model on this device" in out) == (0, True)
+    assert (code, "in deterministic mode: does not hold for this model on this device" in out) == (0, True)
 
 
 def test_doctor_reports_an_invalid_configuration(
@@ -903,6 +903,7 @@ def test_doctor_leaves_out_what_does_not_fit(
     arguments = ["doctor", "--exactness", tiny_model, "--prompts", prompts, "--max-tokens", 5]
     code, out, err = run(capsys, *arguments, "--json")
     assert (code, json.loads(out)["prompts"]) == (0, 1)
+    assert "in deterministic mode: comparing the text of 1 prompt with and without drafts" in err
     assert "skipped 'the in the in" in err
     prompts.write_text(json.dumps({"prompt": "the in " * 3000}))
     code, out, err = run(capsys, *arguments)

@@ -28,6 +28,7 @@ from edgespec.export.plan import plan_model
 from edgespec.manifest import Origin, read_manifest
 from edgespec.server.model_names import ModelNames
 from edgespec.setup.catalog import CATALOG, HubRepository
+from edgespec.setup.drafting_target import find_export_source
 from edgespec.setup.home import ModelHome
 from edgespec.setup.inventory import Inventory
 from edgespec.setup.open_model import open_decoder
@@ -268,6 +269,9 @@ def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
     )
     assert use == "edgespec: use it with: edgespec chat mine"
     assert main(["models", "rename", "mine", "yours"]) == 0
+    source = find_export_source(home, "yours", read_manifest(home.models / "yours"))
+    assert source is not None
+    assert source.words == [str(file)], "its whole path, for a command that is typed elsewhere"
     for name, model in (("poet", "yours"), ("other", str(home.models / "yours")), ("third", "tiny")):
         assert main(["preset", "create", name, "--from", model]) == 0
     assert main(["models", "rm", "yours", "tiny", "nothing", "--yes"]) == 3, "all or none"
