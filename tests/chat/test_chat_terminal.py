@@ -797,8 +797,7 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     terminal.ask("/undo")
     terminal.enter("Write a long story about a river.")
     at = terminal.wait_for("\r \r")  # the mark that waits for the first word goes
-    while len(terminal.written) < at + 200:
-        terminal.settle(0.1)
+    terminal.wait_until(lambda: len(terminal.written) >= at + 200)
     terminal.type(CTRL_C)
     terminal.wait_for("stopped")
     terminal.ready()

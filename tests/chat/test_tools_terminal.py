@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,7 @@ def test_a_tool_of_an_mcp_server_is_asked_for_too_and_ctrl_c_ends_it(tmp_path: P
     terminal.enter("Hang.")
     terminal.wait_for(ASKED)
     terminal.enter("y")
-    while not Path(pid).exists():
-        time.sleep(0.05)
+    terminal.wait_until(Path(pid).exists)
     terminal.type(CTRL_C)
     terminal.wait_for("I stop.")
     terminal.ready()

@@ -270,10 +270,8 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
     terminal.enter("/set max_tokens 600")
     at = terminal.ready(after=at)
     terminal.enter("the in")
-    deadline = time.monotonic() + _WAIT_S
-    while len(answers := answered_in(tmp_path)) < 2:
-        assert time.monotonic() < deadline, terminal.screen()
-        terminal.settle(0.01)
+    terminal.wait_until(lambda: len(answered_in(tmp_path)) == 2)
+    answers = answered_in(tmp_path)
     worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
     at = terminal.wait_for("the chat begins once more", after=at)
     at = terminal.wait_for("your last message: 'the in'", after=at)

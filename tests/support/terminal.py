@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,13 @@ class Terminal:
             assert self._read(1.0), f"it ended without {text!r}:\n{self.screen()}"
         self.position = at + len(text)
         return self.position
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Read until something holds that is no text of it."""
+        deadline = time.monotonic() + _WAIT_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"it did not happen:\n{self.screen()}"
+            assert self._read(0.05), f"it ended before:\n{self.screen()}"
 
     def ready(self, *, after: int | None = None) -> int:
         """Read until it asks for input: where the cursor is, and that pasted text be bracketed."""
