@@ -3,6 +3,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import psutil
@@ -13,6 +14,7 @@ from lent import LentProcess
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
+from edgespec.export.options import Trimming
 from edgespec.setup.catalog import CATALOG, CatalogFile
 from edgespec.setup.downloads import fetch
 from edgespec.system.disk import hold_lock
@@ -162,7 +164,9 @@ def smollm2_gguf() -> Path:
     return fetch(source, Path(cache), print)
 
 
-def real_model(gguf: Path, name: str, precision: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_model(
+    gguf: Path, name: str, precision: str, tmp_path_factory: pytest.TempPathFactory, **options: Any
+) -> Path:
     """An export of the real model, which the first process that wants it makes for all processes of this run."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -170,13 +174,20 @@ def real_model(gguf: Path, name: str, precision: str, tmp_path_factory: pytest.T
     folder.parent.mkdir(exist_ok=True)
     with hold_lock(shared / f"{name}.lock"):
         if not folder.exists():
-            export_model(gguf, folder, precision=precision)
+            export_model(gguf, folder, precision=precision, **options)
     return folder
 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return real_model(smollm2_gguf, "smollm2-135m", "source", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def smollm2_with_self(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a drafter of 20 of its 30 layers."""
+    trimming = Trimming(skip=frozenset(range(10, 20)))
+    return real_model(smollm2_gguf, "smollm2-135m-with-self", "source", tmp_path_factory, trimming=trimming)
 
 
 @pytest.fixture(scope="session")

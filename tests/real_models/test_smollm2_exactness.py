@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine, SamplingParams, load
-from edgespec.export.convert import export_model
-from edgespec.export.options import Trimming
 
 pytestmark = pytest.mark.model
 
@@ -17,14 +15,14 @@ PROMPTS = [
 ]
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, seed=7, top_p=0.95)}
 # All of them for a model; what drafts from the text shares its passes with the others. Nearly all that int4 drafts
-# is accepted, since the file has these bits; int8 is rounded anew, and wrong now and then.
+# is accepted, since the file has these bits; int8 is rounded anew, and wrong now and then. "auto", and int4 of a
+# length that is chosen, are in test_by_default.
 LENGTHS: dict[str, tuple[int | str, ...]] = {
     "ngram": (8, "auto"),
     "suffix": (2, "auto"),
     "lookahead": (2, "auto"),
-    "auto": ("auto",),
     "self": (4, "auto"),
-    "int4": (1, 8, "auto"),
+    "int4": (1, 8),
     "int8": (3, "auto"),
 }
 Texts = dict[tuple[str, str], tuple[int, ...]]
@@ -39,11 +37,8 @@ def texts_of(engine: Engine) -> Texts:
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a drafter of 20 of its 30 layers."""
-    folder = tmp_path_factory.mktemp("real") / "smollm2-with-self"
-    export_model(smollm2_gguf, folder, trimming=Trimming(skip=frozenset(range(10, 20))))
-    return folder
+def model(smollm2_with_self: Path) -> Path:
+    return smollm2_with_self
 
 
 @pytest.fixture(scope="module")
