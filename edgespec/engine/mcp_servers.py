@@ -15,9 +15,9 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from edgespec.engine.tool_process import ToolProcess
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, explains_arguments, require_kind
 from edgespec.system.printable import one_line
-from edgespec.system.progress import TERMINAL
+from edgespec.system.progress import TERMINAL, silent
 from edgespec.system.text_files import explain_unreadable
 from edgespec.system.typed_json import read_as, read_json
 from edgespec.tools.tool import ALL, Tool, ToolCall
@@ -42,6 +42,7 @@ class McpServer:
     type: str | None = None
 
 
+@explains_arguments
 class McpServers:
     """Running MCP servers, whose tools a conversation can call. Close it, or use it in a with statement.
 
@@ -58,7 +59,7 @@ class McpServers:
         *servers: str | Path,
         allow: Collection[str] = (),
         timeout_s: float = TIMEOUT_S,
-        report: Callable[[str], None] = TERMINAL.report,
+        report: Callable[[str], None] | None = TERMINAL.report,
     ) -> None:
         """Start the servers, and ask for their tools.
 
@@ -67,12 +68,16 @@ class McpServers:
                 file ending with .json that has "mcpServers" as other programs write it.
             allow: Names of tools that are called without a question, or "all".
             timeout_s: The longest that a server may take to start, and for a call.
-            report: Takes a line for each tool that cannot be used.
+            report: Takes a line for each tool that cannot be used; None shows nothing.
 
         Raises:
             EdgeSpecError: The package mcp is not installed, or a server does not start.
             UsageError: An argument makes no sense.
         """
+        if not isinstance(allow, Collection) or not all(isinstance(name, str) for name in allow):
+            raise UsageError(f"allow is {allow!r:.60}; wanted names of tools, or {ALL}")
+        if report is not None and not callable(report):
+            raise UsageError(f"report is {report!r:.60}; wanted a function, or None")
         self._process = open_servers(servers, timeout_s=timeout_s)
         allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
         self._lock = Lock()
@@ -80,7 +85,7 @@ class McpServers:
             replace(tool, run=self._run, is_allowed=tool.name in allowed) for tool in self._process.tools
         )
         for note in self._process.notes:
-            report(note)
+            (report or silent)(note)
 
     def __enter__(self) -> "McpServers":
         return self
@@ -143,6 +148,7 @@ def require_allowed(allow: Collection[str], tools: Sequence[Tool]) -> set[str]:
 
 def _read(given: str | Path) -> dict[str, McpServer]:
     """The servers of a file, or the one that an address or a command is, by their names."""
+    require_kind("an MCP server", given, (str, Path), "a command, an address, or a file with mcpServers")
     text = str(given)
     if text.startswith(("http://", "https://")):
         return {urlsplit(text).hostname or "server": McpServer(url=text)}

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edgespec import (
     EdgeSpecError,
     Engine,
     FormatError,
+    McpServers,
     SamplingParams,
     SourceError,
     ToolError,
@@ -27,19 +29,8 @@ from edgespec import (
 # What no argument can be: of no such type, or half of a character.
 WRONG: list[Any] = [object(), b"x", {1: object()}, "\ud800"]
 # In texts that a model reads it is the sign for what is no character; no model has such a name.
-MAY_BE_HALF = {
-    "prompt",
-    "text",
-    "system",
-    "prefill",
-    "begun",
-    "prediction",
-    "answer",
-    "model",
-    "source",
-    "name",
-    "drafter",
-}
+MAY_BE_HALF = {"prompt", "text", "system", "prefill", "begun", "prediction", "answer"}
+MAY_BE_HALF |= {"model", "source", "name", "drafter", "allow"}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +68,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Engine], Function], dict[str, Any]]] = {
     "save": (lambda engine: answered(engine).save, {}),
     "Conversation.load": (lambda engine: Conversation.load, {"path": "no-model"}),
     "Drafting": (lambda engine: Drafting, {}),
+    "McpServers": (lambda engine: partial(McpServers, "no-such-program"), {}),
     "SamplingParams": (lambda engine: SamplingParams, {}),
     "load": (lambda engine: load, {"model": "no-model", "home": "home"}),
     "pull": (lambda engine: models.pull, {"model": "no-model", "home": "home", "offline": True}),
@@ -223,3 +215,8 @@ def test_an_error_can_be_printed_whatever_was_given(tmp_path: Path) -> None:
     assert r"no model '\ud800'" in str(refused.value)
     with pytest.raises(UsageError, match="home is ''; wanted a folder"):
         load("tiny", home="")
+
+
+def test_an_mcp_server_is_a_text_or_a_path() -> None:
+    with pytest.raises(UsageError, match="an MCP server is 3; wanted a command"):
+        McpServers(3)  # type: ignore[arg-type]
