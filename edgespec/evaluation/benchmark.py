@@ -29,6 +29,7 @@ from edgespec.system.system_info import peak_rss_bytes, system_info
 
 VERSION = 2
 _EVERY_S = 5.0  # between two lines of progress within an answer
+_LONG_S = 90.0  # from which on the time left is told
 _WARM_UP_TOKENS = 32
 # Answers that differ from plain decoding are read again at several widths, which takes a hundred passes each.
 _MOST_JUDGED = 12
@@ -109,6 +110,7 @@ def measure(
     num_answers = rounds * len(prompts)
     report(f"measuring {num_answers} answers, each with and without drafts; one more comes before, to warm up")
     run.warm_up(prompts[0].turns[0])
+    begun_s, num_before = monotonic(), len(done)
     for place in schedule(prompts, rounds):
         if journal and journal.is_done(place.round, place.prompt):
             continue
@@ -117,7 +119,9 @@ def measure(
         done.append(unit)
         if journal:
             journal.add(unit)
-        report(f"{len(done)} of {num_answers} answered, round {place.round + 1} of {rounds}")
+        left_s = (monotonic() - begun_s) / (len(done) - num_before) * (num_answers - len(done))
+        left = f", about {left_s / 60:.0f} min left" if left_s > _LONG_S else ""
+        report(f"{len(done)} of {num_answers} answered, round {place.round + 1} of {rounds}{left}")
     turns, known_peers = gather(done)
     if not turns:
         raise UsageError("every prompt was left out; none fits the context of this model")
@@ -271,7 +275,7 @@ class _BenchRun:
         """Report every few seconds how far a long answer is."""
         if monotonic() - self._told_s > _EVERY_S:
             self._told_s = monotonic()
-            self.report(f"{self.told}: {num_chunks} passes of the model")
+            self.report(f"{self.told}: {num_chunks} pass{'es' * (num_chunks != 1)} of the model")
 
     def _compare(
         self, prompt: int, turn: int, messages: Sequence[Message], plain: TimedAnswer, speculative: TimedAnswer

@@ -1,5 +1,6 @@
 """A display for the programs that have a window."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -31,7 +32,9 @@ def display_name() -> Iterator[str | None]:
 
 
 @pytest.fixture
-def display(display_name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def display(display_name: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The desktop's display, or one in memory."""
     if display_name is not None:
         monkeypatch.setenv("DISPLAY", display_name)
+    yield
+    gc.collect()  # Tk ends a process where another thread frees a window, as one of the next test would

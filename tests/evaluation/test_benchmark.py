@@ -424,6 +424,7 @@ def test_prompt_too_long_is_left_out_and_a_long_answer_reported_as_it_comes(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.evaluation.benchmark._EVERY_S", 0.0)
+    monkeypatch.setattr("edgespec.evaluation.benchmark._LONG_S", 0.0)
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "the in " * 3000}) + "\n" + json.dumps({"prompt": "the"}) + "\n")
     reported: list[str] = []
@@ -431,6 +432,8 @@ def test_prompt_too_long_is_left_out_and_a_long_answer_reported_as_it_comes(
         measure(engine, read_prompts(path, None), max_tokens=5, sampling=SamplingParams(), report=reported.append)
     assert sum("left out one prompt" in line for line in reported) == 1
     assert any("measuring 2 answers, each with and without drafts" in line for line in reported)
+    assert "1 of 2 answered, round 1 of 1, about 0 min left" in reported
+    assert "2 of 2 answered, round 1 of 1" in reported
     assert {"answer 1 of 2: 2 passes of the model", "answer 2 of 2: 2 passes of the model"} & {*reported}
 
 
