@@ -1,6 +1,7 @@
 """Pairs of a target and a drafting head: exported, checked on the target's own text, and run."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,9 @@ def test_trimming_is_for_heads_with_all_rows(
 
 
 @pytest.mark.slow
-def test_a_head_of_a_real_shape_drafts_for_its_target(tmp_path: Path, unmeasured: None) -> None:
+def test_a_head_of_a_real_shape_drafts_for_its_target(
+    tmp_path: Path, unmeasured: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """That of SmolLM2-135M with six layers, and a head over a part of its vocabulary."""
     rng = np.random.default_rng(0)
     hidden, inner, vocabulary, num_layers = 576, 1536, 49152, 6
@@ -274,6 +277,8 @@ def test_a_head_of_a_real_shape_drafts_for_its_target(tmp_path: Path, unmeasured
     made_heads.agreeing_eagle3(weights, 9, rows=2048).write(tmp_path / "head")
     command = ["export", str(tmp_path / "hf"), "--drafter", str(tmp_path / "head"), "--precision", "int8"]
     assert main([*command, "--output", str(tmp_path / "pair")]) == 0
-    assert measure_agreement(tmp_path / "pair" / TARGET, tmp_path / "pair" / DRAFTER).share > 0.9
+    found = re.search(r"the target's at (\d+)% of 200 places", capsys.readouterr().err)
+    assert found is not None
+    assert int(found[1]) > 90
     with load(tmp_path / "pair") as engine:
         assert engine.generate("A heron", max_tokens=20).text is not None
