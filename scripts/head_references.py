@@ -35,18 +35,29 @@ def open_reference(package: str, folder: Path, layers: Mapping[str, Any], lent: 
 
 
 @contextmanager
-def in_doubles() -> Iterator[None]:
+def in_doubles(is_double: bool = True) -> Iterator[None]:
     """References opened and run within it compute in double precision, also what they ask for in single."""
     import torch
 
-    single, cast, module = torch.float32, torch.Tensor.float, vars(torch)
-    torch.set_default_dtype(torch.float64)
-    module["float32"], torch.Tensor.float = torch.float64, torch.Tensor.double
+    module, before = vars(torch), (torch.float32, torch.Tensor.float, torch.get_default_dtype())
+    single = torch.from_numpy(np.zeros(1, np.float32)).dtype  # whatever torch.float32 is meanwhile
+    dtype, cast = (torch.float64, torch.Tensor.double) if is_double else (single, torch._C.TensorBase.float)
+    module["float32"], module["float"], torch.Tensor.float = dtype, dtype, cast
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(single)
-        module["float32"], torch.Tensor.float = single, cast
+        module["float32"], module["float"], torch.Tensor.float = before[0], *before[:2]
+        torch.set_default_dtype(before[2])
+
+
+def _read(kind: Any, folder: Path) -> Any:
+    """A model of a package from its folder, which files in single precision are read for."""
+    import torch
+
+    with in_doubles(False):
+        model = kind.from_pretrained(folder, dtype=torch.float32)
+    return model.to(torch.get_default_dtype())
 
 
 def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
@@ -69,7 +80,9 @@ def _exact(model: Any, layers: Mapping[str, Any]) -> Any:
 def _weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return {name: each.float() if each.is_floating_point() else each for name, each in load_file(path).items()}
+    with in_doubles(False):
+        found = load_file(path)
+    return {name: each.float() if each.is_floating_point() else each for name, each in found.items()}
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -86,7 +99,7 @@ def _of_zlab(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
 
     is_second = "conv_kernel_size" in {**layers, **layers.get("dflash_config", {})}
     kind = zlab.DFlash2DraftModel if is_second else zlab.DFlashDraftModel
-    model = _exact(kind.from_pretrained(folder, dtype=torch.float32), layers)
+    model = _exact(_read(kind, folder), layers)
     for layer in model.layers:  # newer releases of transformers leave the setting out of a configuration
         layer.self_attn.is_causal = layers.get("is_causal", layer.self_attn.is_causal)
     matrix = _weights(lent)["embedding"]
@@ -136,8 +149,7 @@ def _of_deepspec(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
             target_hidden_states=states,
             is_causal=False,
         )
-        first = 0 if model.markov_head else 1
-        hidden = hidden[:, first : first + len(drafted)]
+        hidden = hidden[:, : len(drafted)]
         logits = model.compute_logits(hidden)
         if not model.markov_head:
             return logits[0], torch.zeros(0)
@@ -154,7 +166,7 @@ def _of_gemma(folder: Path, layers: dict[str, Any], lent: Path) -> Reference:
     from transformers import Gemma4AssistantForCausalLM, Gemma4TextConfig
     from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextRotaryEmbedding
 
-    model = Gemma4AssistantForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _read(Gemma4AssistantForCausalLM, folder).eval()
     kinds, weights = ("sliding_attention", "full_attention"), _weights(lent)
     numbers = sorted({int(role.partition(".")[0]) for role in weights if "." in role})
     scale = (wide := weights["embedding"].shape[1]) ** 0.5
