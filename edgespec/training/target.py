@@ -36,29 +36,29 @@ class EngineWriter:
 
     def __init__(self, engine: Engine) -> None:
         self.encode = engine.encode
-        self._engine, self._over = engine, Event()
+        self._engine = engine
 
     def follow(self, wanted: Iterator[tuple[int, Dialogue[Result]]]) -> Followed[Result]:
-        num_places = self._engine.max_parallel
+        num_places, over = self._engine.max_parallel, Event()
         with ThreadPoolExecutor(num_places) as pool:
             running: dict[Future[Result], int] = {}
             try:
                 while True:
                     for number, dialogue in islice(wanted, num_places - len(running)):
-                        running[pool.submit(self._run, dialogue)] = number
+                        running[pool.submit(self._run, dialogue, over)] = number
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         yield running.pop(future), future.result()
             finally:
-                self._over.set()
+                over.set()
 
-    def _run(self, dialogue: Dialogue[Result]) -> Result:
+    def _run(self, dialogue: Dialogue[Result], over: Event) -> Result:
         try:
             asked = next(dialogue)
             while True:
                 try:
-                    said = self._answer(asked)
+                    said = self._answer(asked, over)
                 except ContextOverflow as error:
                     asked = dialogue.throw(error)
                 else:
@@ -67,12 +67,12 @@ class EngineWriter:
             result: Result = end.value
             return result
 
-    def _answer(self, asked: Asked) -> Said:
+    def _answer(self, asked: Asked, over: Event) -> Said:
         made, parts, reason = list[int](), list[str](), None
         tokens, sampling, longest = asked.tokens, asked.sampling, asked.longest
         with self._engine.stream(tokens, sampling=sampling, max_tokens=longest) as chunks:
             for chunk in chunks:
-                if self._over.is_set():
+                if over.is_set():
                     break
                 made += chunk.token_ids
                 parts.append(chunk.text)

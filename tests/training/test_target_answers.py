@@ -50,6 +50,18 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(tiny_model: Path, tmp_
     assert answers(tiny_model, tmp_path / "together", 3) == alone
 
 
+def test_a_writer_answers_one_list_after_another(tiny_model: Path, tmp_path: Path) -> None:
+    """As of prompts that are kept aside, of which there may be none, and then of those to train on."""
+    with load(tiny_model, drafter="none", deterministic=True) as engine:
+        writer, made = EngineWriter(engine), []
+        for number, prompts in enumerate(([], PROMPTS, PROMPTS)):
+            texts = TextsFile(tmp_path / f"{number}", tiny.VOCAB)
+            target.write_answers(writer, prompts, texts, longest=6, limit_s=600.0, most_tokens=10_000)
+            made.append(sorted(text.tokens.tolist() for text in texts.texts))
+            assert texts.num_answer_tokens > 0 or not prompts
+    assert made[1] == made[2]
+
+
 def test_another_run_writes_only_what_is_missing(tiny_model: Path, tmp_path: Path) -> None:
     first = answers(tiny_model, tmp_path / "texts", 2, most_tokens=1)
     assert 0 < len(first) < 2 * len(PROMPTS)
