@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import cos, isfinite, pi
+from math import cos, isfinite, pi, sqrt
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,7 +89,8 @@ class Recipe:
         of the target itself. The rest is cross-entropy, which also tells a head that is far off where to go.
     epochs: How often each token is seen, by which the learning rate falls; 0 for as often as there is time for.
     num_steps: Of a draft in training.
-    rate: Of learning at first.
+    rate: Of learning at first in batches of 640 rows. It grows with the root of their number (Malladi et al. 2022,
+        On the SDEs and scaling rules for adaptive gradient algorithms).
     sharpness: By which the target's logits are multiplied; above 1 its likeliest tokens count for more.
     num_compared: Of how many tokens, the likeliest of each batch, the loss is; 0 for all.
     whole_texts: Train on prompts too, and not on answers alone.
@@ -99,7 +100,7 @@ class Recipe:
     variation: float = 0.0
     epochs: float = 0.0
     num_steps: int = 3
-    rate: float = 1e-3
+    rate: float = 3e-4
     sharpness: float = 1.0
     num_compared: int = 0
     whole_texts: bool = False
@@ -273,8 +274,7 @@ class Trainer:
         import torch
 
         for group in self._optimizer.param_groups:
-            slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
-            group["lr"] = self._recipe.rate * min(1.0, (number + 1) / _WARM_UP) * slope
+            group["lr"] = self._rate(number, share)
         with self._autocast():
             given = self._network, batch, self._features(batch), self._after(batch), self._recipe.num_steps
             loss = backward(*given, self._recipe.variation, self._recipe.num_compared)
@@ -290,6 +290,11 @@ class Trainer:
                 f"the loss of {self._num_lost} batches in a row is no number; what was trained before is kept. "
                 f"Remove {self._checkpoint.parent}, whose hidden states may be damaged, and train again"
             )
+
+    def _rate(self, number: int, share: float) -> float:
+        """Of learning in a batch, after a share of the training."""
+        slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
+        return self._recipe.rate * sqrt(self._num_rows / _ROWS) * min(1.0, (number + 1) / _WARM_UP) * slope
 
     def _features(self, batch: Batch) -> "Tensor":
         return self._stored(batch.stored, self._shape.num_states)

@@ -237,7 +237,14 @@ def test_a_training_ends_when_each_token_was_seen_so_often(
     seen = trainer.run(600.0).num_drafts
     assert epochs * once <= seen <= epochs * once + 2 * 40
     rate = trainer._optimizer.param_groups[0]["lr"]
-    assert rate < 0.2 * 1e-3, "the learning rate has fallen by then"
+    assert rate < 0.2 * trainer._rate(99, 0.0), "the learning rate has fallen by then"
+
+
+def test_the_rate_of_learning_grows_with_the_root_of_the_rows_of_a_batch(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path, Recipe(rate=0.01))
+    assert trainer._rate(99, 0.0) == pytest.approx(0.01)
+    trainer._num_rows *= 4
+    assert trainer._rate(99, 0.0) == pytest.approx(0.02)
 
 
 def test_a_head_that_was_removed_is_written_again_though_it_was_better(target: Path, tmp_path: Path) -> None:
