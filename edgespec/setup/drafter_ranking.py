@@ -123,7 +123,7 @@ def ranking_in_words(document: Document) -> str:
         f"{document['drafter_device']}",
     ]
     for each in document["drafters"]:
-        length = f"{each['num_draft']} tokens per draft" if each["num_draft"] else ""
+        length = f"draft length {each['num_draft']}" if each["num_draft"] else ""
         said = [f"{each['name']} ({each['kind']})", each["basis"], length, _VERDICTS[each["pays"]]]
         lines += ["", f"{format_gain(each):>6}  {', '.join(filter(None, said))}"]
         lines += [f"        {line}" for line in _details(each)]

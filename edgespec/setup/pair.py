@@ -67,7 +67,7 @@ class PairCheck:
             f"  tokens accepted   {self.greedy_acceptance:.0%} greedy, "
             f"{self.sampled_acceptance:.0%} at temperature 1\n"
             f"  expected speed    {self.expected_gain:.2f} × plain decoding, "
-            f"with {self.num_draft} tokens per draft\n"
+            f"with draft length {self.num_draft}\n"
             f"  special tokens    {'identical' if self.same_special_tokens else 'different'}\n"
             f"  chat templates    {'identical' if self.same_chat_template else 'different'}"
         )

@@ -262,7 +262,7 @@ def test_export_then_score(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, 
     text = tmp_path / "text.txt"
     text.write_text("the in the an on " * 30)
     code, out, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "m", "--precision", "int8", "--check")
-    assert "checked on" in err
+    assert "checked: the likeliest next token" in err
     assert (code, out) == (0, "")
     assert f"edgespec chat {tmp_path / 'm'}" in err
     code, out, _ = run(capsys, "score", tmp_path / "m", "--file", text, "--json")
