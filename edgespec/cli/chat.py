@@ -243,9 +243,11 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
     is_text = options.model is not default and " " in options.model.strip() and not os.path.exists(options.model)
     if is_text or (options.named_model and options.model is not default):
         if options.words is not None:
-            raise UsageError(
-                f"there is no model '{one_line(options.model, 40)}'; give a model and then one prompt, in quotes"
-            )
+            model = one_line(options.model, 40)
+            found = f"there is no model '{model}'"
+            if not is_text:
+                found = f"two models are given, '{model}' and --model '{one_line(options.named_model, 40)}'"
+            raise UsageError(f"{found}; give a model and then one prompt, in quotes")
         options.words, options.model = options.model, default
     options.model = options.named_model or options.model
     if options.words is not None:

@@ -193,7 +193,8 @@ class Inventory:
         self.require_unused(model)
         if name == model:
             return self.home.models / model
-        self.require_free(name)
+        if self.home.current_name(name) != model or self.home.presets.has(name):  # it may have a former name again
+            self.require_free(name)
         presets = self.presets_of(model)
         folder = self.home.models / name
         try:

@@ -187,6 +187,8 @@ def test_a_prompt_needs_no_flag(
     assert tokens(tiny_model, "-q", "the in") == wanted
     monkeypatch.setenv("EDGESPEC_MODEL", str(tiny_model))
     assert tokens("the in") == wanted
+    code, _, err = run(capsys, "chat", tiny_model, "the in", "--model", "another")
+    assert (code, f"two models are given, '{str(tiny_model)[:20]}" in err) == (2, True)
 
 
 def test_words_that_are_neither_model_nor_prompt_are_refused(

@@ -162,6 +162,13 @@ def test_a_name_of_old_finds_the_model_until_another_one_has_it(
         home.resolve("tiny")
 
 
+def test_a_model_of_the_catalogue_gets_its_own_name_back(home: ModelHome) -> None:
+    (home.models / "tiny").rename(home.models / "smollm2-135m")
+    for old, new in pairwise(["smollm2-135m", "mine", "smollm2-135m"]):
+        assert main(["models", "rename", old, new]) == 0
+    assert home.find("smollm2-135m") == home.find("mine") == home.models / "smollm2-135m"
+
+
 def test_a_repository_is_not_taken_for_the_model_that_had_its_name(home: ModelHome) -> None:
     for old, new in pairwise(["tiny", "small", "large"]):
         assert main(["models", "rename", old, new]) == 0
