@@ -20,6 +20,21 @@ TOKENS = np.array(REFERENCES["tokens"], np.int32)
 
 _GRANITE = {"embedding_scale": 6.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 3.0}
 _HEADS = {"attention.key_length": 32, "attention.value_length": 32}
+# Gated DeltaNet layers, and experts with a shared one.
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_HEADS,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 16,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 96,
+    "expert_count": 6,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 64,
+    "expert_shared_feed_forward_length": 32,
+}
 # What a GGUF file of a family says beside the common keys.
 GGUF_KEYS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -127,35 +142,8 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_feed_forward_length": 64,
         "leading_dense_block_count": 1,
     },
-    "qwen3_5_moe": {
-        **_HEADS,
-        "full_attention_interval": 2,
-        "rope.dimension_count": 16,
-        "rope.dimension_sections": [4, 2, 2, 0],
-        "ssm.conv_kernel": 4,
-        "ssm.state_size": 16,
-        "ssm.group_count": 2,
-        "ssm.time_step_rank": 4,
-        "ssm.inner_size": 96,
-        "expert_count": 6,
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 64,
-        "expert_shared_feed_forward_length": 32,
-    },
-    "qwen3_next": {
-        **_HEADS,
-        "full_attention_interval": 2,
-        "rope.dimension_count": 16,
-        "ssm.conv_kernel": 4,
-        "ssm.state_size": 16,
-        "ssm.group_count": 2,
-        "ssm.time_step_rank": 4,
-        "ssm.inner_size": 96,
-        "expert_count": 6,
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 64,
-        "expert_shared_feed_forward_length": 32,
-    },
+    "qwen3_5_moe": {**_DELTA_EXPERTS, "rope.dimension_sections": [4, 2, 2, 0]},
+    "qwen3_next": _DELTA_EXPERTS,
     "granitemoehybrid-mamba": {
         **_GRANITE,
         "attention.head_count_kv": [0, 2, 0, 0],

@@ -31,6 +31,21 @@ SHAPE = {
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE |= {"original_max_position_embeddings": 64, "rope_theta": 500000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
+# Gated DeltaNet layers, one of attention, and experts with a shared one.
+_DELTA_EXPERTS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 FAMILIES = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "llama3": {"model_type": "llama", "rope_parameters": ROPE, "tie_word_embeddings": True},
@@ -205,35 +220,8 @@ FAMILIES = {
         "vocab_size_per_layer_input": 269,
         "tie_word_embeddings": True,
     },
-    "qwen3_5_moe": {
-        "model_type": "qwen3_5_moe_text",
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24,
-        "linear_conv_kernel_dim": 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 32,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-    },
-    "qwen3_next": {
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24,
-        "linear_conv_kernel_dim": 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 32,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-    },
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **_DELTA_EXPERTS},
+    "qwen3_next": _DELTA_EXPERTS,
     "minimax_m2": {
         "intermediate_size": 64,
         "head_dim": 32,
