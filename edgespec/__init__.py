@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:  # the public names, and those for the wings
+    from edgespec.arguments import explains_arguments, require_kind, require_path
     from edgespec.decoding.decoder import Decoder, empty_cache
     from edgespec.decoding.logprobs import TokenLogprob, mean_nll
     from edgespec.decoding.repetition import find_loop
@@ -68,11 +69,8 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         UnsuitedModel,
         UsageError,
         VocabularyMismatch,
-        explains_arguments,
         in_flags,
         in_python,
-        require_kind,
-        require_path,
     )
     from edgespec.manifest import FILE_NAME, Manifest, read_manifest
     from edgespec.memory.free_memory import ReadFreeMemory, free_memory, return_freed
@@ -223,6 +221,7 @@ _HOMES = _by_name(
 # They are no promise to apps. Sorted; each is also in the block for type checkers above.
 _WING_NAMES = _by_name(
     {
+        "arguments": "explains_arguments require_kind require_path",
         "decoding.decoder": "Decoder empty_cache",
         "decoding.logprobs": "mean_nll",
         "decoding.repetition": "find_loop",
@@ -244,7 +243,7 @@ _WING_NAMES = _by_name(
         "engine.request": "require_embedding_model require_format require_writer",
         "engine.tool_process": "CallResult ToolProcess cut_result",
         "engine.transcript": "Transcript",
-        "errors": "explains_arguments in_flags in_python require_kind require_path",
+        "errors": "in_flags in_python",
         "manifest": "FILE_NAME Manifest read_manifest",
         "memory.free_memory": "ReadFreeMemory free_memory return_freed",
         "memory.pressure": "PressureReader ReadPressure",

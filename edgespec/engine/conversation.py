@@ -9,6 +9,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import ref
 
+from edgespec.arguments import require_kind, require_path
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
@@ -22,7 +23,7 @@ from edgespec.engine.request import (
     lists_options,
 )
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
-from edgespec.errors import ContextOverflow, UsageError, require_kind, require_path
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, runners_among
 

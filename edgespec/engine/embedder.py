@@ -6,9 +6,10 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.arguments import require_kind
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context, require_kind
+from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
 from edgespec.system.cancel import Cancel
 from edgespec.text.tokenizer import Tokenizer

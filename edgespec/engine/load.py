@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.arguments import explains_arguments
 from edgespec.config.config_file import default_home
 from edgespec.config.presets import Preset, PresetFolder
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
@@ -30,14 +31,7 @@ from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset
 from edgespec.engine.request import advice_of
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import (
-    DeviceUnavailable,
-    EdgeSpecError,
-    MemoryExhausted,
-    ModelError,
-    explains_arguments,
-    in_python,
-)
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer

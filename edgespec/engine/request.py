@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 import numpy as np
 
+from edgespec.arguments import advise, explains_arguments, require_kind
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.decoding.sampling import SamplingParams
@@ -18,15 +19,7 @@ from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
 from edgespec.draft.text_drafters import constrained
-from edgespec.errors import (
-    ContextOverflow,
-    ManifestError,
-    UnsuitedModel,
-    UsageError,
-    advise,
-    explains_arguments,
-    require_kind,
-)
+from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
 from edgespec.text.tokenizer import Tokenizer

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
+from edgespec.arguments import require_kind, require_path
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.draft.limits import MAX_FIXED_TOKENS
-from edgespec.errors import UsageError, require_kind, require_path
+from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
 from edgespec.setup.planner import ScheduleChoice

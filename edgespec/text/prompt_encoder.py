@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.errors import ContextOverflow, UsageError, require_kind
+from edgespec.arguments import require_kind
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
 from edgespec.text.chat_template import (
     ROLES,
