@@ -88,7 +88,7 @@ def run_command(session: ChatSession, line: str) -> Next:
 
 def _unknown_command(name: str) -> UsageError:
     name = one_line(name, 40)
-    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1)
+    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1, cutoff=0.77)
     hint = f"did you mean /{near[0]}? " if near else ""
     return UsageError(
         f"there is no command /{name}; {hint}/help all lists all; to send a text that begins with /, type //"

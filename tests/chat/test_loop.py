@@ -90,6 +90,9 @@ def test_help_explains_one_command(session: ChatSession) -> None:
     assert output(session, "/help attach").splitlines()[-1] == "for example: /attach notes.md src/*.py"
     assert output(session, "/help /save").splitlines()[1].startswith("/save! FILE")
     assert "/exit" in output(session, "/help bye")
+    for name in ("nope", "temp"):  # like /open and /system in letters alone
+        with pytest.raises(UsageError, match=r"there is no command /\w+; /help all"):
+            run_command(session, f"/help {name}")
     with pytest.raises(UsageError, match=r"no command /modle; did you mean /model\? /help all"):
         run_command(session, "/help modle")
 
