@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from edgespec.grammar.compile import GrammarCompiler
     from edgespec.grammar.response_format import ResponseFormat
 
+# What a grammar says of a format, and what of calls that have to come.
+_OF_CALLS = (
+    ("shortest one found that matches its response_format has", "shortest call of a tool takes"),
+    (" or use a smaller format", ""),
+    ("match its response_format", "begin a call of a tool"),
+)
+
 
 @dataclass(kw_only=True)
 class RequestReader:
@@ -179,7 +186,10 @@ class RequestReader:
                 advice = "shorten the prompt, raise --context if you gave one,"
                 error.args = (str(error).replace("allow more tokens", advice),)
             if calls:
-                raise cannot_be_ensured(error) from None
+                said = str(error)
+                for theirs, ours in _OF_CALLS if response_format is None else ():
+                    said = said.replace(theirs, ours, 1)
+                raise cannot_be_ensured(said) from None
             raise
         drafters = under_constraint(request.drafters, constraint, len(request.prompt))
         return request._replace(constraint=constraint, drafters=drafters)
@@ -231,9 +241,9 @@ def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompil
             fault = str(error)
         if fault is not None:
             return schema_refusal(tool, fault)
-    return cannot_be_ensured(refused)
+    return cannot_be_ensured(str(refused))
 
 
-def cannot_be_ensured(refused: FormatError) -> UsageError:
+def cannot_be_ensured(refused: str) -> UsageError:
     """The error of a grammar of calls that no single tool is the reason of."""
     return UsageError(f"tools cannot be ensured as they are asked for: {refused}")

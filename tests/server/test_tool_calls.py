@@ -163,6 +163,13 @@ def test_a_schema_that_no_grammar_ensures_names_its_tool(
     assert choice(served, tools=[*TOOLS, with_schema({"type": "object", **schema})], tool_choice=named)
 
 
+def test_a_call_that_finds_no_room_is_refused_in_the_words_of_tools(served: Served) -> None:
+    found = served.post(CHAT, asked(tool_choice="required", max_tokens=2)).json()["error"]["message"]
+    assert "an answer may have 2 tokens here, and the shortest call of a tool takes about" in found
+    assert "allow more tokens" in found
+    assert "format" not in found
+
+
 def test_responses_have_calls_as_items(served: Served) -> None:
     found = served.post(RESPONSES, {"model": "tiny", "input": "both", "tools": FLAT}).json()
     assert found["status"] == "completed"
