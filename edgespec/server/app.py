@@ -128,8 +128,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.scope["path"], dict(error.headers or {})
-    known = [each for each in (*_GET, *_POST, *_DELETE) if each.startswith(OLLAMA) == path.startswith(OLLAMA)]
-    what = f"is no address of this server; there are {', '.join(known).replace('{model:path}', 'NAME')}"
+    # Those of the API that was asked come first.
+    known = sorted(("/", *_GET, *_POST, *_DELETE), key=lambda each: each.startswith(OLLAMA) != path.startswith(OLLAMA))
+    near = next((f"did you mean {each}? " for each in known[1:] if each.removeprefix("/v1") == path), "")
+    what = f"is no address of this server; {near}there are {', '.join(known).replace('{model:path}', 'NAME')}"
     if error.status_code == 405:
         what = f"takes {' or '.join(sorted(headers['Allow'].split(', ')))}, and {request.method[:20]} was sent"
     told = ApiError(error.status_code, f"{path[:100]} {what}", headers=headers)

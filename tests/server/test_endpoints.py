@@ -461,7 +461,12 @@ def test_metrics_count_what_was_asked(served: Served) -> None:
 def test_health_and_wrong_addresses(served: Served) -> None:
     assert served.client.get("/health").json() == {"status": "ok"}
     missing = served.client.get("/v2/chat")
-    assert (missing.status_code, "/v1/chat/completions" in missing.json()["error"]["message"]) == (404, True)
+    told = missing.json()["error"]["message"]
+    assert (missing.status_code, told[:52]) == (404, "/v2/chat is no address of this server; there are /, ")
+    assert "/v1/chat/completions" in told
+    assert "/api/chat" in told
+    missing = served.post("/chat/completions", {})
+    assert "; did you mean /v1/chat/completions? there are" in missing.json()["error"]["message"]
     assert served.client.get(CHAT).status_code == 405
 
 
