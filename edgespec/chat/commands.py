@@ -35,7 +35,7 @@ from edgespec.chat.saved_chats import (
     suggest_instead,
 )
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
-from edgespec.chat.settings import apply_setting, format_settings
+from edgespec.chat.settings import apply_setting, find_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import TEXT
@@ -60,6 +60,9 @@ _OTHER_NAMES = {
 # What they type behind /show, and where it lies here.
 _SHOW_ELSEWHERE = {
     "info": "/model shows what is known of the model",
+    "license": "edgespec models show NAME has the licence of a model",
+    "modelfile": "edgespec preset show NAME has what a preset says",
+    "template": "chat_template.jinja of the folder that edgespec models path NAME prints has it",
     "parameters": "/set shows all settings",
     "system": "/system shows the system message",
 }
@@ -90,6 +93,8 @@ def _unknown_command(name: str) -> UsageError:
     name = one_line(name, 40)
     near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1, cutoff=0.77)
     hint = f"did you mean /{near[0]}? " if near else ""
+    if said := find_setting(name):
+        hint = f"{said}; "
     return UsageError(
         f"there is no command /{name}; {hint}/help all lists all; to send a text that begins with /, type //"
     )

@@ -13,13 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec import CATALOG, EdgeSpecError, Stats, Transcript, UsageError
+from edgespec import CATALOG, EdgeSpecError, ModelHome, Stats, Transcript, UsageError
 from edgespec.chat.attachments import brief_message, fence, split_message
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.command import whole_number
 from edgespec.chat.compacting import SUMMARY_REQUEST
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
+from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
 from edgespec.system.disk import hold_lock
 from edgespec.system.printable import one_line
@@ -316,9 +317,10 @@ def open_chat(session: ChatSession, wanted: str) -> SavedChat:
 
 
 def suggest_instead(session: ChatSession, wanted: str) -> None:
-    """Raises UsageError: What is no file for /load is a saved chat, or a model of the catalogue."""
+    """Raises UsageError: What is no file for /load is a saved chat, a model or a preset."""
     shown = one_line(wanted, 60)
-    if wanted in CATALOG:
+    home = ModelHome(default_home())
+    if wanted in CATALOG or wanted in home.names() or home.presets.has(wanted):
         raise UsageError(f"there is no file {shown}; /model {shown} switches to the model of that name")
     if session.autosave is None:
         return
