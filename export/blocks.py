@@ -108,26 +108,14 @@ def split_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, min
     )
 
 
-def _q4_0(block: Bytes) -> _Fields:
-    return _nibbles(block[..., 2:]), _half(block[..., :2]), None
+def _scaled(read: Callable[[Bytes], Bytes], has_minima: bool, block: Bytes) -> _Fields:
+    """A scale, in some formats a minimum, and bytes that are read as levels."""
+    levels = read(block[..., 4 if has_minima else 2 :])
+    return levels, _half(block[..., :2]), _half(block[..., 2:4]) if has_minima else None
 
 
-def _q4_1(block: Bytes) -> _Fields:
-    return _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4])
-
-
-def _q5_0(block: Bytes) -> _Fields:
-    levels = (_nibbles(block[..., 6:]) | _fifth_bits(block[..., 2:6])) + np.uint8(128 - 16)
-    return levels, _half(block[..., :2]), None
-
-
-def _q5_1(block: Bytes) -> _Fields:
-    levels = _nibbles(block[..., 8:]) | _fifth_bits(block[..., 4:8])
-    return levels, _half(block[..., :2]), _half(block[..., 2:4])
-
-
-def _q8_0(block: Bytes) -> _Fields:
-    return block[..., 2:] ^ np.uint8(128), _half(block[..., :2]), None
+def _five_bits(raw: Bytes) -> Bytes:
+    return _nibbles(raw[..., 4:]) | _fifth_bits(raw[..., :4])
 
 
 def _k_scales(block: Bytes) -> tuple[Floats, Floats]:
@@ -142,10 +130,6 @@ def _k_nibbles(raw: Bytes) -> Bytes:
     """128 bytes → eight sub-blocks of 32: each 32 bytes hold the low nibbles of one, the high of the next."""
     pairs = raw.reshape(*raw.shape[:-1], 4, 32)
     return np.stack([pairs & 15, pairs >> 4], axis=-2)
-
-
-def _q4_k(block: Bytes) -> _Fields:
-    return _k_nibbles(block[..., 16:]), *_k_scales(block)
 
 
 def _q5_k(block: Bytes) -> _Fields:
@@ -199,13 +183,7 @@ def _q3_k(block: Bytes) -> _Fields:
 
 # The sixteen values of IQ4_NL, from the reference implementation's table kvalues_iq4nl.
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-
-
 _IQ4_LEVELS = (_IQ4_NL + 128).astype(np.uint8)
-
-
-def _iq4_nl(block: Bytes) -> _Fields:
-    return _IQ4_LEVELS[_nibbles(block[..., 2:])], _half(block[..., :2]), None
 
 
 def _iq4_xs(block: Bytes) -> _Fields:
@@ -287,17 +265,19 @@ def _iq2_xxs(block: Bytes) -> _Fields:
 
 
 BLOCK_FORMATS = {
-    "Q4_0": BlockFormat(32, 18, 4, 32, False, _q4_0),
-    "Q4_1": BlockFormat(32, 20, 4, 32, True, _q4_1),
-    "Q5_0": BlockFormat(32, 22, 8, 32, False, _q5_0),
-    "Q5_1": BlockFormat(32, 24, 8, 32, True, _q5_1),
-    "Q8_0": BlockFormat(32, 34, 8, 32, False, _q8_0),
+    "Q4_0": BlockFormat(32, 18, 4, 32, False, partial(_scaled, _nibbles, False)),
+    "Q4_1": BlockFormat(32, 20, 4, 32, True, partial(_scaled, _nibbles, True)),
+    "Q5_0": BlockFormat(
+        32, 22, 8, 32, False, partial(_scaled, lambda raw: _five_bits(raw) + np.uint8(128 - 16), False)
+    ),
+    "Q5_1": BlockFormat(32, 24, 8, 32, True, partial(_scaled, _five_bits, True)),
+    "Q8_0": BlockFormat(32, 34, 8, 32, False, partial(_scaled, lambda raw: raw ^ np.uint8(128), False)),
     "Q2_K": BlockFormat(256, 84, 4, 16, True, _q2_k),
     "Q3_K": BlockFormat(256, 110, 4, 16, False, _q3_k),
-    "Q4_K": BlockFormat(256, 144, 4, 32, True, _q4_k),
+    "Q4_K": BlockFormat(256, 144, 4, 32, True, lambda block: (_k_nibbles(block[..., 16:]), *_k_scales(block))),
     "Q5_K": BlockFormat(256, 176, 8, 32, True, _q5_k),
     "Q6_K": BlockFormat(256, 210, 8, 16, False, _q6_k),
-    "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
+    "IQ4_NL": BlockFormat(32, 18, 8, 32, False, partial(_scaled, lambda raw: _IQ4_LEVELS[_nibbles(raw)], False)),
     "IQ4_XS": BlockFormat(256, 136, 8, 32, False, _iq4_xs),
     "IQ2_XXS": BlockFormat(256, 66, 8, 32, False, _iq2_xxs),
     "TQ1_0": BlockFormat(256, 54, 4, 32, False, _tq1_0),
