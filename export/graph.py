@@ -102,6 +102,7 @@ class _Decoder:
         )
         residual = write.scale(embedded, config.embedding_scale)
         layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
+        hidden_shape = ("batch", "num_tokens", config.hidden_size)
         kept: dict[int, list[ir.Value]] = {}  # keys and values by layer, for those that share them
         norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
         normed = write.norm(residual, norms[0])
@@ -110,10 +111,8 @@ class _Decoder:
             if (source := config.layers[i].keys_of) is not None:
                 past, present = kept[source], []
             kept[i] = past if write.lends_new_keys else present
-            if (delta := config.layers[i].delta) is not None:
-                attended = write.delta(i, delta, normed, past, present)
-            elif (mamba := config.layers[i].mamba) is not None:
-                attended = write.mamba(i, mamba, normed, past, present)
+            if config.layers[i].recurrent:
+                attended = write.recurrence(i, normed, past, present)
             elif config.layers[i].convolved:
                 attended = write.convolution(i, normed, past[0], present[0])
             else:
@@ -132,9 +131,9 @@ class _Decoder:
             inputs += past if source is None else []
             outputs += present
             if i in self.variant.hidden_layers:
-                outputs.append(self._hidden_output(i, residual))
+                outputs.append(write.output(f"hidden_states.{i}", residual, hidden_shape))
         if config.num_layers in self.variant.hidden_layers:
-            outputs.append(self._hidden_output(config.num_layers, normed))
+            outputs.append(write.output(f"hidden_states.{config.num_layers}", normed, hidden_shape))
         logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
         rows = tensors.get(self.variant.head, tensors["embedding"]).rows
         shape = ("batch", "num_logits", rows)
@@ -157,11 +156,6 @@ class _Decoder:
         first = op("ReduceMin", op("Where", is_largest, ids, none), last)
         best = op("Concat", first, op("ReduceSum", logits, last), axis=2)
         return make_output(best, "best", ir.DataType.FLOAT, ["batch", "num_logits", 2])
-
-    def _hidden_output(self, i: int, residual: ir.Value) -> ir.Value:
-        hidden = self.write.op("Cast", residual, to=int(ir.DataType.FLOAT))
-        shape = ("batch", "num_tokens", self.write.config.hidden_size)
-        return make_output(hidden, f"hidden_states.{i}", ir.DataType.FLOAT, shape)
 
 
 def build_graphs(

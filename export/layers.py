@@ -8,11 +8,9 @@ import onnx_ir as ir
 
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
-from edgespec.export.delta_graph import DeltaWriter
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
-from edgespec.export.mamba_graph import MambaWriter
-from edgespec.export.nodes import Nodes, typed_value
+from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
@@ -54,7 +52,6 @@ class LayerWriter:
         self.lends_new_keys = not rule.has_fused_products
         self._lent: dict[int, list[ir.Value | None]] = {}
         self.recurrence = RecurrenceWriter(self)
-        self.delta, self.mamba = DeltaWriter(self), MambaWriter(self)
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
 
     def caches(self, number: int, layer: int | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -89,6 +86,10 @@ class LayerWriter:
     def as_float(self, x: ir.Value) -> ir.Value:
         return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
 
+    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
+        """An output of the graph in float32, apart from x."""
+        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
+
     def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
         """The numbers of a small tensor, changed."""
         vector = change(self.tensors[role].vector()).astype(self.floats)
@@ -96,11 +97,19 @@ class LayerWriter:
 
     def norm(self, x: ir.Value, role: str) -> ir.Value:
         """RMSNorm of x; x itself where the model has no such norm."""
-        return self._rms_norm(x, self.vector(role)) if role in self.tensors else x
+        return self.rms_norm(x, self.vector(role)) if role in self.tensors else x
 
-    def _rms_norm(self, x: ir.Value, gain: ir.Value) -> ir.Value:
+    def rms_norm(self, x: ir.Value, gain: ir.Value) -> ir.Value:
         kind, epsilon = "SimplifiedLayerNormalization", self.config.rms_eps
         return self.op(kind, x, gain, axis=-1, epsilon=epsilon, stash_type=1)
+
+    def product(self, role: str, x: ir.Value) -> ir.Value:
+        """x times the matrix of a role, with its bias where it has one."""
+        return self.linear(role, x, [self.tensors[role]], [self.tensors.get(f"{role}_bias")])[0]
+
+    def silu(self, x: ir.Value) -> ir.Value:
+        """x · sigmoid(x)."""
+        return self.op("QuickGelu", x, alpha=1.0)
 
     def lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
@@ -201,10 +210,9 @@ class LayerWriter:
             scale=self.config.attention_scale,
             softcap=self.config.attention_cap or 0.0,
         )[0]
-        if (gate := self.tensors.get(f"{i}.q_gate")) is not None:
-            opened = self.op("Sigmoid", self.linear(f"{i}.q_gate", x, [gate])[0])
-            attended = self.op("Mul", attended, opened)
-        return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]], [self.tensors.get(f"{i}.o_bias")])[0]
+        if f"{i}.q_gate" in self.tensors:
+            attended = self.op("Mul", attended, self.op("Sigmoid", self.product(f"{i}.q_gate", x)))
+        return self.product(f"{i}.o", attended)
 
     def _with_keys_of(
         self, source: int, query: list[ir.Value | None], i: int
@@ -225,14 +233,15 @@ class LayerWriter:
 
         A token's row is gated; the last rows, each times its weights, are added and gated once more.
         """
-        whole = self.linear(f"{i}.conv_in", x, [self.tensors[f"{i}.conv_in"]])
         outputs = [ir.Value(name=f"{i}.{part}") for part in ("row_gate", "sum_gate", "ungated")]
-        row_gate, sum_gate, ungated = self.nodes.node("Split", whole, outputs, axis=-1, num_outputs=3)
+        row_gate, sum_gate, ungated = self.nodes.node(
+            "Split", [self.product(f"{i}.conv_in", x)], outputs, axis=-1, num_outputs=3
+        )
         self.nodes.node("Mul", [row_gate, ungated], [present])
         rows = self.op("Concat", past, present, axis=1)
         total = self.weighted_sum(f"{i}.conv", rows, self.config.layers[i].convolved)
         total.name = f"{i}.convolved"
-        return self.linear(f"{i}.conv_out", self.op("Mul", sum_gate, total), [self.tensors[f"{i}.conv_out"]])[0]
+        return self.product(f"{i}.conv_out", self.op("Mul", sum_gate, total))
 
     def weighted_sum(self, role: str, rows: ir.Value, count: int) -> ir.Value:
         """A causal convolution by channel: each count rows in a row, times their weights, added up."""
@@ -265,7 +274,7 @@ class LayerWriter:
             row = self.constant(f"row_of_{size}", np.array([0, 0, size]))
             ones = np.ones(columns, self.floats)
             gain = self.weights.append(f"ones_{columns}", [ones], [columns]) if part == "v" else self.vector(role)
-            norm = self._rms_norm(self.op("Reshape", projected[at], heads), gain)
+            norm = self.rms_norm(self.op("Reshape", projected[at], heads), gain)
             projected[at] = self.op("Reshape", norm, row)
         return projected
 
@@ -298,9 +307,9 @@ class LayerWriter:
         """
         config, op = self.config, self.op
         size, roles = config.layer_input_size, ("layer_embedding", "layer_projection", "layer_projection_norm")
-        table, matrix, _ = (self.tensors[role] for role in roles)
+        table = self.tensors[roles[0]]
         own = self.scale(self.linear.rows(roles[0], table, input_ids), math.sqrt(size))
-        made = self.scale(self.linear(roles[1], embedded, [matrix])[0], config.hidden_size**-0.5)
+        made = self.scale(self.product(roles[1], embedded), config.hidden_size**-0.5)
         apart, joined = (np.array([0, 0, *shape]) for shape in ((config.num_layers, size), (table.columns,)))
         normed = self.norm(op("Reshape", made, self.constant("layers_apart", apart)), roles[2])
         both = op("Add", op("Reshape", normed, self.constant("layers_joined", joined)), own)
@@ -310,9 +319,8 @@ class LayerWriter:
 
     def add_layer_input(self, i: int, residual: ir.Value, layer_input: ir.Value) -> ir.Value:
         """The residual stream with a layer's input, which a gate made of the stream opens."""
-        gate = self.linear(f"{i}.input_gate", residual, [self.tensors[f"{i}.input_gate"]])[0]
-        opened = self.op("Mul", self._activate(gate), layer_input)
-        added = self.linear(f"{i}.input_projection", opened, [self.tensors[f"{i}.input_projection"]])[0]
+        gate = self.product(f"{i}.input_gate", residual)
+        added = self.product(f"{i}.input_projection", self.op("Mul", self._activate(gate), layer_input))
         return self.op("Add", residual, self.norm(added, f"{i}.added_norm"))
 
     def scale_output(self, i: int, x: ir.Value) -> ir.Value:
@@ -349,11 +357,11 @@ class LayerWriter:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
             parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
         gate, up = parts
-        return self.linear(f"{i}.down", self.op("Mul", self._activate(gate), up), [self.tensors[f"{i}.down"]])[0]
+        return self.product(f"{i}.down", self.op("Mul", self._activate(gate), up))
 
     def _activate(self, gate: ir.Value) -> ir.Value:
-        is_silu = self.config.activation == "silu"  # x · sigmoid(x)
-        return self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
+        is_silu = self.config.activation == "silu"
+        return self.silu(gate) if is_silu else self.op("Gelu", gate, approximate="tanh")
 
     def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
         router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])

@@ -103,11 +103,11 @@ class _AssistantWriter:
             write.linear.rows("embedding", tensors["embedding"], input_ids), shape.embedding_scale
         )
         joined = op("Concat", embedded, given[-1], axis=-1)
-        residual = write.linear("join", joined, [tensors["join"]])[0]
+        residual = write.product("join", joined)
         for i in range(len(self.sources), self.config.num_layers):
             residual = self._layer(i, residual, held, places)
         normed = write.norm(residual, "final_norm")
-        state = write.as_float(write.linear("back", normed, [tensors["back"]])[0])
+        state = write.as_float(write.product("back", normed))
         before = (parts - 1) * shape.target_size
         state = op("Pad", state, self.constant("pads", np.array([0, 0, before, 0, 0, 0])))
         state = make_output(state, "state", ir.DataType.FLOAT, size)
@@ -132,8 +132,8 @@ class _AssistantWriter:
         """Keys and values of a layer of the target, of the states that go into it, after those that are held."""
         write, size, layer = self.write, self.config.head_size(i), self.config.layers[i]
         x = write.norm(given, f"{i}.input_norm")
-        key = write.linear(f"{i}.k", x, [write.tensors[f"{i}.k"]])[0]
-        value = write.linear(f"{i}.v", x, [write.tensors[f"{i}.v"]])[0] if layer.has_values else key
+        key = write.product(f"{i}.k", x)
+        value = write.product(f"{i}.v", x) if layer.has_values else key
         ones = np.ones(size, write.floats)
         key = self._norm_heads(i, key, write.vector(f"{i}.k_norm"))
         value = self._norm_heads(i, value, write.weights.append(f"{i}.ones", [ones], [size]))
@@ -151,7 +151,7 @@ class _AssistantWriter:
     def _norm_heads(self, i: int, x: ir.Value, gain: ir.Value) -> ir.Value:
         size = self.config.head_size(i)
         apart = self.op("Reshape", x, self.constant(f"heads_of_{size}", np.array([0, 0, -1, size])))
-        return self.op("Reshape", self.write._rms_norm(apart, gain), self.constant("row", np.array([0, 0, -1])))
+        return self.op("Reshape", self.write.rms_norm(apart, gain), self.constant("row", np.array([0, 0, -1])))
 
     def _places(
         self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: tuple[ir.Value, ir.Value]
@@ -201,7 +201,7 @@ class _AssistantWriter:
         assert layer.keys_of is not None
         assert layer.rotary is not None
         size, kv_heads = config.head_size(i), config.kv_heads(i)
-        query = write.linear(f"{i}.q", x, [write.tensors[f"{i}.q"]])[0]
+        query = write.product(f"{i}.q", x)
         query = self._norm_heads(i, query, write.vector(f"{i}.q_norm"))
         query = write.rotate(query, layer.rotary, 0, places[0], i)
         by_head = self.constant(f"by_head_{size}", np.array([-1, kv_heads, config.num_heads // kv_heads, size]))
@@ -214,7 +214,7 @@ class _AssistantWriter:
         )
         attended = op("Transpose", op("MatMul", op("Softmax", scores, axis=-1), value), perm=[2, 0, 1, 3])
         row = self.constant(f"row_of_{size}", np.array([1, -1, config.num_heads * size]))
-        return write.linear(f"{i}.o", op("Reshape", attended, row), [write.tensors[f"{i}.o"]])[0]
+        return write.product(f"{i}.o", op("Reshape", attended, row))
 
     def _logits(self, x: ir.Value) -> ir.Value:
         """Logits of all tokens, or of those in the likeliest clusters, with all others hidden."""

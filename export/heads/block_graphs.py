@@ -186,8 +186,7 @@ class _BlockWriter:
         first = 1 if self.block.skips_known else 0
         rows = self._rows(normed, first, num_tokens) if first else normed
         num_drafted = num_tokens - first
-        state = self.op("Cast", rows, to=int(ir.DataType.FLOAT))
-        state = make_output(state, "state", ir.DataType.FLOAT, [1, num_drafted, config.hidden_size])
+        state = write.output("state", rows, [1, num_drafted, config.hidden_size])
         wanted = self.op("Slice", rows, self._index(0), num_logits, self._index(1))
         logits = write.as_float(write.cap(head(write.scale(wanted, config.logit_scale))))
         num_columns = write.tensors.get("head", write.tensors["embedding"]).rows
@@ -201,11 +200,11 @@ class _BlockWriter:
         num_taps, op, write = self.block.num_taps, self.op, self.write
         if not num_taps:
             return x, lambda y: y
-        size, projection = self.block.group_size, write.tensors[f"{part}_kernels"]
+        size = self.block.group_size
         groups = self.config.hidden_size // size
         sizes = self.constant("kernel_sizes", np.array([groups] * 2 * num_taps))
         shares = [ir.Value(name=f"{part}_kernels.{i}") for i in range(2 * num_taps)]
-        write.nodes.node("Split", [write.linear(f"{part}_kernels", x, [projection])[0], sizes], shares, axis=-1)
+        write.nodes.node("Split", [write.product(f"{part}_kernels", x), sizes], shares, axis=-1)
         kernels = write.tensors[f"{part}_kernel"].vector().astype(write.floats).reshape(-1, groups, size)
         names = [f"{part}_kernel.{i}" for i in range(2 * num_taps)]
         constants = [
@@ -274,12 +273,12 @@ class _BlockWriter:
         )
         query, key = (write.rotate(each, rotary, part, positions) for part, each in enumerate((query, key)))
         attended = self._attend(i, query, (present[0], key), (present[1], value), num_before)
-        return write.linear(f"{i}.o", attended, [write.tensors[f"{i}.o"]])[0]
+        return write.product(f"{i}.o", attended)
 
     def _project(self, i: int, part: str, x: ir.Value) -> ir.Value:
         """Queries, keys or values of all heads, [1, num_rows, heads * head_dim], normed where the head does so."""
         tensors, role = self.write.tensors, f"{i}.{part}"
-        projected = self.write.linear(role, x, [tensors[role]], [tensors.get(f"{role}_bias")])[0]
+        projected = self.write.product(role, x)
         if f"{role}_norm" not in tensors:
             return projected
         heads = self.constant("heads", np.array([0, 0, -1, self.config.head_dim]))

@@ -96,9 +96,8 @@ class RecurrentShape:
             normed, residual = write.add_norm(write.mlp(i, normed), residual, following)
             inputs += past
             outputs += present
-        state = write.op("Cast", normed if self.returns_normed else residual, to=int(ir.DataType.FLOAT))
-        shape = ("batch", "num_tokens", config.hidden_size)
-        outputs.insert(0, make_output(state, "state", ir.DataType.FLOAT, shape))
+        state = normed if self.returns_normed else residual
+        outputs.insert(0, write.output("state", state, ("batch", "num_tokens", config.hidden_size)))
         logits = head(write.scale(write.last_rows(normed, num_logits), config.logit_scale))
         if "markov_head" in tensors:
             before = write.last_rows(input_ids, num_logits)
@@ -115,8 +114,7 @@ class RecurrentShape:
         if self.is_wide:
             return write.op("Concat", token, state, axis=-1), state if self.adds_to_normed else hidden
         sides = (state, token) if self.has_state_first else (token, state)
-        bias = write.tensors.get("join_bias")
-        joined = write.linear("join", write.op("Concat", *sides, axis=-1), [write.tensors["join"]], [bias])[0]
+        joined = write.product("join", write.op("Concat", *sides, axis=-1))
         return write.norm(joined, "0.input_norm"), joined
 
 
@@ -157,9 +155,8 @@ def build_fuse(write: LayerWriter, num_parts: int = 1, norm_behind: str = "") ->
         write.nodes.node("Split", [parts, sizes], split, axis=-1)
         normed = [write.norm(part, f"fuse_norm.{at}") for at, part in enumerate(split)]
         parts = write.op("Concat", *normed, axis=-1)
-    fused = write.norm(write.linear("fuse", parts, [matrix])[0], norm_behind)
-    hidden = write.op("Cast", fused, to=int(ir.DataType.FLOAT))
-    hidden = make_output(hidden, "hidden", ir.DataType.FLOAT, ("batch", "num_tokens", matrix.rows))
+    fused = write.norm(write.product("fuse", parts), norm_behind)
+    hidden = write.output("hidden", fused, ("batch", "num_tokens", matrix.rows))
     return write.nodes.model("fuse", [features], [hidden])
 
 
