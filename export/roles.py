@@ -5,7 +5,7 @@ Experts have the roles {layer}.gate.{expert}, {layer}.up.{expert} and {layer}.do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +104,8 @@ _ENDINGS = ("", "_bias", "_norm")
 _ATTENTION = frozenset({"o", "q_gate", "o_bias", "sinks", *(f"{part}{end}" for part in "qkv" for end in _ENDINGS)})
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "o_bias", "sinks", "q_gate", "output_scale", "mamba_conv_bias")
 _SHARED_NAMES = ("blk.{i}.ffn_%s_shexp.weight", "model.layers.{i}.mlp.shared_mlp.%s_proj.weight")
+# Roles of tensors that a checkpoint may have though a layer reads the keys and values of another one.
+_UNREAD = ("k", "v", "k_bias", "v_bias", "k_norm")
 # Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 
@@ -138,8 +140,9 @@ def tensors_by_role(
                 used.add(own)
                 found[role.format(i=i)] = _require_shape(path, stored[own], _shape(config, role, i))
             elif is_needed:
-                raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
-    used |= {name.format(i=i) for name in _unread_names(column) for i in config.sharing_layers}
+                raise _lacks(path, own)
+    unread = [_TENSOR_NAMES[f"{{i}}.{role}"][column] for role in _UNREAD]
+    used |= {name.format(i=i) for name in unread for i in config.sharing_layers}
     if unused := [name for name in stored if name not in used and not _changes_nothing(name, stored[name])]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
     found = {role: unpaired(config, role, tensor, is_gguf=is_gguf) for role, tensor in found.items()}
@@ -167,10 +170,8 @@ def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
     return [i for i in layers if part not in _ATTENTION or config.layers[i].attends]
 
 
-def _unread_names(column: int) -> list[str]:
-    """Tensors that a checkpoint may have though a layer reads the keys and values of another one."""
-    roles = ("k", "v", "k_bias", "v_bias", "k_norm")
-    return [_TENSOR_NAMES[f"{{i}}.{role}"][column] for role in roles]
+def _lacks(path: object, name: str) -> SourceError:
+    return SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
@@ -208,19 +209,21 @@ def _split_fused(
             if names[0].format(i=i) in apart:
                 continue
             name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
-            fused = apart.pop(name, None)
-            if fused is None:
-                raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+            if (fused := apart.pop(name, None)) is None:
+                raise _lacks(path, name)
             if fused.rows != sum(sizes):
                 raise SourceError(
                     f"{path}: tensor {name} has {fused.rows} rows, its settings require {sum(sizes)}; "
                     "the file is damaged"
                 )
-            start = 0
-            for own, rows in zip(names, sizes, strict=True):
-                apart[own.format(i=i)] = fused.part(start, rows)
-                start += rows
+            apart |= _cut(fused, {own.format(i=i): rows for own, rows in zip(names, sizes, strict=True)})
     return apart
+
+
+def _cut(whole: StoredTensor, sizes: Mapping[str, int]) -> dict[str, StoredTensor]:
+    """The parts of a matrix that lie one after another, by their names and numbers of rows."""
+    starts = accumulate(sizes.values(), initial=0)
+    return {name: whole.part(start, rows) for (name, rows), start in zip(sizes.items(), starts, strict=False)}
 
 
 def _split_mamba(
@@ -230,14 +233,10 @@ def _split_mamba(
     apart = dict(stored)
     for i in _layers_of(config, "{i}.mamba_z"):
         name = _TENSOR_NAMES["{i}.mamba_z"][column].format(i=i).removesuffix(", z")
-        shapes = {part: _shape(config, f"{{i}}.mamba_{part}") for part in ("z", "mixed", "dt")}
+        sizes = {f"{name}, {part}": _shape(config, f"{{i}}.mamba_{part}")[0] for part in ("z", "mixed", "dt")}
         if name not in stored:
-            raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
-        rows, start = sum(shape[0] for shape in shapes.values()), 0
-        whole = _require_shape(path, apart.pop(name), (rows, config.hidden_size))
-        for part, (count, _) in shapes.items():
-            apart[f"{name}, {part}"] = whole.part(start, count)
-            start += count
+            raise _lacks(path, name)
+        apart |= _cut(_require_shape(path, apart.pop(name), (sum(sizes.values()), config.hidden_size)), sizes)
     return apart
 
 
@@ -374,7 +373,7 @@ def _expert_tensors(
 
     def take(name: str, rows: int, columns: int) -> StoredTensor:
         if name not in stored:
-            raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+            raise _lacks(path, name)
         used.add(name)
         return _require_shape(path, stored[name], (rows, columns))
 
@@ -414,10 +413,9 @@ def _expert_tensors(
             continue
         if own in stored and "T" in mark:
             stacks = {"": take(own, num_experts * columns, len(parts) * rows).transposed(num_experts)}
-        elif own in stored:
-            stacks = {"": take(own, num_experts * len(parts) * rows, columns)}
         else:
-            stacks = {"": take(f"{own}.weight", num_experts * len(parts) * rows, columns)}
+            name = own if own in stored else f"{own}.weight"
+            stacks = {"": take(name, num_experts * len(parts) * rows, columns)}
         if (bias := take_bias(own, "expert_bias", num_experts, len(parts) * rows)) is not None:
             stacks["_bias"] = replace(bias, rows=bias.rows * bias.columns, columns=1)
         for (ending, stack), (at, part) in product(stacks.items(), enumerate(parts)):
