@@ -207,7 +207,9 @@ def _rename(options: argparse.Namespace) -> None:
 
     presets = [each.name for each in Inventory(model_home()).presets_of(options.model)]
     folder = models.rename(options.model, options.name).path
-    if presets:
+    if options.name == options.model:
+        info(f"{options.name} has that name already; nothing was changed")
+    elif presets:
         info(f"presets that are of {options.name} now: {', '.join(presets)}")
     print_result(options, {"path": folder}, folder)
 

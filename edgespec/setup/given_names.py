@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.config.drafter_names import WORDS
 from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME
+from edgespec.runtimes.device_names import device_names
 from edgespec.setup.catalog import CATALOG
 from edgespec.system.disk import replace_file
 from edgespec.system.text_files import read_plain
@@ -17,6 +18,7 @@ _FILE = "names.json"
 _WAS = "was/"  # before each name that a model had, which may also be that of another source's folder
 _FROM = "from/"  # before each name of a model whose source is on this machine or the hub
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
+_OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _MOST_BYTES = 1 << 20
 
 
@@ -31,6 +33,10 @@ def require_name(name: str) -> None:
         raise UsageError(f"'{name}' is a model of the catalogue; give another name")
     if name in WORDS:
         raise UsageError(f"'{name}' is a word of --drafter, which could not mean this model; give another name")
+    if name in device_names():
+        raise UsageError(f"'{name}' is the name of a device, for which a model could be taken; give another name")
+    if _OF_WINDOWS.fullmatch(name):
+        raise UsageError(f"no file can have the name '{name}' on Windows; give another name")
 
 
 def given_name(home: Path, folder_name: str) -> str | None:

@@ -190,9 +190,9 @@ class Inventory:
             UsageError: The name cannot be given.
             EdgeSpecError: A program has the model open.
         """
-        self.require_unused(model)
-        if name == model:
+        if name == model and model in self.home.names():
             return self.home.models / model
+        self.require_unused(model)
         if self.home.current_name(name) != model or self.home.presets.has(name):  # it may have a former name again
             self.require_free(name)
         presets = self.presets_of(model)

@@ -175,7 +175,7 @@ def test_a_repository_is_not_taken_for_the_model_that_had_its_name(home: ModelHo
     assert home.find("org/small") is None
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "x" * 97])
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "gpu", "Con.1", "x" * 97])
 def test_a_name_that_no_model_can_have_is_refused_before_anything_is_done(
     home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -254,6 +254,8 @@ def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
     (home.path / "used").mkdir()
     (home.path / "used" / "tiny@1-left").touch()  # by a program that was killed
     engine = load("tiny", drafter="none", home=home.path)
+    assert main(["models", "rename", "tiny", "tiny"]) == 0
+    assert "tiny has that name already; nothing was changed" in capsys.readouterr().err
     for command in (["rm", "tiny"], ["rename", "tiny", "small"]):
         assert main(["models", *command]) == 1
         said = capsys.readouterr().err
