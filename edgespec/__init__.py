@@ -1,10 +1,14 @@
-"""Exact speculative decoding of language models across the devices of one machine.
+"""Language models on this machine, faster, with their own output: exact speculative decoding.
 
     from edgespec import load
 
     with load("smollm2-135m") as engine:
         for chunk in engine.stream("Why is the sky blue?"):
             print(chunk.text, end="", flush=True)
+
+load() opens a model as an Engine, which answers with stream(), astream() and generate(); its chat() begins a
+Conversation, which remembers. help(Engine.stream) lists the options of an answer. The module models lists, prepares
+and removes models; devices() lists what can run them. Each error is an EdgeSpecError.
 
 What is not listed here may change without notice.
 """

@@ -40,6 +40,8 @@ from edgespec import (
     silent,
 )
 
+__all__ = ["catalog", "export", "list", "prune", "pull", "remove", "rename", "show", "verify"]
+
 Place = str | Path
 
 
@@ -233,6 +235,10 @@ def prune(home: Place | None = None) -> int:
     """Delete all downloads, also interrupted ones; prepared models stay. Returns the bytes that this frees."""
     downloads, num_bytes = _inventory(home).prune()
     return sum(each.bytes for each in downloads) + num_bytes
+
+
+def __dir__() -> tuple[str, ...]:
+    return (*__all__, *(name for name in globals() if name.startswith("__")))
 
 
 def _inventory(home: Place | None) -> Inventory:

@@ -72,6 +72,14 @@ def test_every_public_name_explains_itself() -> None:
     ] == []
 
 
+def test_tab_shows_what_is_public() -> None:
+    for module in (edgespec, edgespec.models):
+        assert {name for name in dir(module) if not name.startswith("__")} == set(module.__all__)
+    assert {name for name, _ in own_functions(edgespec.models) if name[0] != "_"} == set(edgespec.models.__all__)
+    assert edgespec.__doc__
+    assert set(re.findall(r"(\w+)\(\)", edgespec.__doc__)) <= {*dir(edgespec), *dir(edgespec.Engine)}
+
+
 EXAMPLES = {name: example for name, said in explained() if (example := example_in(said or ""))}
 
 
