@@ -7,8 +7,8 @@
             print(chunk.text, end="", flush=True)
 
 load() opens a model as an Engine, which answers with stream(), astream() and generate(); its chat() begins a
-Conversation, which remembers. help(Engine.stream) lists the options of an answer. The module models lists, prepares
-and removes models; devices() lists what can run them. Each error is an EdgeSpecError.
+Conversation, which remembers. help(Engine.stream) lists the options of an answer. The module models lists,
+prepares and removes models; devices() lists what can run them. Each error is an EdgeSpecError.
 
 What is not listed here may change without notice.
 """

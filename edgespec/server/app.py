@@ -129,7 +129,9 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.scope["path"], dict(error.headers or {})
     # Those of the API that was asked come first.
-    known = sorted(("/", *_GET, *_POST, *_DELETE), key=lambda each: each.startswith(OLLAMA) != path.startswith(OLLAMA))
+    known = sorted(
+        ("/", *_GET, *_POST, *_DELETE), key=lambda each: each.startswith(OLLAMA) != path.startswith(OLLAMA)
+    )
     near = next((f"did you mean {each}? " for each in known[1:] if each.removeprefix("/v1") == path), "")
     what = f"is no address of this server; {near}there are {', '.join(known).replace('{model:path}', 'NAME')}"
     if error.status_code == 405:
