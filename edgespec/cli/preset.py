@@ -88,7 +88,9 @@ def _create(options: argparse.Namespace) -> None:
     folder = home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
     if folder is None:
-        info(f"a chat prepares its model when it begins; for a server do so before: {home.way_to(preset.model)}")
+        is_here = os.path.exists(split_precision(preset.model)[0])
+        who, when = ("a chat or a server", "now") if is_here else ("a chat", "for a server")
+        info(f"{who} prepares its model when it is first used; to do so {when}: {home.way_to(preset.model)}")
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
         info(
             f"for its {', '.join(loading)} a server loads the model of {name} anew, and closes it as others have "

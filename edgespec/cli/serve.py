@@ -27,7 +27,7 @@ from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec import Engine, ModelHome
+    from edgespec import Engine
     from edgespec.server.model_names import ModelNames
 
 
@@ -86,17 +86,21 @@ def _serve(options: argparse.Namespace) -> int:
             sys.stdout.flush()  # a program may wait for it
             page = "" if options.no_web else f"; a page to chat at {url.removesuffix('/v1')}"
             info(f"serving {', '.join(served) or 'no model: none is prepared'}{page}; Ctrl-C ends the server")
-            _tell_of_presets(names.home)
+            _tell_of_presets(names)
 
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
         server = make_server(app, services.drain, limits, tell)
         return asyncio.run(run_server(server, listening, services, first))
 
 
-def _tell_of_presets(home: "ModelHome") -> None:
-    """Name the presets that clients cannot use, or not as they are in a chat."""
+def _tell_of_presets(names: "ModelNames") -> None:
+    """Name the presets that clients cannot use, or not as they are in a chat or at once."""
+    home, later = names.home, {preset.name for preset in names.unprepared()}
     for name in home.presets.names():
-        if problem := preset_problem(home, name):
+        if name in later:
+            way = home.way_to(home.presets.read(name).model)
+            info(f"the model of the preset '{name}' is prepared when a client first asks for it; now by: {way}")
+        elif problem := preset_problem(home, name):
             what = f"the preset '{name}'"
             info(f"{what} cannot be used: {problem.removeprefix(f'{what}: ')}")
         elif tools := home.presets.read(name).tools:
@@ -144,7 +148,7 @@ def _require_sense(options: argparse.Namespace) -> None:
 
 
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "Engine":
-    """Load a model that a client named. It is prepared already, so nothing is downloaded for it."""
+    """Load a model that a client named. It is prepared already, or lies here: nothing is downloaded for it."""
     is_own = names.own_name is not None and name == names.loaded_as(names.own_name)[0]
     drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
     return load_any_engine(

@@ -1,7 +1,8 @@
 """The models that clients may name: those that are prepared in the model home, and the one of the command line."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgespec import (
     find_thinking_switch,
     read_template,
     read_whole_model,
+    split_precision,
 )
 from edgespec.server.errors import ApiError
 
@@ -82,9 +84,18 @@ class ModelNames:
         return None if self.own is None else self.own if self.own in CATALOG else Path(self.own).name
 
     def names(self) -> list[str]:
-        """All names, that of the command line first."""
-        others = [model.name for model in self.models() if model.name != self.own_name]
+        """All names, that of the command line first, those whose model has yet to be prepared last."""
+        known = [*(model.name for model in self.models()), *(preset.name for preset in self.unprepared())]
+        others = [name for name in known if name != self.own_name]
         return [*([self.own_name] if self.own_name else []), *others]
+
+    def unprepared(self) -> Iterator[Preset]:
+        """The presets of a file or folder on this machine that is prepared at the first request."""
+        for preset in self.home.presets:
+            source = Path(split_precision(preset.model)[0])
+            with suppress(EdgeSpecError):
+                if source.is_absolute() and os.path.exists(source) and self.home.find(preset.model) is None:
+                    yield replace(preset, model=source.name)
 
     def models(self) -> Iterator[ServedModel]:
         """The models that can answer: that of the command line, then those of the home and its presets, sorted.

@@ -34,13 +34,14 @@ def _documents(services: Services) -> list[dict[str, Any]]:
     """The served models, that of the command line first; those that are loaded say so."""
     names, loaded = services.names, set(services.host.loaded)
     found = {model.name: model.document() for model in names.models()}
-    own = {"id": names.own_name, "object": "model", "created": 0, "owned_by": "edgespec"}
+    plain = {"object": "model", "created": 0, "owned_by": "edgespec"}
+    found |= {each.name: {"id": each.name, **plain, "preset_of": each.model} for each in names.unprepared()}
     if names.own_name is not None:
-        found = {names.own_name: own, **found}
+        found = {names.own_name: {"id": names.own_name, **plain}, **found}
 
     def is_loaded(name: str) -> bool:
         with suppress(ApiError):  # a preset that cannot be used
-            return names.served_as(name)[0] in loaded
+            return name in loaded or names.served_as(name)[0] in loaded
         return False
 
     return [{**document, "is_loaded": is_loaded(name)} for name, document in found.items()]

@@ -324,6 +324,22 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         )
 
 
+def test_a_preset_of_a_file_is_listed_and_prepared_at_its_first_request(home: Path, tiny_gguf: Path) -> None:
+    assert main(["preset", "create", "later", "--from", str(tiny_gguf), "--max-tokens", "3"]) == 0
+    names = ModelNames(model_home())
+    with serving(names, lambda name: load(names.source(name), offline=True)) as served:
+        for is_prepared in (False, True):
+            models = {each["id"]: each for each in served.client.get("/v1/models").json()["data"]}
+            assert (models["later"]["is_loaded"], "context_length" in models["later"]) == (
+                is_prepared,
+                is_prepared,
+            )
+            assert (models["later"]["preset_of"] == tiny_gguf.name) != is_prepared
+            asked = {"model": "later", "messages": [{"role": "user", "content": "the an"}]}
+            assert served.post("/v1/chat/completions", asked).json()["usage"]["completion_tokens"] == 3
+            assert served.services.host.loaded == ["later"], "it is not loaded anew by the name that it has then"
+
+
 def test_the_smaller_limit_of_a_server_and_a_preset_holds(home: Path) -> None:
     names = ModelNames(model_home())
     for limit, expected in ((20, 9), (5, 5)):
@@ -349,4 +365,8 @@ def test_a_preset_says_where_its_tools_hold_and_that_its_model_is_to_be_prepared
     load("helper", report=said.append).close()
     assert f"helper has the tools of {tmp_path / 'own.py'} in edgespec chat helper alone" in said
     code, _, err = run(capsys, "preset", "create", "later", "--from", tiny_gguf)
-    assert (code, f"for a server do so before: edgespec models pull {tiny_gguf}\n" in err) == (0, True), err
+    assert (
+        code,
+        f"or a server prepares its model when it is first used; to do so now: edgespec models pull {tiny_gguf}\n"
+        in err,
+    ) == (0, True), err

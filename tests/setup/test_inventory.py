@@ -175,7 +175,9 @@ def test_a_repository_is_not_taken_for_the_model_that_had_its_name(home: ModelHo
     assert home.find("org/small") is None
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "gpu", "Con.1", "x" * 97])
+@pytest.mark.parametrize(
+    "name", ["tiny", "smollm2-135m", "a/b", ".hidden", "a b", "", "a:int4", "..", "gpu", "Con.1", "x" * 97]
+)
 def test_a_name_that_no_model_can_have_is_refused_before_anything_is_done(
     home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
