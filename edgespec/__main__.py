@@ -1,5 +1,7 @@
 """The entry point of the command line. Ctrl-C gives the right exit code even while modules are being imported."""
 
+import os
+import signal
 import sys
 
 _STOPPED = (130, 143, 129)  # by Ctrl-C, SIGTERM, SIGHUP
@@ -8,6 +10,9 @@ _STOPPED = (130, 143, 129)  # by Ctrl-C, SIGTERM, SIGHUP
 def main() -> int:
     """Run the command that this process was started with, and return its exit code, or end with it."""
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see edgespec_command
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _open_closed_streams()
         code = _run()
     except KeyboardInterrupt:
         print("edgespec: interrupted", file=sys.stderr)
@@ -21,9 +26,23 @@ def main() -> int:
     return code
 
 
-def _run() -> int:
-    import os
+def _open_closed_streams() -> None:
+    """Give what the caller closed of stdin, stdout and stderr the null device; to write to such a stdout fails.
 
+    Else the next files that are opened would take its place, and native code would print into them.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, flags)  # the lowest that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
+def _run() -> int:
     from edgespec.cli.supervisor import WORKER, supervise, supervised_command
 
     if WORKER in os.environ:
@@ -44,7 +63,6 @@ def _leave(code: int) -> None:
     Python's own end frees what they use, and the process aborts: "terminate called without an active exception".
     """
     import atexit
-    import os
 
     try:
         atexit._run_exitfuncs()

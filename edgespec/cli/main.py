@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__, in_flags
@@ -260,7 +261,8 @@ def _stdout_problem() -> str:
         sys.stdout.flush()
     except OSError as error:
         discard_output(sys.stdout)
-        return "" if isinstance(error, BrokenPipeError) else f"cannot write to stdout ({error.strerror})"
+        reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+        return "" if isinstance(error, BrokenPipeError) else f"cannot write to stdout ({reason})"
     return ""
 
 
@@ -276,17 +278,14 @@ def _keep_stdout_for_data() -> None:
 
 
 def _prepare_streams() -> None:
-    """Replace bytes that are no text, and open the null device for a stream that the caller closed.
+    """Replace bytes that are no text, also in UTF-8 for pipes and files on Windows.
 
-    Windows gives pipes and files the code page of the system, which lacks most of what a model may write.
+    Windows gives these the code page of the system, which lacks most of what a model may write.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure"):
-            is_file = sys.platform == "win32" and mode == "w" and not stream.isatty()
-            stream.reconfigure(errors="replace", **({"encoding": "utf-8"} if is_file else {}))
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            is_file = sys.platform == "win32" and stream is not sys.stdin and not stream.isatty()
+            stream.reconfigure(errors="replace", encoding="utf-8" if is_file else None)
 
 
 def _report_failure(message: str, code: int) -> int:

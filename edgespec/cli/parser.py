@@ -11,9 +11,9 @@ from copy import copy
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from edgespec import EdgeSpecError
 from edgespec.config.options import OLD_NAMES
 from edgespec.system.console import discard_output
+from edgespec.system.printable import printable
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
@@ -184,17 +184,14 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {flag}{hint}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write help or an error, which argparse takes for written where the disk is full.
-
-        Raises EdgeSpecError: It cannot be written.
-        """
+        """Write help or an error. Raises OSError: Help cannot be written, which argparse would not say."""
+        stream = file or sys.stderr
         try:
-            print(message, end="", file=file or sys.stderr)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            discard_output(sys.stdout)
-            raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
+            print(printable(message), end="", file=stream)
+        except OSError:
+            if stream is not sys.stderr:
+                raise
+            discard_output(stream)  # the exit code tells
 
     def error(self, message: str) -> NoReturn:
         """Print one line on what is wrong and one on where to find help, and exit."""

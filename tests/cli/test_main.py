@@ -390,11 +390,52 @@ def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
+def test_an_answer_is_not_lost_in_silence_where_a_stream_is_closed(tiny_model: Path, closed: str) -> None:
     done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 {closed}")
-    assert done.returncode == 0
+    assert (done.returncode, "it is closed" in done.stderr) == ((1, True) if closed == ">&-" else (0, False))
     assert "Traceback" not in done.stderr
     assert "edgespec:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("edgespec models list >&-", 1, "edgespec: cannot write to stdout (it is closed)\n"),
+        ("edgespec --version <&- >&- 2>&-", 1, ""),
+        ("edgespec nope 2>/dev/full", 2, ""),
+    ],
+)
+def test_a_command_that_cannot_write_tells_by_its_code(line: str, code: int, said: str) -> None:
+    done = shell(line)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    program = "import os, sys, edgespec.__main__ as m; m._run = lambda: os.open(os.devnull, 0); sys.exit(m.main())"
+    line = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", line, sys.executable, program], check=False).returncode > 2
+
+
+# Ctrl-C is pressed when the package begins to be imported.
+INTERRUPTED = """
+import signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # that of a program behind & is ignored
+from edgespec_command import main
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals, which Windows lacks")
+def test_ctrl_c_before_the_package_is_imported_says_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.slow
