@@ -192,18 +192,24 @@ class ModelHome:
     def way_to(self, model: str) -> str:
         """The command that prepares a model that is not here; empty where none is known to."""
         name = split_precision(model)[0].removeprefix(f"{self.models}{os.sep}")
-        source = source_of(self.path, name)
-        if source and (os.path.exists(source) or source in CATALOG or _hub_id(source)):
+        if source := self._noted_source(name):
             return f"edgespec export {quote(source)} --name {quote(name)}"
         is_source = name in CATALOG or os.path.isfile(name) or _hub_id(name) is not None
         return f"edgespec models pull {quote(model)}" if is_source else ""
+
+    def _noted_source(self, name: str) -> str | None:
+        """What a model of this home, which may be gone, was exported from; None where that is unknown or gone."""
+        source = source_of(self.path, name)
+        return source if source and (os.path.exists(source) or source in CATALOG or _hub_id(source)) else None
 
     def locate(self, source: str, revision: str | None = None, judge: Judge | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
 
         judge: Called before weights are fetched from the hub.
 
-        Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
+        Raises:
+            ModelError: The hub refuses it, or it is the name of a prepared model or nearly one of the catalogue.
+            UsageError: A revision was given for a file or folder.
         """
         if hub_id := _hub_id(source):
             return self._hub.fetch(hub_id, revision or "main", judge)
@@ -213,7 +219,20 @@ class ModelHome:
             )
         if source in CATALOG and not Path(source).exists():
             return self._fetch(CATALOG[source], judge)
+        if not Path(source).exists():
+            self._explain_source(source)
         return LocalSource(path=Path(source))
+
+    def _explain_source(self, source: str) -> None:
+        """Raises ModelError: A source that is not there is the name of a model, or nearly one of the catalogue."""
+        if folder := self._own_folder(self.presets.model_of(source)):
+            again = self._noted_source(folder.name) or "what it was exported from"
+            raise ModelError(
+                f"'{source}' is the prepared model {folder}, and can be used as it is; to export again, give "
+                f"{again}"
+            )
+        if near := _near_names(source, CATALOG):
+            raise ModelError(f"there is no file or folder {source}; did you mean the model {' or '.join(near)}?")
 
     def source_of(self, model: str) -> LocalSource:
         """The source that a model of any name was or would be exported from, which is fetched if need be.

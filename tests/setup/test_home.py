@@ -24,6 +24,7 @@ from edgespec.errors import (
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubSource, Shape, WheelSource
 from edgespec.setup.home import ModelHome, default_home
+from edgespec.setup.inventory import Inventory
 from edgespec.setup.repository import RemoteFile
 from edgespec.system.file_hashes import file_record
 
@@ -338,6 +339,15 @@ def test_names_that_no_file_can_have_are_unknown_models(home: ModelHome, odd: st
 def test_precision_of_a_prepared_folder_cannot_be_chosen(home: ModelHome, tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="prepared already"):
         home.resolve(f"{tiny_model}:int4")
+
+
+def test_a_model_that_is_given_as_a_source_is_told_from_a_file(home: ModelHome, tiny_gguf: Path) -> None:
+    Inventory(home).export(str(tiny_gguf), home.models / "mine", precision="fp32")
+    with pytest.raises(ModelError, match=f"the prepared model .*mine, .* to export again, give {tiny_gguf}$"):
+        home.locate("mine")
+    with pytest.raises(ModelError, match="no file or folder tinny; did you mean the model tiny"):
+        home.locate("tinny")
+    assert home.locate("nothing-like-it").path == Path("nothing-like-it")
 
 
 def test_a_name_of_the_catalogue_is_a_source_and_a_folder_of_that_name_comes_first(
