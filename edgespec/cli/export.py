@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import DeviceUnavailable
+from edgespec import DeviceUnavailable, UsageError
 from edgespec.cli.arguments import (
     Switch,
     add_count,
@@ -47,7 +47,7 @@ def add_export(parser: CommandParser) -> None:
         help="a .gguf file, a folder with safetensors, a name of the catalogue, or an id on the "
         "Hugging Face hub: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
     )
-    place = parser.add_mutually_exclusive_group(required=True)
+    place = parser.add_mutually_exclusive_group()
     place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
     place.add_argument(
         "--name", metavar="NAME", help="prepare it in the model home, where models list and serve find it by NAME"
@@ -73,7 +73,9 @@ def add_export(parser: CommandParser) -> None:
         "--adapter",
         "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the export would take; needs no --output"
+    )
     parser.add_argument(
         "--check",
         action=Switch,
@@ -158,6 +160,8 @@ def _export(options: argparse.Namespace) -> int:
         options.output = inventory.home.models / options.name
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
+    elif options.add_to is None and not options.dry_run:
+        raise UsageError("nothing says where to write the model; give --name NAME or --output DIR")
     if options.dry_run:
         return print_plan(options, is_checked=_decoder_for_check(options) is not None)
     if options.add_to is not None:

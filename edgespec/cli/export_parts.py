@@ -224,7 +224,7 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
             ]
     code = 0
     try:
-        require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
+        require_writable(_new_folder(options), sum(plan.write_bytes for plan in plans))
     except EdgeSpecError as error:
         plans = [replace(plan, problem=in_flags(str(error))) for plan in plans]
         code = error.exit_code
@@ -285,7 +285,12 @@ def judge(options: argparse.Namespace, part: ExportPart, view: "Preview") -> Non
 
     if options.exporter == "native" and not _is_head(part, view):
         cost = foresee_cost(view.path, export_options(options, part), view.sizes)
-        require_writable(options.output or options.add_to / "new", cost.write_bytes)
+        require_writable(_new_folder(options), cost.write_bytes)
+
+
+def _new_folder(options: argparse.Namespace) -> Path:
+    """A folder that the export would make; in the model home where a dry run names none."""
+    return Path(options.output or (options.add_to or model_home().models) / "new")
 
 
 def export_options(options: argparse.Namespace, part: ExportPart) -> "ExportOptions":

@@ -154,7 +154,7 @@ A flag overrides a variable, and a variable overrides the file.""",
   edgespec export model.gguf --output my-model
   edgespec export Qwen/Qwen2.5-0.5B-Instruct --output qwen --precision int8
   edgespec export big.gguf --drafter small.gguf --output pair
-  edgespec export model.gguf --output my-model --dry-run""",
+  edgespec export model.gguf --dry-run        what it would take""",
     ),
     "pair": (
         add_pair,

@@ -274,6 +274,13 @@ def test_export_then_score(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, 
     assert 0 < document["nll"] < 60
 
 
+def test_a_dry_run_needs_no_place_to_write_to(
+    capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path
+) -> None:
+    code, out, err = run(capsys, "export", tiny_gguf, "--dry-run")
+    assert (code, "peak memory about" in out, err, [*tmp_path.iterdir()]) == (0, True, "", [])
+
+
 def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path) -> None:
     _, out, _ = run(capsys, "export", tiny_gguf, "--output", tmp_path / "m", "--json")
     assert json.loads(out) == json.loads((tmp_path / "m" / "edgespec.json").read_text())
@@ -309,6 +316,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
         (["export", "/nowhere.gguf", "--output", "{out}"], 3, "/nowhere.gguf"),
+        (["export", "smollm-135m", "--output", "{out}"], 3, "did you mean the model smollm2-135m"),
+        (["export", "{gguf}"], 2, "give --name NAME or --output DIR"),
         (["export", "{gguf}", "--output", "{model}"], 2, "already exists"),
         (
             ["export", "{gguf}", "--output", "{out}", "--drafter", "{gguf}", "--skip-layers", "1"],
