@@ -67,20 +67,23 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo")
 # Unless the file says otherwise.
-_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "tekken")
-_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4")
+_BOS_FIRST = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0", "tekken"),
+)
+_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4", "minicpm5")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone", "minerva-7b")
 _AS_GPT2 = ("gpt-2", "olmo", "exaone4", "a.x-4.0", "mellum", "trillion", "granite-docling")
 # Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
 _PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_AS_GPT2, *_SINGLE_DIGITS), ()),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez"), (_QWEN2,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo", "f2llmv2"), (_QWEN2,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "seed-coder": (_SEED,),
     "qwen35": (_QWEN35,),
     "tekken": (_TEKKEN,),
-    "gpt-4o": (_GPT4O,),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), (_GPT4O,)),
+    "minicpm5": (r"\p{N}{1,3}", _LLAMA3),
     "deepseek-llm": _DEEPSEEK,
     "deepseek-coder": _DEEPSEEK_CODER,
     "default": _DEFAULT,  # of files from before May 2024, which do not name theirs

@@ -34,7 +34,7 @@ _REASONS: tuple[tuple[tuple[str, ...], Callable[[str], object], str], ...] = (
         "with loose accents: the models' own tokenizers compose them, llama.cpp does not",
     ),
     (
-        ("tekken", "gpt-4o"),
+        ("tekken", "gpt-4o", "minimax-m2"),
         lambda text: any(not each.isascii() and category(each)[0] in "LM" for each in text),
         "not ASCII: the models' own patterns know its capitals and marks, llama.cpp's do not",
     ),

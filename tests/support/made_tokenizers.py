@@ -21,8 +21,11 @@ _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁se
 BYTE_LEVEL: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("gpt-2", "default", "smollm", "qwen2", "qwen35", "dbrx", "olmo", "starcoder"), _CHATML),
     **dict.fromkeys(("a.x-4.0", "mellum", "trillion", "granite-docling", "minerva-7b", "megrez"), _CHATML),
+    **dict.fromkeys(("kormo", "f2llmv2", "minicpm5"), _CHATML),
+    **dict.fromkeys(("lfm2", "falcon-h1"), _LLAMA3),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     **dict.fromkeys(("deepseek-llm", "deepseek-coder", "deepseek-v3", "deepseek-r1-qwen"), _DEEPSEEK),
+    "minimax-m2": ("]~!b[", "]~b]", "[e~["),
     "tekken": ("<s>", "[INST]", "</s>"),
     "refact": _GRANITE,
     "gpt-4o": ("<|endoftext|>", "<|user|>", "<|end|>"),
@@ -45,6 +48,10 @@ _FAMILIES = {
     **dict.fromkeys(("gemma2", "gemma3"), "spm without a space before"),
     **dict.fromkeys(("gemma4", "gemma4-shared"), "gemma4"),
     **dict.fromkeys(("phi3-partial", "gpt_oss", "gpt_oss-limit"), "gpt-4o"),  # phi3-partial as Phi-4-mini
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "lfm2"),
+    "minimax_m2": "minimax-m2",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "qwen35"),
+    **dict.fromkeys(("qwen3_next", "qwen2_moe"), "qwen2"),
     "olmoe": "olmo",
     "seed_oss": "seed-coder",
     "glm4": "glm4",
