@@ -131,6 +131,21 @@ MODELS = {
         drafters=("none", "suffix", "ngram"),
         least_layers=4,
     ),
+    "Falcon-H1-7B": Published(
+        {
+            "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 130049, "max_position_embeddings": 8192,
+            "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128, "mamba_d_state": 256,
+            "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+            "rms_norm_eps": 1e-5, "rope_theta": 1e11, "embedding_multiplier": 5.656854249492381,
+            "key_multiplier": 0.030690398488999456, "attention_in_multiplier": 1.0,
+            "attention_out_multiplier": 0.10416666666666667, "ssm_in_multiplier": 0.4166666666666667,
+            "ssm_out_multiplier": 0.11785113019775793, "lm_head_multiplier": 0.013020833333333334,
+            "ssm_multipliers": [0.3535533905932738, 0.25, 0.1767766952966369, 0.5, 0.3535533905932738],
+            "mlp_multipliers": [0.2946278254943948, 0.032552083333333336],
+        },
+        drafters=("none", "suffix", "ngram"),
+    ),
     "Gemma-4-E2B": Published(  # a layer of each kind, and one of each that reads its keys and values
         {
             "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8,

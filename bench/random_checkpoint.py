@@ -37,6 +37,8 @@ def write_source(folder: Path, config: dict[str, Any], num_layers: int) -> None:
         for name in weights:
             if name.endswith("norm.weight") and "linear_attn" not in name:
                 weights[name] -= np.float16(1)
+    if multiplier := settings.get("lm_head_multiplier"):
+        weights["lm_head.weight"] /= np.float16(multiplier)
     save_file(weights, folder / "model.safetensors")
 
 
@@ -58,6 +60,9 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
     if family in ("lfm2", "lfm2_moe", "gemma4_text"):
         yield from (_lfm2_sizes if family != "gemma4_text" else _gemma4_sizes)(config)
+        return
+    if family == "falcon_h1":
+        yield from _falcon_sizes(config)
         return
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -96,6 +101,28 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield layer + "self_attn.q_norm.weight", (query if whole else head_dim,)
             yield layer + "self_attn.k_norm.weight", (key if whole else head_dim,)
         yield from _mlp_sizes(layer, config)
+
+
+def _falcon_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.final_layernorm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        yield from _mamba_sizes(layer + "mamba.", config)
+        for name in ("input_layernorm", "pre_ff_layernorm"):
+            yield f"{layer}{name}.weight", (hidden,)
+        for part, shape in (
+            ("q", (query, hidden)),
+            ("k", (key, hidden)),
+            ("v", (key, hidden)),
+            ("o", (hidden, query)),
+        ):
+            yield f"{layer}self_attn.{part}_proj.weight", shape
+        for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            yield f"{layer}feed_forward.{part}_proj.weight", shape
 
 
 def _lfm2_sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

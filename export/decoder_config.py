@@ -22,6 +22,7 @@ class Layer:
     convolved: int = 0  # tokens that a short convolution in the place of attention reads, its own included
     delta: DeltaRule | None = None  # a Gated DeltaNet in the place of attention
     mamba: MambaRule | None = None  # a Mamba-2 layer in the place of attention
+    has_both: bool = False  # attention too, of the same rows; their outputs are added
     # Where these differ from those of most layers: its heads of keys and values, their size, its MLP's.
     num_kv_heads: int | None = None
     head_dim: int | None = None
@@ -37,7 +38,7 @@ class Layer:
     @property
     def attends(self) -> bool:
         """True if it has attention."""
-        return not (self.convolved or self.recurrent)
+        return self.has_both or not (self.convolved or self.recurrent)
 
 
 class QueryGrowth(NamedTuple):
@@ -69,6 +70,7 @@ class DecoderConfig:
     The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1. A layer has
     one MLP of intermediate_size, or with routing so many experts of that size. With a layer_input_size each layer
     adds an embedding of its own of each token, of so many numbers. With norms_values each head norms its values.
+    Outputs of attention and of MLPs have scales, as what a gate is made of does.
     """
 
     architecture: str
@@ -84,6 +86,9 @@ class DecoderConfig:
     activation: str = "silu"  # or gelu_pytorch_tanh
     gate_limit: GateLimit | None = None
     attention_scale: float  # of query · key
+    attended_scale: float = 1.0
+    gate_scale: float = 1.0
+    fed_scale: float = 1.0
     attention_cap: float | None = None  # c · tanh(score / c), before the mask
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -136,8 +141,8 @@ class DecoderConfig:
 
     @property
     def is_mixed(self) -> bool:
-        """True if some layers have no attention."""
-        return not all(layer.attends for layer in self.layers)
+        """True if some layers have no attention, or something else beside it."""
+        return any(layer.convolved or layer.recurrent for layer in self.layers)
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -151,4 +156,5 @@ class DecoderConfig:
             state_shape=rule.state_shape,
             row_width=rule.row_width,
             num_before=rule.convolved - 1,
+            has_attention=any(layer.recurrent and layer.has_both for layer in self.layers),
         )

@@ -5,7 +5,8 @@ olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4,
 (LFM2 and 2.5), qwen3_5 and gemma4, and with a mixture of experts mixtral, qwen3_moe, olmoe, granitemoe and
 gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, qwen3_next, hunyuan_v1_moe and ernie4_5_moe, and with
 experts that sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. granitemoehybrid (Granite 4) has two
-entries, since some have experts. A gemma3, gemma4 or mistral3 that sees or hears is read without these parts.
+entries, since some have experts. falcon_h1 has a Mamba-2 layer beside attention in each layer. A gemma3, gemma4 or
+mistral3 that sees or hears is read without these parts.
 """
 
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ class Family:
     has_convolutions: bool = False  # some layers have a short convolution in the place of attention
     has_layer_sizes: bool = False  # layers differ in their heads and widths, and may share keys and values
     has_mamba: bool = False  # some have a Mamba-2 layer in the place of attention
+    has_both: bool = False  # all have a Mamba-2 layer beside attention
     has_delta: bool = False  # some have a Gated DeltaNet, and attention has a gate of its output
 
 
@@ -175,6 +177,19 @@ FAMILIES = {
     "ministral3": Family(paired_in=_GGUF, full_attention_every=0),
     "granitemoehybrid": _GRANITE4,
     "granitemoehybrid_moe": replace(_GRANITE4, is_mixture=True),
+    "falcon_h1": Family(
+        names={
+            "final_norm": ("output_norm.weight", "model.final_layernorm.weight"),
+            "{i}.mlp_norm": ("blk.{i}.ffn_norm", f"{_LAYER}.pre_ff_layernorm.weight"),
+            **{
+                f"{{i}}.{part}": (f"blk.{{i}}.ffn_{part}.weight", f"{_LAYER}.feed_forward.{part}_proj.weight")
+                for part in ("gate", "up", "down")
+            },
+        },
+        may_lack=("mamba_gain",),
+        has_mamba=True,
+        has_both=True,
+    ),
     "lfm2": replace(
         _LFM2,
         defaults={
@@ -277,7 +292,6 @@ _LACKING = {
     ("minimax-m1", "minimax_m1"): Lacking(
         "recurrent layers of another kind (lightning attention)", _NEW, "MiniMax-M2"
     ),
-    ("falcon_h1", "falcon-h1"): Lacking("attention and a Mamba-2 layer side by side", _NEW, "Granite 4.0 H"),
     ("nemotron_h", "nemotron-h"): Lacking(
         "Mamba-2 layers between MLPs and attention, each with a norm of its own", _NEW, "Granite 4.0 H"
     ),

@@ -112,7 +112,10 @@ class _Decoder:
                 past, present = kept[source], []
             kept[i] = past if write.lends_new_keys else present
             if config.layers[i].recurrent:
-                attended = write.recurrence(i, normed, past, present)
+                attended = write.recurrence(i, normed, past[-2:], present[-2:])
+                if config.layers[i].has_both:
+                    beside = write.attention(i, normed, past[:2], present[:2], lengths)
+                    attended = write.op("Add", attended, beside)
             elif config.layers[i].convolved:
                 attended = write.convolution(i, normed, past[0], present[0])
             else:

@@ -61,13 +61,14 @@ class LayerWriter:
         """
         at = number if layer is None else layer
         own_layer = self.config.layers[at]
-        if (states := self.config.recurrence) and own_layer.recurrent:
-            shapes = (1, *states.state_shape), ("batch", f"rows.{number}", states.row_width)
-            names = zip(*(state_names(number), row_names(number)), strict=True)
-            past, present = (
-                [typed_value(*it) for it in zip(side, [self.type] * 2, shapes, strict=True)] for side in names
-            )
-            return past, present
+        states: tuple[list[ir.Value], list[ir.Value]] = [], []
+        if (kept := self.config.recurrence) and own_layer.recurrent:
+            shapes = (1, *kept.state_shape), ("batch", f"rows.{number}", kept.row_width)
+            for names, shape in zip((state_names(number), row_names(number)), shapes, strict=True):
+                for side, name in zip(states, names, strict=True):
+                    side.append(typed_value(name, self.type, shape))
+            if not own_layer.has_both:
+                return states
         if tokens := own_layer.convolved:
             (before, own), width = row_names(number), self.config.hidden_size
             read = typed_value(before, self.type, ("batch", tokens - 1, width))
@@ -77,7 +78,7 @@ class LayerWriter:
             [typed_value(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
             for side in ("past_key_values", "present")
         )
-        return past, present
+        return past + states[0], present + states[1]
 
     def as_activation(self, x: ir.Value) -> ir.Value:
         """A value of float32 in the type of activations."""
@@ -212,7 +213,7 @@ class LayerWriter:
         )[0]
         if f"{i}.q_gate" in self.tensors:
             attended = self.op("Mul", attended, self.op("Sigmoid", self.product(f"{i}.q_gate", x)))
-        return self.product(f"{i}.o", attended)
+        return self.scale(self.product(f"{i}.o", attended), self.config.attended_scale)
 
     def _with_keys_of(
         self, source: int, query: list[ir.Value | None], i: int
@@ -243,10 +244,16 @@ class LayerWriter:
         total.name = f"{i}.convolved"
         return self.product(f"{i}.conv_out", self.op("Mul", sum_gate, total))
 
-    def weighted_sum(self, role: str, rows: ir.Value, count: int) -> ir.Value:
-        """A causal convolution by channel: each count rows in a row, times their weights, added up."""
+    def weighted_sum(
+        self,
+        role: str,
+        rows: ir.Value,
+        count: int,
+        change: Callable[[Floats], Floats] = lambda stored: stored,
+    ) -> ir.Value:
+        """A causal convolution by channel: each count rows in a row, times their changed weights, added up."""
         axis = self.constant("axis_1", np.array([1]))
-        weights = self.tensors[role].vector().astype(self.floats).reshape(-1, count)
+        weights = change(self.tensors[role].vector()).astype(self.floats).reshape(-1, count)
         total: ir.Value | None = None
         for at in range(count):
             first = self.constant(f"row_{at}_first", np.array([at]))
@@ -357,7 +364,8 @@ class LayerWriter:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
             parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
         gate, up = parts
-        return self.product(f"{i}.down", self.op("Mul", self._activate(gate), up))
+        active = self.op("Mul", self._activate(self.scale(gate, self.config.gate_scale)), up)
+        return self.scale(self.product(f"{i}.down", active), self.config.fed_scale)
 
     def _activate(self, gate: ir.Value) -> ir.Value:
         is_silu = self.config.activation == "silu"

@@ -1,6 +1,7 @@
-"""Mamba-2 layers (Dao and Gu, arXiv:2405.21060), as in Granite 4: their sizes, and their sums in numpy."""
+"""Mamba-2 layers (Dao and Gu, arXiv:2405.21060), as in Granite 4 and Falcon-H1: sizes, and sums in numpy."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,17 @@ from edgespec.export.blocks import Floats
 from edgespec.export.settings import SourceSettings
 
 _NO_LIMITS = ([0, float("inf")], [0, {"__float__": "Infinity"}])  # of time steps
+
+
+class MambaScales(NamedTuple):
+    """Factors of what a layer makes of its input, and of its output."""
+
+    gate: float = 1.0
+    values: float = 1.0
+    keys: float = 1.0
+    queries: float = 1.0
+    steps: float = 1.0
+    output: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,7 @@ class MambaRule:
     head_size: int
     convolved: int
     is_gguf: bool
+    scales: MambaScales
 
     @property
     def num_values(self) -> int:
@@ -57,6 +70,13 @@ class MambaRule:
             "mamba_gain": (1, values), "mamba_out": (hidden, values),
         }  # fmt: skip
 
+    def convolution(self, stored: Floats) -> Floats:
+        """Weights of the convolution with the scales of what it runs over."""
+        size, each = self.num_groups * self.state_size, (self.scales.values, self.scales.keys, self.scales.queries)
+        by_channel = np.repeat(np.array(each, np.float32), [self.num_values, size, size])
+        scaled: Floats = stored.reshape(-1, self.convolved) * by_channel[:, None]
+        return scaled
+
     def decay(self, stored: Floats) -> Floats:
         """The factor of decay, which is below 0."""
         return stored if self.is_gguf else -np.exp(stored)
@@ -74,16 +94,20 @@ def mamba_from_gguf(stated: SourceSettings) -> MambaRule:
             head_size=values // heads,
             convolved=stated.count("ssm.conv_kernel"),
             is_gguf=True,
+            scales=MambaScales(),
         ),
         values,
     )
 
 
 def mamba_from_huggingface(stated: SourceSettings) -> MambaRule:
-    """Raises SourceError: As mamba_from_gguf does, or time steps have limits."""
+    """Raises SourceError: As mamba_from_gguf does, time steps have limits, or a norm comes before its gate."""
     if (limits := stated.get("time_step_limit")) is not None and [*limits] not in _NO_LIMITS:
         raise SourceError(f"{stated.path} sets time_step_limit to {limits}; its layers are read without limits")
-    heads, values = stated.count("mamba_n_heads"), stated.count("mamba_expand", 2) * stated.count("hidden_size")
+    if stated.get("mamba_rms_norm") and stated.get("mamba_norm_before_gate", True):
+        raise SourceError(f"{stated.path} norms what Mamba layers give before its gate, which is not supported")
+    usual = stated.count("mamba_expand", 2) * stated.count("hidden_size")
+    heads, values = stated.count("mamba_n_heads"), stated.count("mamba_d_ssm", usual)
     own = stated.get("mamba_d_head", "auto")
     return _checked(
         stated,
@@ -94,9 +118,18 @@ def mamba_from_huggingface(stated: SourceSettings) -> MambaRule:
             head_size=values // heads if own == "auto" else stated.count("mamba_d_head"),
             convolved=stated.count("mamba_d_conv", 4),
             is_gguf=False,
+            scales=_scales(stated),
         ),
         values,
     )
+
+
+def _scales(stated: SourceSettings) -> MambaScales:
+    own, common = stated.get("ssm_multipliers", [1.0] * 5), stated.number("ssm_in_multiplier", 1.0)
+    if not isinstance(own, list) or len(own) != 5 or not all(isinstance(each, float | int) for each in own):
+        raise SourceError(f"{stated.path}: ssm_multipliers is {own!r}, wanted five numbers")
+    gate, values, keys, queries, steps = (common * each for each in own)
+    return MambaScales(gate, values, keys, queries, steps, stated.number("ssm_out_multiplier", 1.0))
 
 
 def _checked(stated: SourceSettings, rule: MambaRule, num_values: int) -> MambaRule:

@@ -1,4 +1,4 @@
-"""The layers of a source that have no attention: short convolutions, Gated DeltaNets and Mamba-2 layers."""
+"""The layers of a source that have more or other than attention: convolutions, Gated DeltaNets, Mamba-2."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from edgespec.errors import SourceError
 from edgespec.export.decoder_config import Layer
 from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
 from edgespec.export.families import Family
-from edgespec.export.mamba import mamba_from_gguf, mamba_from_huggingface
+from edgespec.export.mamba import MambaRule, mamba_from_gguf, mamba_from_huggingface
 from edgespec.export.settings import SourceSettings
 
 
@@ -29,8 +29,8 @@ def mixed_from_gguf(
     """The layers without attention, some of which have no heads of keys and values."""
     if family.has_delta:
         return _delta_layers(stated, num_layers, rule_from_gguf(stated))
-    if family.has_mamba and others:
-        return dict.fromkeys(others, Layer(rotary=None, mamba=mamba_from_gguf(stated)))
+    if family.has_mamba and (others or family.has_both):
+        return _mamba_layers(family, num_layers, others, mamba_from_gguf(stated))
     return _convolved(stated, others, "shortconv.l_cache")
 
 
@@ -44,7 +44,15 @@ def mixed_from_huggingface(
         return _convolved(stated, [i for i, kind in enumerate(kinds) if kind == "conv"], "conv_L_cache")
     names = ("mamba", "linear_attention") if family.has_mamba else ()
     others = [i for i, kind in enumerate(kinds or ()) if kind in names]
-    return dict.fromkeys(others, Layer(rotary=None, mamba=mamba_from_huggingface(stated))) if others else {}
+    if not (others or family.has_both):
+        return {}
+    return _mamba_layers(family, num_layers, others, mamba_from_huggingface(stated))
+
+
+def _mamba_layers(family: Family, num_layers: int, others: Sequence[int], rule: MambaRule) -> dict[int, Layer]:
+    """Those without attention, or all of a family that has both in each layer."""
+    layers = range(num_layers) if family.has_both else others
+    return dict.fromkeys(layers, Layer(rotary=None, mamba=rule, has_both=family.has_both))
 
 
 def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[int, Layer]:

@@ -179,7 +179,7 @@ def _require_layers(config: DecoderConfig, form: str) -> None:
     found = {
         "experts": config.routing is not None,
         "layers of different heads": config.sharing_layers or config.other_heads or config.layer_input_size,
-        "layers without attention": config.is_mixed,
+        "layers of another kind than attention": config.is_mixed,
     }
     named = next((what for what, is_there in found.items() if is_there), None)
     if named and form == "npu":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
@@ -34,6 +34,7 @@ _GGUF_NAMES = {
     "qwen3next": "qwen3_next",
     "minimax-m2": "minimax_m2",
     "granitehybrid": "granitemoehybrid",
+    "falcon-h1": "falcon_h1",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -230,6 +231,7 @@ def config_from_huggingface(
     )  # the MLP beside experts has a size of its own
     sizes_of_mlp = [key for key in _INNER_SIZES if not (is_shared and key.startswith("shared"))]
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
+    scales = _scales(stated)
     config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -249,13 +251,15 @@ def config_from_huggingface(
         ),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
-        attention_scale=stated.number(
-            "attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5
-        ),
+        attention_scale=scales.score
+        * stated.number("attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5),
+        attended_scale=scales.attended,
+        gate_scale=scales.gate,
+        fed_scale=scales.fed,
         attention_cap=stated.optional("attn_logit_softcapping"),
         embedding_scale=stated.number("embedding_multiplier", _embedding_scale(family, hidden)),
         residual_scale=stated.number("residual_multiplier", 1.0),
-        logit_scale=1 / stated.number("logits_scaling", 1.0),
+        logit_scale=stated.number("lm_head_multiplier", 1.0) / stated.number("logits_scaling", 1.0),
         logit_cap=stated.optional("final_logit_softcapping"),
         routing=routing_of(stated, family, HUGGINGFACE_KEYS, tensors),
         norms_rotated=family.norms_rotated,
@@ -347,6 +351,25 @@ def _gate_limit(stated: SourceSettings, family: Family) -> GateLimit | None:
     return GateLimit(*(stated.number(key, family.defaults[key]) for key in keys))
 
 
+class _Scales(NamedTuple):
+    """Factors of scores, of what attention and MLPs give, and of what gates are made of."""
+
+    score: float
+    attended: float
+    gate: float
+    fed: float
+
+
+def _scales(stated: SourceSettings) -> _Scales:
+    """The factors by the settings of falcon_h1; 1 where there are none."""
+    own = stated.get("mlp_multipliers", [1.0, 1.0])
+    if not isinstance(own, list) or len(own) != 2 or not all(isinstance(each, float | int) for each in own):
+        raise SourceError(f"{stated.path}: mlp_multipliers is {own!r}, wanted two numbers")
+    attended = stated.number("attention_in_multiplier", 1.0)
+    score = stated.number("key_multiplier", 1.0) * attended**2
+    return _Scales(score, attended * stated.number("attention_out_multiplier", 1.0), *own)
+
+
 def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:
     """The growth of queries by the keys of its numbers; None where the settings state none."""
     if not stated.get(share):
@@ -383,7 +406,10 @@ def _layers(
 ) -> tuple[Layer, ...]:
     layers = [local if sees_window else full for sees_window in is_local]
     turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
-    return tuple(mixed.get(i, layer) for i, layer in enumerate(turned))
+    return tuple(
+        replace(own, rotary=layer.rotary) if (own := mixed.get(i, layer)).has_both else own
+        for i, layer in enumerate(turned)
+    )
 
 
 def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
@@ -427,7 +453,8 @@ def _layers_without_rotary(
     """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
     num_layers = len(is_local)
     family = FAMILIES[architecture]
-    is_rotated = stated.get("position_embedding_type", "nope" if family.has_mamba else "rope") != "nope"
+    usual = "nope" if family.has_mamba and not family.has_both else "rope"
+    is_rotated = stated.get("position_embedding_type", usual) != "nope"
     if not is_rotated and stated.get("rope.scaling.finetuned") is not True:
         return frozenset(range(num_layers))
     if family.rotates_local_alone and window is not None:

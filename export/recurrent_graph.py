@@ -196,13 +196,14 @@ class RecurrenceWriter:
         step = write.linear.floats(f"{i}.mamba_dt", x, write.tensors[f"{i}.mamba_dt"])
         rows = self._rows([mixed, step], past[1], present[1])
         mixed, step = self._split(f"{i}.row", rows, [rule.num_mixed, heads])
-        mixed = write.weighted_sum(f"{i}.mamba_conv", mixed, rule.convolved)
+        mixed = write.weighted_sum(f"{i}.mamba_conv", mixed, rule.convolved, rule.convolution)
         if f"{i}.mamba_conv_bias" in write.tensors:
             mixed = op("Add", mixed, write.vector(f"{i}.mamba_conv_bias"))
         size = rule.num_groups * rule.state_size
         values, *keys_queries = self._split(f"{i}.mixed", write.silu(mixed), [rule.num_values, size, size])
         key, query = (self._of_all_heads(rule, y) for y in keys_queries)
-        step = op("Add", self._behind(step, rule.convolved - 1), write.vector(f"{i}.mamba_shift"))
+        step = write.scale(self._behind(step, rule.convolved - 1), rule.scales.steps)
+        step = op("Add", step, write.vector(f"{i}.mamba_shift"))
         step = self._softplus(step, heads)
         taken = self._by_head(rule, values, op("Unsqueeze", step, write.constant("axis_3", np.array([3]))))
         parts = [query, key, taken, op("Mul", step, write.vector(f"{i}.mamba_decay", rule.decay))]
@@ -210,12 +211,13 @@ class RecurrenceWriter:
         read = self._read(i, parts, past[0], present[0], x, **how)
         skip = write.vector(f"{i}.mamba_skip", lambda stored: stored[:, None])
         read = op("Add", read, self._by_head(rule, self._new(values), skip))
-        z = write.product(f"{i}.mamba_z", x)
-        gated, size = op("Mul", read, write.silu(z)), rule.num_values // rule.num_groups
-        one = write.constant(f"ones_{size}", np.ones(size, write.floats))
-        normed = write.rms_norm(self._of_heads(gated, size), one)
-        row = op("Mul", self._of_rows(normed, rule.num_values), write.vector(f"{i}.mamba_gain"))
-        return write.product(f"{i}.mamba_out", row)
+        z = write.scale(write.product(f"{i}.mamba_z", x), rule.scales.gate)
+        row, size = op("Mul", read, write.silu(z)), rule.num_values // rule.num_groups
+        if f"{i}.mamba_gain" in write.tensors:
+            one = write.constant(f"ones_{size}", np.ones(size, write.floats))
+            normed = write.rms_norm(self._of_heads(row, size), one)
+            row = op("Mul", self._of_rows(normed, rule.num_values), write.vector(f"{i}.mamba_gain"))
+        return write.scale(write.product(f"{i}.mamba_out", row), rule.scales.output)
 
     def _of_all_heads(self, rule: MambaRule, x: ir.Value) -> ir.Value:
         """Keys or queries of groups as one for each head."""

@@ -86,8 +86,9 @@ class _Reference:
         inputs, kept = self._layer_inputs(rows, tokens), dict[int, tuple[list[Floats], list[Floats]]]()
         for i in range(config.num_layers):
             normed = self._norm(f"{i}.input_norm", rows)
-            attends = config.layers[i].attends
-            attended = self._attention(i, normed, kept) if attends else self._mixed(i, normed)
+            parts = [self._attention(i, normed, kept)] if config.layers[i].attends else []
+            parts += [self._mixed(i, normed)] if config.layers[i].has_both or not parts else []
+            attended = [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
             attended = self._norm(f"{i}.attended_norm", attended)
             rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
@@ -134,8 +135,9 @@ class _Reference:
 
     def _mlp(self, i: str, rows: list[Floats], expert: str = "") -> list[Floats]:
         gates, ups = self._linear(rows, f"{i}.gate{expert}"), self._linear(rows, f"{i}.up{expert}")
+        gates = _scaled(gates, self.config.gate_scale)
         active = [_gated(self.config, gate, up) for gate, up in zip(gates, ups, strict=True)]
-        return self._linear(active, f"{i}.down{expert}")
+        return _scaled(self._linear(active, f"{i}.down{expert}"), self.config.fed_scale)
 
     def _mix(self, i: int, routing: Routing, rows: list[Floats]) -> list[Floats]:
         """The experts' outputs for their tokens, weighted by the router's probabilities."""
@@ -213,7 +215,7 @@ class _Reference:
         if f"{i}.q_gate" in self.tensors:
             gates = self._linear(rows, f"{i}.q_gate")
             attended = [x * _sigmoid(gate) for x, gate in zip(attended, gates, strict=True)]
-        return self._linear(attended, f"{i}.o")
+        return _scaled(self._linear(attended, f"{i}.o"), self.config.attended_scale)
 
     def _convolution(self, i: int, rows: list[Floats]) -> list[Floats]:
         count = self.config.layers[i].convolved
@@ -232,18 +234,21 @@ class _Reference:
     def _mamba(self, i: int, rows: list[Floats]) -> list[Floats]:
         rule, eps = self.config.layers[i].mamba, np.float32(self.config.rms_eps)
         assert rule is not None
-        own = {part: self.tensors[f"{i}.mamba_{part}"].vector() for part in (*_DELTA, "skip")}
-        bias = self.tensors.get(f"{i}.mamba_conv_bias")
+        own = {part: self.tensors[f"{i}.mamba_{part}"].vector() for part in ("conv", "decay", "shift", "skip")}
+        bias, gain = (self.tensors.get(f"{i}.mamba_{part}") for part in ("conv_bias", "gain"))
         projected, gated = [self._linear(rows, f"{i}.mamba_{part}") for part in ("z", "mixed", "dt")], []
         for z, mixed, dt in zip(*projected, strict=True):
-            convolved = _convolve(mixed, own["conv"].reshape(-1, rule.convolved))
+            convolved = _convolve(mixed, rule.convolution(own["conv"]))
             convolved = convolved if bias is None else convolved + bias.vector()
-            steps = np.logaddexp(0, dt + own["shift"])
+            steps = np.logaddexp(0, dt * np.float32(rule.scales.steps) + own["shift"])
             read, values = scan(rule, _silu(convolved), steps, rule.decay(own["decay"]))
-            opened = (read + values * own["skip"][:, None]).reshape(z.shape) * _silu(z)
-            groups = opened.reshape(len(z), rule.num_groups, -1)
-            gated.append(_rms_norm(groups, np.ones(1, np.float32), eps).reshape(z.shape) * own["gain"])
-        return self._linear(gated, f"{i}.mamba_out")
+            gate = _silu(z * np.float32(rule.scales.gate))
+            opened = (read + values * own["skip"][:, None]).reshape(z.shape) * gate
+            if gain is not None:
+                groups = opened.reshape(len(z), rule.num_groups, -1)
+                opened = _rms_norm(groups, np.ones(1, np.float32), eps).reshape(z.shape) * gain.vector()
+            gated.append(opened)
+        return _scaled(self._linear(gated, f"{i}.mamba_out"), rule.scales.output)
 
     def _delta(self, i: int, rows: list[Floats]) -> list[Floats]:
         rule, own = (
@@ -273,6 +278,10 @@ class _Reference:
 
 
 _DELTA = ("conv", "decay", "shift", "gain")
+
+
+def _scaled(rows: list[Floats], scale: float) -> list[Floats]:
+    return rows if scale == 1.0 else [x * np.float32(scale) for x in rows]
 
 
 def _convolve(rows: Floats, weights: Floats) -> Floats:

@@ -205,8 +205,8 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
     """
     if manifest.kv_cache.convolutions or manifest.kv_cache.recurrence:
         raise ManifestError(
-            f"{manifest.name} has layers without attention, which run chains of guesses, not trees; use another "
-            "drafter"
+            f"{manifest.name} has layers of another kind than attention, which run chains of guesses, not trees; "
+            "use another drafter"
         )
     if not _has_trees(manifest):
         raise ManifestError(

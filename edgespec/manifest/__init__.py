@@ -393,7 +393,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
     is_mixed = kv.convolutions or kv.recurrence
     if is_mixed and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
-        yield "layers without attention take others that have it, a shared_buffer cache and no graph for trees"
+        yield "layers of another kind take others with attention, a shared_buffer cache and no graph for trees"
     if (kv.other_heads or kv.sharing_layers) and (kv.form != "shared_buffer" or not kv.attention_layers):
         yield "layers that share keys and values, or differ in heads, take a shared_buffer cache of some of them"
     yield from _shared_names(manifest.signature, kv.num_layers)

@@ -40,7 +40,7 @@ class Convolutions:
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Layers with a recurrent state in the place of attention, which a pass takes on from token to token.
+    """Layers with a recurrent state, which a pass takes on from token to token.
 
     A pass takes a state, the rows of the tokens behind it and of a few before, and new tokens. It gives the state
     behind the last token that the text has for certain, and the rows from a few before that on.
@@ -48,12 +48,14 @@ class Recurrence:
     state_shape: Of the state of a layer, [heads, ...].
     row_width: Numbers in the row of a token, from which its step of the recurrence is worked out again.
     num_before: How many rows before a state belong to it.
+    has_attention: These layers have keys and values too.
     """
 
     layers: tuple[Index, ...]
     state_shape: tuple[Size, ...]
     row_width: Width
     num_before: Size
+    has_attention: bool = False
 
     @property
     def numbers(self) -> int:
@@ -121,7 +123,7 @@ class KVCache:
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values."""
         others = {*self.convolved_layers, *self.sharing_layers}
-        others |= {*(self.recurrence.layers if self.recurrence else ())}
+        others |= {*(self.recurrence.layers if self.recurrence and not self.recurrence.has_attention else ())}
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     def heads(self, layer: int) -> tuple[int, int]:

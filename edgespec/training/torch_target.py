@@ -24,8 +24,8 @@ def why_not(source: LoadedSource) -> str | None:
     config, other = source.config, {role.rpartition(".")[2] for role in source.tensors} - _ROLES
     if config.routing is not None or other:
         return "experts" if config.routing is not None else f"weights of the kind {min(other)}"
-    if any(not layer.attends or layer.keys_of is not None or not layer.has_values for layer in config.layers):
-        return "layers without keys and values of their own"
+    if config.is_mixed or any(layer.keys_of is not None or not layer.has_values for layer in config.layers):
+        return "layers without keys and values of their own, or with more than these"
     windows = [layer.sliding_window for layer in config.layers if layer.sliding_window]
     if windows and min(windows) < config.context_length:
         return "attention over a window"

@@ -21,8 +21,11 @@ _MOST = 1e-3
 
 # Why logits of a GGUF file may differ from those of llama.cpp, and by how much.
 _REASONS = {
-    **dict.fromkeys(("gemma2", "gemma3"), (1e-2, "llama.cpp takes GELU from a table of half floats")),
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma4", "gemma4-shared"), (1e-2, "llama.cpp takes GELU from a table of half floats")
+    ),
     "phi3": (np.inf, "llama.cpp leaves the window of phi3 out"),
+    "gpt_oss": (np.inf, "llama.cpp rounds the borders of YaRN, which gpt_oss does not"),
     "exaone4": (np.inf, "llama.cpp takes exaone4 to have a window if it has 64 layers"),
     "phi3-longrope": (np.inf, "llama.cpp has contexts of 256 tokens at least, and then the factors of long texts"),
 }

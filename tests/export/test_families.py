@@ -60,7 +60,8 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
 
 # Those whose gpu form differs from the cpu form by more than types and fused products.
 ON_GPUS = ("mixtral", "olmoe", "qwen2_moe", "gpt_oss-limit", "ernie4_5_moe", "lfm2_moe", "glm4_moe", "minimax_m2")
-ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granitemoehybrid-mamba", "gemma4", "gemma4-shared")
+ON_GPUS += ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granitemoehybrid-mamba", "falcon_h1-normed")
+ON_GPUS += ("gemma4", "gemma4-shared")
 
 
 @pytest.mark.parametrize("family", ON_GPUS)
@@ -163,7 +164,7 @@ def test_experts_keep_the_blocks_that_the_kernel_takes(tmp_path: Path, storage: 
     ("family", "form", "words"),
     [
         ("olmoe", "npu", "experts, which are not exported for NPUs"),
-        ("lfm2", "npu", "layers without attention, which are not exported for NPUs"),
+        ("lfm2", "npu", "layers of another kind than attention, which are not exported for NPUs"),
         ("gemma4", "npu", "layers of different heads, which are not exported for NPUs"),
     ],
 )
@@ -509,6 +510,11 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("gemma2", {"hidden_activation": "gelu"}, "activation gelu"),
         ("olmo2", {"layer_types": ["sliding_attention"] * 3}, "layers of attention"),
         ("granitemoehybrid-mamba", {"time_step_limit": [0.1, 1.0]}, "read without limits"),
+        ("falcon_h1-normed", {"mamba_norm_before_gate": True}, "norms what Mamba layers give before its gate"),
+        ("falcon_h1", {"mamba_d_ssm": 90}, "wanted whole heads"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .1.0., wanted five numbers"),
+        ("falcon_h1", {"mlp_multipliers": "1"}, "mlp_multipliers is '1', wanted two numbers"),
+        ("falcon_h1", {"key_multiplier": -1.0}, "key_multiplier is -1.0, wanted a positive number"),
         (
             "granitemoehybrid-mamba",
             {"mamba_d_state": 32},

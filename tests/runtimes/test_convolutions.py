@@ -106,5 +106,5 @@ def test_every_drafter_and_schedule_gives_the_text_of_plain_decoding(
 
 
 def test_a_drafter_that_needs_trees_is_refused(convolved_model: Path) -> None:
-    with pytest.raises(ManifestError, match="layers without attention, which run chains"):
+    with pytest.raises(ManifestError, match="layers of another kind than attention, which run chains"):
         load(convolved_model, drafter="lookahead", device="cpu")

@@ -108,7 +108,7 @@ def test_an_onnxruntime_without_the_operator_is_named(
 
 
 def test_a_drafter_that_needs_trees_is_refused(recurrent_model: Path) -> None:
-    with pytest.raises(ManifestError, match="layers without attention, which run chains"):
+    with pytest.raises(ManifestError, match="layers of another kind than attention, which run chains"):
         load(recurrent_model, drafter="lookahead", device="cpu")
 
 

@@ -42,8 +42,11 @@ def shapes_of(family: str) -> list[Shape]:
         "minimax_m2",
         "glm4_moe-air",
         "qwen3_next",
+        "falcon_h1",
     ):  # nodes of others
         return []
+    if family == "falcon_h1-normed":  # nodes of llama and granitemoehybrid, of which it has both in a layer
+        return [SHAPES[3]]
     if family in MIXTURES:  # which differ in names and in what is done to the router's rows, not in kernels
         at = MIXTURES.index(family)
         return SHAPES[::3] if at == 0 else [SHAPES[3 * (at - 1) % len(SHAPES)]]

@@ -35,6 +35,15 @@ _DELTA_EXPERTS: dict[str, Any] = {
     "expert_feed_forward_length": 64,
     "expert_shared_feed_forward_length": 32,
 }
+_FALCON: dict[str, Any] = {
+    **_HEADS,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 96,
+    "rope.freq_base": 1e4,
+}
 # What a GGUF file of a family says beside the common keys.
 GGUF_KEYS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -168,8 +177,12 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "expert_used_count": 3,
         "expert_shared_feed_forward_length": 96,
     },
+    "falcon_h1": _FALCON,
+    "falcon_h1-normed": _FALCON,
     "minimax_m2": {
         **_HEADS,
+        "feed_forward_length": 64,
+        "expert_gating_func": 2,
         "rope.dimension_count": 16,
         "rope.freq_base": 5e6,
         "expert_count": 6,
@@ -217,6 +230,7 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.dimension_count_swa": 16,
         "rope.freq_base": 1e6,
         "rope.freq_base_swa": 1e4,
+        "final_logit_softcapping": 1e6,  # none; llama.cpp takes 30 where a file states nothing
     },
     "mixtral": {"expert_count": 4, "expert_used_count": 2},
     "qwen3_moe": {
@@ -251,9 +265,11 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "leading_dense_block_count": 1,
         "interleave_moe_layer_step": 1,
         "expert_shared_count": 2,
+        "expert_shared_feed_forward_length": 128,
     },
     "gpt_oss": {
         **_HEADS,
+        "expert_feed_forward_length": 96,
         "context_length": 64,
         "attention.sliding_window": 7,
         "expert_count": 6,
@@ -285,6 +301,8 @@ CONVOLVED = (
     "qwen3_next",
     "granitemoehybrid-mamba",
     "granitemoehybrid-experts",
+    "falcon_h1",
+    "falcon_h1-normed",
 )  # run on the CPU alone, and no trees
 UNEVEN = ("gemma4", "gemma4-shared")  # not for NPUs: their layers have different heads
 CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
@@ -307,6 +325,26 @@ def _apart(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{layer}.attn_gate.weight", gates.reshape(-1, 64)
 
 
+def _multiplied(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights of falcon_h1 with its multipliers in them, as the converter writes them."""
+    attended, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    sizes = [config["mamba_d_ssm"]] * 2 + [config["mamba_n_groups"] * config["mamba_d_state"]] * 2
+    own = np.repeat(config["ssm_multipliers"], [*sizes, config["mamba_n_heads"]])
+    factors = {
+        **dict.fromkeys(("q_proj", "v_proj"), attended),
+        "k_proj": attended * config["key_multiplier"],
+        "o_proj": config["attention_out_multiplier"],
+        "gate_proj": gate,
+        "down_proj": down,
+        "in_proj": config["ssm_in_multiplier"] * own[:, None],
+        "out_proj": config["ssm_out_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+    }
+    for name, value in weights.items():
+        yield name, (value * factors.get(name.split(".")[-2], 1.0)).astype(np.float32)
+
+
 def write_source(folder: Path, family: str, form: str) -> Path:
     """The model of a family as a Hugging Face folder or as a GGUF file, with a tokenizer of the family's kind."""
     weights, config = stored_experts(family, form, weights_of(family)), FAMILIES[family]["config"]
@@ -319,6 +357,7 @@ def write_source(folder: Path, family: str, form: str) -> Path:
             factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
             weights[f"rope_factors_{kind}.weight"] = factors
     weights = dict(_apart(weights)) if family == "qwen3_next" else weights
+    weights = dict(_multiplied(config, weights)) if family.startswith("falcon_h1") else weights
     if family.startswith("gemma4"):  # a quarter of each wide head turns
         weights["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
     architecture = gguf_architecture(config["model_type"].removesuffix("_text"))

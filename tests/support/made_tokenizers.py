@@ -49,6 +49,7 @@ _FAMILIES = {
     **dict.fromkeys(("gemma4", "gemma4-shared"), "gemma4"),
     **dict.fromkeys(("phi3-partial", "gpt_oss", "gpt_oss-limit"), "gpt-4o"),  # phi3-partial as Phi-4-mini
     **dict.fromkeys(("lfm2", "lfm2_moe"), "lfm2"),
+    **dict.fromkeys(("falcon_h1", "falcon_h1-normed"), "falcon-h1"),
     "minimax_m2": "minimax-m2",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "qwen35"),
     **dict.fromkeys(("qwen3_next", "qwen2_moe"), "qwen2"),

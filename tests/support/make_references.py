@@ -46,6 +46,17 @@ _DELTA_EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
+FALCON_SCALES = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.7, 0.8, 1.3, 0.9, 1.2],
+    "mlp_multipliers": [0.8, 0.6],
+}
 FAMILIES = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "llama3": {"model_type": "llama", "rope_parameters": ROPE, "tie_word_embeddings": True},
@@ -261,6 +272,28 @@ FAMILIES = {
         "residual_multiplier": 0.4,
         "logits_scaling": 3.0,
         "tie_word_embeddings": True,
+    },
+    "falcon_h1": {  # as 0.5B to 3B, whose Mamba layers have no norm; tests/export/test_families.py has 7B's
+        "head_dim": 32,
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "mamba_d_head": 16,
+        "mamba_rms_norm": False,
+        **FALCON_SCALES,
+    },
+    "falcon_h1-normed": {  # as 7B
+        "model_type": "falcon_h1",
+        "head_dim": 32,
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "mamba_d_head": 16,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        **FALCON_SCALES,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
     "qwen3_moe": {

@@ -29,6 +29,7 @@ _GGUF = {"granitemoehybrid": "granitehybrid", "qwen3_moe": "qwen3moe", "mixtral"
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
     "minimax_m2": "minimax-m2",
+    "falcon_h1": "falcon-h1",
 }
 
 

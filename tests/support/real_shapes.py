@@ -109,8 +109,9 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
     ):  # the second layer sees all tokens, by heads twice as large, and has both matrices
         full = {"head_dim": 2 * shape.head_dim, "num_key_value_heads": shape.kv_heads}
         config |= {"per_layer_config": {"1": full}, "attention_k_eq_v": False}
-    if "mamba_n_heads" in config and "granitemoehybrid-" in family:
+    if "mamba_n_heads" in config and family != "granitemoehybrid":
         config |= {"mamba_n_heads": shape.hidden // 16, "mamba_d_head": 32, "mamba_d_state": 64}
+        config |= {"mamba_d_ssm": 2 * shape.hidden}
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
     if family in MIXTURES:

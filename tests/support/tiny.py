@@ -186,7 +186,7 @@ def _converted_mamba(name: str, value: np.ndarray, num_groups: int) -> np.ndarra
     return value.reshape(num_groups, -1) if name.endswith("norm.weight") else value
 
 
-_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next", "gemma4", "granitehybrid")
+_CONVERTED = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next", "gemma4", "granitehybrid", "falcon-h1")
 _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -272,8 +272,10 @@ def write_gguf(
         stored = _permuted(name, value) if permute else value
         if architecture.startswith(("qwen35", "qwen3next")):
             stored = _converted_delta(name, value, metadata, architecture)
+        if name.endswith("conv.conv.weight"):
+            stored = value.reshape(len(value), -1)
         if ".mamba." in name:
-            stored = _converted_mamba(name, value, metadata["granitehybrid.ssm.group_count"])
+            stored = _converted_mamba(name, value, metadata[f"{architecture}.ssm.group_count"])
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = 1 + stored
         if stored.shape[-1] % 32:  # convolutions and numbers of heads
