@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:  # the public names, and those for the wings
-    from edgespec.arguments import explains_arguments, require_kind, require_path
     from edgespec.decoding.decoder import Decoder, empty_cache
     from edgespec.decoding.logprobs import TokenLogprob, mean_nll
     from edgespec.decoding.repetition import find_loop
@@ -102,6 +101,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
     from edgespec.setup.wish import AcceptanceName, Wish
+    from edgespec.system.arguments import explains_arguments, require_kind, require_path
     from edgespec.system.progress import TERMINAL, LoadProgress, silent
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
     from edgespec.text.prompt_encoder import (
@@ -145,7 +145,6 @@ __all__ = [
 # The names of each module, sorted; each name is also in the block for type checkers above. Those that are not in
 # __all__ are of inner rooms, for the wings (chat, server, evaluation, training, cli): no promise to apps.
 _MODULES = {
-    "arguments": "explains_arguments require_kind require_path",
     "decoding.decoder": "Decoder empty_cache",
     "decoding.logprobs": "TokenLogprob mean_nll",
     "decoding.repetition": "find_loop",
@@ -202,6 +201,7 @@ _MODULES = {
     "setup.snapshot": "LocalSource Preview",
     "setup.usage": "Usage UsageFile UsageKey",
     "setup.wish": "AcceptanceName Wish",
+    "system.arguments": "explains_arguments require_kind require_path",
     "system.progress": "LoadProgress TERMINAL silent",
     "text.chat_template": "CallMessage Message ResultMessage Turn read_template",
     "text.prompt_encoder": "PromptEncoder find_thinking_switch parse_ids parse_messages split_begun",

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edgespec.arguments import explains_arguments
 from edgespec.decoding.noise import able_to_win, derive_seed, gumbel_noise, noisy_argmax, sample_index, uniform
 from edgespec.decoding.truncation import Ids, above, least_share, likely, nucleus, scores_of, top_k, weights_of
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.arguments import explains_arguments
 from edgespec.types import Distribution, Row, TokenConstraint, TokenIds, TokenMask
 
 _NUM_RANKED = 64  # of the likeliest before noise, at least

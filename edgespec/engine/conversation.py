@@ -9,7 +9,6 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import ref
 
-from edgespec.arguments import require_kind, require_path
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
@@ -24,6 +23,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
+from edgespec.system.arguments import require_kind, require_path
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, runners_among
 

@@ -6,11 +6,11 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.arguments import require_kind
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
+from edgespec.system.arguments import require_kind
 from edgespec.system.cancel import Cancel
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import TokenIds

@@ -12,7 +12,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet, ref
 
-from edgespec.arguments import require_kind
 from edgespec.config.presets import Preset
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.pass_queue import Caller
@@ -36,6 +35,7 @@ from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.memory.free_memory import return_freed
+from edgespec.system.arguments import require_kind
 from edgespec.system.processes import Owner
 from edgespec.system.threads import in_thread
 from edgespec.text.prompt_encoder import Prompt, parse_ids

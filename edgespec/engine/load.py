@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.arguments import explains_arguments
 from edgespec.config.config_file import default_home
 from edgespec.config.presets import Preset, PresetFolder
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
@@ -42,6 +41,7 @@ from edgespec.setup.row_proof import RowsDiffer, settle_rows
 from edgespec.setup.setup import Setup, decide, read_tables
 from edgespec.setup.usage import UsageCounter, UsageFile
 from edgespec.setup.wish import AcceptanceName, Wish
+from edgespec.system.arguments import explains_arguments
 from edgespec.system.progress import TERMINAL, LoadProgress, silent
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.template_process import TemplateProcess

@@ -14,9 +14,9 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
 
-from edgespec.arguments import explains_arguments, require_kind
 from edgespec.engine.tool_process import ToolProcess
 from edgespec.errors import UsageError
+from edgespec.system.arguments import explains_arguments, require_kind
 from edgespec.system.printable import one_line
 from edgespec.system.progress import TERMINAL, silent
 from edgespec.system.text_files import explain_unreadable

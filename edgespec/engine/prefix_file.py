@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.arguments import require_path
 from edgespec.decoding.decoder import Cache, Decoder
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest.caches import KVCache
+from edgespec.system.arguments import require_path
 from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
 from edgespec.types import TokenIds
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 import numpy as np
 
-from edgespec.arguments import advise, explains_arguments, require_kind
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.decoding.sampling import SamplingParams
@@ -22,6 +21,7 @@ from edgespec.draft.text_drafters import constrained
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
+from edgespec.system.arguments import advise, explains_arguments, require_kind
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse, parse_tools

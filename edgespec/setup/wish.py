@@ -7,7 +7,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from edgespec.arguments import require_kind, require_path
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.draft.limits import MAX_FIXED_TOKENS
@@ -15,6 +14,7 @@ from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
 from edgespec.setup.planner import ScheduleChoice
+from edgespec.system.arguments import require_kind, require_path
 from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes
 from edgespec.types import Report

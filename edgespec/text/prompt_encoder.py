@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.arguments import require_kind
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
+from edgespec.system.arguments import require_kind
 from edgespec.text.chat_template import (
     ROLES,
     CallMessage,
