@@ -28,7 +28,6 @@ SCHEMA_VERSION = 2
 _LARGEST_BYTES = 1 << 20  # a check has 1 kB
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
 _FORMS = ("cpu", "gpu", "npu")
-_CPUS = ("cpu", "cpu")  # the devices of all checks before schema 2
 
 PartName = Literal[
     "target", "target-cpu", "target-gpu", "target-npu", "drafter", "drafter-cpu", "drafter-gpu", "drafter-npu"
@@ -141,15 +140,6 @@ class _PairDocument:
     checks: tuple[CheckOnDevices, ...]
 
 
-@dataclass(frozen=True)
-class _FirstDocument:
-    """pair.json of schema 1: one check, on the CPU."""
-
-    schema_version: int
-    check: PairCheck
-    manifests: dict[PartName, str]
-
-
 def is_pair(folder: Path) -> bool:
     """True if a folder holds a pair, by its pair.json."""
     return (folder / FILE_NAME).is_file()
@@ -213,33 +203,15 @@ def read_pair(folder: Path) -> Pair | None:
                 f"{path} has schema version {version}, that of a later edgespec; update edgespec, or delete the "
                 f"file, and {advise_pair_check(folder)}"
             )
-        checks = _first_check(stated) if version == 1 else _checks(stated)
+        document = read_as(_PairDocument, stated)
+        for each, check in zip(stated["checks"], document.checks, strict=True):
+            require_known_fields(each, check)
+            require_known_fields(each["check"], check.check)
     except ValueError as error:
         raise _DamagedPair(folder, error) from None
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}); fix its permissions") from None
-    return Pair(folder, checks)
-
-
-def _first_check(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
-    document = read_as(_FirstDocument, stated)
-    require_known_fields(stated["check"], document.check)
-    target, drafter = _CPUS
-    return (
-        CheckOnDevices(
-            target_device=target, drafter_device=drafter, manifests=document.manifests, check=document.check
-        ),
-    )
-
-
-def _checks(stated: dict[str, object]) -> tuple[CheckOnDevices, ...]:
-    document = read_as(_PairDocument, stated)
-    listed = stated["checks"]
-    assert isinstance(listed, list)
-    for each, check in zip(listed, document.checks, strict=True):
-        require_known_fields(each, check)
-        require_known_fields(each["check"], check.check)
-    return document.checks
+    return Pair(folder, document.checks)
 
 
 def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:

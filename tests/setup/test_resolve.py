@@ -220,19 +220,6 @@ def test_a_pair_without_the_form_of_a_device_names_the_command_that_adds_it(
     assert named(pair, "auto", "gpu", "cpu", allow_fallback=True).target.folder == pair / "target"
 
 
-def test_a_pair_of_before_there_were_devices_is_one_that_was_measured_on_the_cpu(
-    named: Callable[..., Resolved], pair: Path
-) -> None:
-    stated = json.loads((pair / "pair.json").read_text())["checks"][0]
-    old = {"schema_version": 1, "target": "target", "drafter": "drafter", **stated}
-    (pair / "pair.json").write_text(json.dumps({key: old[key] for key in old if not key.endswith("_device")}))
-    found = read_pair(pair)
-    assert found is not None
-    assert found.check_on("cpu", "cpu") == CHECK
-    assert found.check_on(device_key(GPU), "cpu") is None
-    assert len(named(pair, "auto", "auto", "auto").drafters) == 1
-
-
 def export(pair: Path, *options: str) -> list[str]:
     source = str(pair.parent / "t.gguf")
     return ["export", source, "--drafter", str(pair.parent / "d.gguf"), "--no-check", *options]
