@@ -194,13 +194,13 @@ def _trace_with_transformers(source: Path, model: Any, folder: Path) -> ir.Graph
         exported = OnnxExporter().export(model, inputs, config=OnnxConfig(dynamic=True))
     except Exception as error:  # from torch, onnx or transformers
         raise SourceError(f"transformers cannot export {source} ({model.config.model_type}): {error}") from None
-    graph = exported.program.graph
+    graph: ir.Graph = exported.program.graph
     for value in (*graph.inputs, *graph.outputs):
         name = (value.name or "").replace(".layers.", ".").removesuffix("s")
         if name.endswith((".key", ".value")):
             value.name = name.replace("cache.", "present.")
     _save(exported.program, folder)
-    return graph  # type: ignore[no-any-return]
+    return graph
 
 
 def _traced_inputs(model: Any) -> dict[str, Any]:

@@ -365,8 +365,9 @@ def _find_continued(options: argparse.Namespace) -> Path | None:
     from edgespec.chat.saved_chats import find_chat, find_latest
     from edgespec.config.config_file import default_home
 
-    if options.transcript or options.continues is None:
-        return options.transcript  # type: ignore[no-any-return]
+    given: Path | None = options.transcript
+    if given or options.continues is None:
+        return given
     folder = default_home() / "chats"
     if options.continues:
         try:

@@ -38,7 +38,7 @@ def answer_shell(parser: CommandParser, **settings: Any) -> None:
     for leaf in parser.leaves():
         for action in leaf._actions:
             if completer := _completer(leaf.prog, action.dest, parser):
-                action.completer = completer  # type: ignore[attr-defined]
+                vars(action)["completer"] = completer
     argcomplete.autocomplete(parser, always_complete_options=False, **settings)
 
 

@@ -199,4 +199,5 @@ def _largest(weights: Scores, least: float, num: int) -> Ids:
 
 
 def _kth_largest(values: Row, k: int) -> np.floating[Any]:
-    return np.partition(values, len(values) - k)[len(values) - k]  # type: ignore[no-any-return]
+    found: np.floating[Any] = np.partition(values, len(values) - k)[len(values) - k]
+    return found

@@ -121,7 +121,8 @@ def _row_class(num_rows: int) -> int:
 def correction(surprise: float, count: int = 1) -> float:
     """The factor on an expected time after count samples took surprise times as long on average."""
     weight = 1 - _DECAY**count
-    return min(max(surprise, 1 / _DISTURBED), _DISTURBED) ** weight  # type: ignore[no-any-return]
+    factor: float = min(max(surprise, 1 / _DISTURBED), _DISTURBED) ** weight
+    return factor
 
 
 # Tokens accepted and judged that a model which a user has chosen starts with.

@@ -1,7 +1,7 @@
 """Defaults of an answer by a preset, where its request leaves them open."""
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from edgespec.config.presets import Preset as Preset
 from edgespec.decoding.sampling import SamplingParams
@@ -49,7 +49,7 @@ def settings_by(
     said = preset.answer_options
     if "schema" in stated:
         said.pop("response_format", None)
-    return answer_settings({**options, **said, **stated}, suggested)  # type: ignore[arg-type]
+    return answer_settings(cast("AnswerOptions", {**options, **said, **stated}), suggested)
 
 
 def _is_open(value: object) -> bool:

@@ -213,11 +213,11 @@ def extend(
 
 
 def _append(url: str, file: RemoteFile, part: Path, num_held: int, stop: int, progress: ReportProgress) -> None:
-    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+    from huggingface_hub.utils import tqdm
 
     is_start = stop < file.bytes  # too little for a bar
     settings = {"desc": file.name, "unit": "B", "unit_scale": True, "disable": is_start or None}
-    with part.open("r+b") as out, tqdm(total=file.bytes, initial=num_held, **settings) as bar:  # type: ignore[no-untyped-call]
+    with part.open("r+b") as out, tqdm(total=file.bytes, initial=num_held, **settings) as bar:
         end = num_held
         for position, chunk in _read_body(url, num_held, stop if is_start else None):
             if position + len(chunk) > file.bytes:
@@ -243,7 +243,7 @@ def _read_body(url: str, num_held: int, stop: int | None) -> Iterator[tuple[int,
     Those of the whole file where the server knows no ranges.
     """
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if num_held or stop is not None:

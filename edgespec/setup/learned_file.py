@@ -177,8 +177,8 @@ class _LearnedDocument(Struct):
             raise ValueError("an unknown correction")
 
 
-def _arrays_of(prefix: str, holder: object) -> dict[str, npt.NDArray[Any]]:
-    arrays = {each.name: getattr(holder, each.name) for each in fields(holder)}  # type: ignore[arg-type]
+def _arrays_of(prefix: str, holder: Any) -> dict[str, npt.NDArray[Any]]:
+    arrays = {each.name: getattr(holder, each.name) for each in fields(holder)}
     return {f"{prefix}.{name}": value for name, value in arrays.items() if isinstance(value, np.ndarray)}
 
 

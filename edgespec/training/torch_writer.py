@@ -325,7 +325,7 @@ class TorchWriter:
     def _go_on(self, number: int, dialogue: Dialogue[Result], said: Said | None) -> Iterator[tuple[int, Result]]:
         """Tell a dialogue what was said, None at first, and give its result, or let it wait for what it asks."""
         try:
-            asked = dialogue.send(said)  # type: ignore[arg-type]
+            asked = next(dialogue) if said is None else dialogue.send(said)
             while len(asked.tokens) >= self._capacity:
                 asked = dialogue.throw(ContextOverflow(len(asked.tokens), self._capacity))
         except StopIteration as end:

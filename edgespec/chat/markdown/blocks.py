@@ -57,7 +57,7 @@ class CodeLines:
     def push(self, text: str, *, is_end: bool = True) -> list[Span]:
         """Return what can be shown of a line without its line break: all of it at its end, else whole words."""
         self._line += text
-        num_ready = len(self._line) if is_end else _LAST_WORD.search(self._line).start()  # type: ignore[union-attr]
+        num_ready = len(self._line) if is_end else next(_LAST_WORD.finditer(self._line)).start()
         spans = self._spans(is_end=is_end) if num_ready > self._num_shown or is_end else []
         shown, at = [], 0
         for span in spans:
