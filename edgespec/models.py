@@ -231,9 +231,13 @@ def remove(model: str, home: Place | None = None) -> int:
     return freed + inventory.remove(_text("model", model))[1]
 
 
-def prune(home: Place | None = None) -> int:
-    """Delete all downloads, also interrupted ones; prepared models stay. Returns the bytes that this frees."""
-    downloads, num_bytes = _inventory(home).prune()
+def prune(home: Place | None = None, *, dry_run: bool = False) -> int:
+    """Delete all downloads, also interrupted ones; prepared models stay. Returns the bytes that this frees.
+
+    dry_run: Delete nothing.
+    """
+    _require_switches(dry_run=dry_run)
+    downloads, num_bytes = _inventory(home).prune(is_dry=dry_run)
     return sum(each.bytes for each in downloads) + num_bytes
 
 

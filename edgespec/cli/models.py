@@ -59,6 +59,10 @@ def add_models(parser: CommandParser) -> None:
             add_options(action)
         if name == "list":
             action.add_argument("--all", action="store_true", help="list every model that can be pulled")
+        if name == "prune":
+            action.add_argument(
+                "--dry-run", action="store_true", help="print what would be deleted, and delete nothing"
+            )
         if name == "rename":
             action.add_argument("name", metavar="NAME", help="the new name, such as my-model")
         if name == "forget":
@@ -282,10 +286,12 @@ def _may_remove(inventory: "Inventory", model: str) -> bool:
 def _prune(options: argparse.Namespace) -> None:
     from edgespec import Inventory
 
-    downloads, num_bytes = Inventory(model_home()).prune()
-    lines = [f"deleted {each.source} ({format_bytes(each.bytes)})" for each in downloads]
-    lines += [f"deleted what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
-    document = {"deleted": [asdict(each) for each in downloads], "export_bytes": num_bytes}
+    downloads, num_bytes = Inventory(model_home()).prune(is_dry=options.dry_run)
+    verb = "would delete" if options.dry_run else "deleted"
+    lines = [f"{verb} {each.source} ({format_bytes(each.bytes)})" for each in downloads]
+    lines += [f"{verb} what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
+    deleted = "would_delete" if options.dry_run else "deleted"
+    document = {deleted: [asdict(each) for each in downloads], "export_bytes": num_bytes}
     print_result(options, document, *(lines or ["there are no downloads"]))
 
 

@@ -186,16 +186,19 @@ class Downloads:
         place = self.folder / "hub" / (source.repository or "").replace("/", "--") / (source.revision or "none")
         return next((path for path in (place, self.folder / source.name) if path in self._paths()), None)
 
-    def delete(self, path: Path) -> int:
-        """Delete a download; returns its bytes. Raises EdgeSpecError: It is in use, or cannot be deleted."""
+    def delete(self, path: Path, *, is_dry: bool = False) -> int:
+        """Delete a download, or only look whether it can be, if is_dry; returns its bytes.
+
+        Raises EdgeSpecError: It is in use, or cannot be deleted.
+        """
         size = sum(each.bytes for each in self if each.path == str(path))
         try:
-            if path.is_file():
+            if path.name.startswith(_TEMPORARY):
+                _delete_abandoned(path, is_dry=is_dry)
+            elif path.is_dir():
+                _delete_commit(path, is_dry=is_dry)
+            elif not is_dry:
                 path.unlink()
-            elif path.name.startswith(_TEMPORARY):
-                _delete_abandoned(path)
-            else:
-                _delete_commit(path)
         except TimeoutError as error:
             raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
         except OSError as error:
@@ -209,16 +212,19 @@ def _name(path: Path) -> str:
     return f"{path.parent.name.replace('--', '/', 1)} at {path.name[:12]}" if is_commit else path.name
 
 
-def _delete_abandoned(folder: Path) -> None:
+def _delete_abandoned(folder: Path, *, is_dry: bool) -> None:
     """Raises TimeoutError: A process has written to the folder not long ago."""
     if time() - max(each.stat().st_mtime for each in (folder, *folder.rglob("*"))) < _SAFE_S:
         raise TimeoutError("written to within the last hour")
-    shutil.rmtree(folder)
+    if not is_dry:
+        shutil.rmtree(folder)
 
 
-def _delete_commit(folder: Path) -> None:
+def _delete_commit(folder: Path, *, is_dry: bool) -> None:
     """Delete the files of a commit, and with the last commit what is known of the repository."""
     with hold_lock(folder / _LOCK, timeout_s=0.0):
+        if is_dry:
+            return
         for path in folder.iterdir():
             if path.name != _LOCK:
                 shutil.rmtree(path)
@@ -228,11 +234,12 @@ def _delete_commit(folder: Path) -> None:
             shutil.rmtree(folder.parent)
 
 
-def delete_abandoned_exports(models: Path) -> int:
-    """Delete what exports that were killed have left in a folder; returns its bytes."""
+def delete_abandoned_exports(models: Path, *, is_dry: bool = False) -> int:
+    """Delete what exports that were killed have left in a folder, unless is_dry; returns its bytes."""
     size = 0
     for folder in models.glob(".*.partial"):
         with suppress(TimeoutError), hold_lock(models / folder.name.replace(".partial", _LOCK), timeout_s=0.0):
             size += sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-            shutil.rmtree(folder, ignore_errors=True)
+            if not is_dry:
+                shutil.rmtree(folder, ignore_errors=True)
     return size

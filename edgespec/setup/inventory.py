@@ -273,19 +273,19 @@ class Inventory:
                 found.add(self.home.downloads.of(read_manifest(part).source))
         return {path for path in found if path is not None}
 
-    def prune(self) -> tuple[list[Download], int]:
-        """Delete all downloads that no process uses, and what killed exports left.
+    def prune(self, *, is_dry: bool = False) -> tuple[list[Download], int]:
+        """Delete all downloads that no process uses, and what killed exports left; only name them if is_dry.
 
-        Returns the downloads that were deleted, and the bytes of the rest.
+        Returns these downloads, and the bytes of the rest.
         """
         deleted = []
         for download in self.home.downloads:
             try:
-                self.home.downloads.delete(Path(download.path))
+                self.home.downloads.delete(Path(download.path), is_dry=is_dry)
                 deleted.append(download)
             except EdgeSpecError as error:
                 self.home.report(str(error))
-        return deleted, delete_abandoned_exports(self.home.models)
+        return deleted, delete_abandoned_exports(self.home.models, is_dry=is_dry)
 
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:

@@ -515,18 +515,22 @@ def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
     assert "interrupted" in listed
     assert "complete" in listed
     with hold_lock(running.with_name(".lock")):
-        assert subprocess_prune(home.path)["export_bytes"] == len(LARGE)
+        would = subprocess_prune(home.path, "--dry-run")
+        assert abandoned.exists()
+        assert subprocess_prune(home.path) == {"deleted": would["would_delete"], "export_bytes": len(LARGE)}
     assert running.is_dir()
     assert not abandoned.exists()
+    assert main(["models", "prune", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"would delete org/tiny at {repository[:12]} (")
     assert main(["models", "prune", "--json"]) == 0
     deleted = json.loads(capsys.readouterr().out)["deleted"]
     assert [each["source"] for each in deleted] == [f"org/tiny at {repository[:12]}"]
     assert not list(home.models.iterdir())
 
 
-def subprocess_prune(home: Path) -> dict[str, Any]:
+def subprocess_prune(home: Path, *options: str) -> dict[str, Any]:
     """What another process deletes, since a process has its own locks."""
-    command = [sys.executable, "-m", "edgespec", "models", "prune", "--json"]
+    command = [sys.executable, "-m", "edgespec", "models", "prune", "--json", *options]
     environment = {**os.environ, "EDGESPEC_HOME": str(home)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return cast("dict[str, Any]", json.loads(done.stdout))
