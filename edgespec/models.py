@@ -125,8 +125,7 @@ def pull(
         had = folder.name
         folder = inventory.rename(had, name)
         report(in_python(f"{had} has the name {name} now; {had} still finds it"))
-    if not keep_download:
-        place.delete_spent()
+    place.settle_downloads(keep=keep_download)
     return inventory.describe(str(folder))
 
 
@@ -192,8 +191,7 @@ def export(
         context_length=context_length,
         adapter=None if adapter is None else require_path("adapter", adapter),
     )
-    if not keep_download:
-        inventory.home.delete_spent()
+    inventory.home.settle_downloads(keep=keep_download)
     return inventory.describe(str(folder))
 
 

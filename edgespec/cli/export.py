@@ -32,7 +32,6 @@ from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
@@ -208,16 +207,12 @@ def _export_pair(options: argparse.Namespace) -> None:
         measure_ranges=_range_measurement(options),
         report=info,
     )
-    home.spent.extend(path for half in (target, drafter) if decoder and (path := half.source.fetched))
-    _delete_spent(options, home)
+    for half in (target, drafter):
+        home.note_export(half.source, is_checked=decoder is not None)
+    home.settle_downloads(keep=options.keep_download)
     print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
     rest = "" if check is None or check.pays else ", which drafts with it only where that saves time"
     info(f"use it with: edgespec chat {quote(options.name or options.output)}{named_devices(options)}{rest}")
-
-
-def _delete_spent(options: argparse.Namespace, home: "ModelHome") -> None:
-    if not options.keep_download:
-        home.delete_spent()
 
 
 def _add_forms(options: argparse.Namespace) -> None:
@@ -255,12 +250,11 @@ def _export_model(options: argparse.Namespace) -> None:
         source = home.locate(options.source, options.revision)
         settings: dict[str, Any] = {"precision": part.precision, "origin": source.origin, "report": info}
         manifest = import_model(source.path, options.output, options.exporter, open_decoder=decoder, **settings)
-        if source.fetched and manifest.check is not None:
-            home.spent.append(source.fetched)
+        home.note_export(source, is_checked=manifest.check is not None)
     else:
         wanted = vars(export_options(options, part))
         manifest = Inventory(home).export(options.source, options.output, options.revision, **wanted)
-    _delete_spent(options, home)
+    home.settle_downloads(keep=options.keep_download)
     if options.json:
         print(json.dumps(asdict(manifest)))
         return

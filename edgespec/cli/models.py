@@ -115,7 +115,8 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _download_row(download: "Download") -> list[str]:
-    return [download.source, format_bytes(download.bytes), "complete" if download.is_whole else "interrupted"]
+    state = "not exported yet" if download.is_new else "complete" if download.is_whole else "interrupted"
+    return [download.source, format_bytes(download.bytes), state]
 
 
 def _row(model: "PreparedModel") -> list[str]:

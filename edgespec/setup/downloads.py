@@ -19,7 +19,7 @@ from edgespec.manifest import Source
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import download, file_url, is_reachable
 from edgespec.setup.repository import RemoteFile
-from edgespec.setup.snapshot import explain_folder_errors
+from edgespec.setup.snapshot import NEW, explain_folder_errors, is_new, mark_new, mark_old
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
@@ -83,6 +83,7 @@ def fetch(
                 continue
             _require_hash(entry, fetched, where)
             progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
+            mark_new(path)
             fetched.replace(path)
             return path
     raise ModelError(
@@ -154,13 +155,14 @@ _SAFE_S = 3600.0  # since the last byte of a fetch that has no lock
 class Download:
     """A download; is_whole: it is complete, and no part of one that was interrupted.
 
-    source: A repository and its commit, or a file. path: A folder or a file.
+    source: A repository and its commit, or a file. path: A folder or a file. is_new: No export has ended with it.
     """
 
     source: str
     path: str
     bytes: int
     is_whole: bool
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +176,12 @@ class Downloads:
             files = [each for each in (*path.rglob("*"), path) if each.is_file() and each.name != _LOCK]
             is_whole = not path.name.startswith(_TEMPORARY) and not any(each.suffix == _PART for each in files)
             size = sum(each.stat().st_size for each in files)
-            yield Download(source=_name(path), path=str(path), bytes=size, is_whole=is_whole)
+            yield Download(source=_name(path), path=str(path), bytes=size, is_whole=is_whole, is_new=is_new(path))
 
     def _paths(self) -> list[Path]:
         files = [path for path in self.folder.glob("*") if path.is_file() or path.name.startswith(_TEMPORARY)]
         commits = (path for path in self.folder.glob("hub/*/*") if path.is_dir() and path.name != "revisions")
-        return sorted(path for path in (*files, *commits) if not path.name.endswith(_LOCK))
+        return sorted(path for path in (*files, *commits) if not path.name.endswith((_LOCK, NEW)))
 
     def of(self, source: Source) -> Path | None:
         """The download that a model was exported from; None where it is not here."""
@@ -199,6 +201,7 @@ class Downloads:
                 _delete_commit(path, is_dry=is_dry)
             elif not is_dry:
                 path.unlink()
+                mark_old(path)
         except TimeoutError as error:
             raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
         except OSError as error:
@@ -228,6 +231,7 @@ def _delete_commit(folder: Path, *, is_dry: bool) -> None:
         for path in folder.iterdir():
             if path.name != _LOCK:
                 shutil.rmtree(path)
+        mark_old(folder)
     with suppress(OSError):  # another process has begun to fetch it
         folder.rmdir()
         if [path.name for path in folder.parent.iterdir()] in ([], ["revisions"]):

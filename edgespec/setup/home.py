@@ -33,6 +33,8 @@ from edgespec.setup.snapshot import (
     LocalSource,
     Preview,
     explain_folder_errors,
+    is_new,
+    mark_old,
 )
 from edgespec.system.command_line import quote
 from edgespec.system.progress import ReportProgress
@@ -69,7 +71,7 @@ class ModelHome:
     # Compare fewer tokens, and not at all in the npu form, whose graphs take minutes to compile.
     is_quick: bool = False
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
-    # Downloads of this session whose exports were checked, so that they are needed no more.
+    # Downloads for exports that were checked in this session, so that they are needed no more.
     spent: list[Path] = field(default_factory=list, compare=False)
 
     def resolve(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path:
@@ -287,20 +289,29 @@ class ModelHome:
             origin = replace(found.origin, license=found.origin.license or entry.license)
             return replace(found, origin=origin)
         folder = self.path / "downloads"
-        is_here = (folder / source.file).exists()
         path = fetch(source, folder, self.report, offline=self.offline, progress=self.progress)
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         repository, revision = (hub.repository, hub.revision) if hub else (None, None)
         origin = Origin(repository=repository, revision=revision, license=entry.license)
-        return LocalSource(path=path, origin=origin, fetched=None if is_here else path)
+        return LocalSource(path=path, origin=origin, fetched=path if is_new(path) else None)
 
     @property
     def downloads(self) -> Downloads:
         return Downloads(self.path / "downloads")
 
-    def delete_spent(self) -> None:
-        """Delete what this session downloaded for exports that were checked."""
+    def note_export(self, source: LocalSource, *, is_checked: bool) -> None:
+        """Note that an export of a source has ended, whose download is needed no more if it was checked."""
+        if source.fetched and is_checked:
+            self.spent.append(source.fetched)
+        elif source.fetched:
+            mark_old(source.fetched)
+
+    def settle_downloads(self, *, keep: bool) -> None:
+        """Delete what was downloaded for exports that were checked, or keep it from now on."""
         for path in {*self.spent}:
+            if keep:
+                mark_old(path)
+                continue
             with suppress(EdgeSpecError):  # another process uses it
                 size = self.downloads.delete(path)
                 self.report(f"deleted the download ({format_bytes(size)}), which the prepared model does not need")
@@ -392,8 +403,7 @@ class ModelHome:
         settings |= {"origin": source.origin, "open_decoder": self.open_decoder if is_checked else None}
         settings |= {"measure_ranges": self.measure_ranges, "report": self.report, "progress": self.progress}
         manifest = export_model(source.path, output, **settings)
-        if source.fetched and manifest.check is not None:
-            self.spent.append(source.fetched)
+        self.note_export(source, is_checked=manifest.check is not None)
         if output.parent == self.models and source.origin.repository is None:
             note_source(self.path, output.name, str(source.path.absolute()))
         return manifest

@@ -142,8 +142,7 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
-    if not wish.keep_download:
-        models.delete_spent()
+    models.settle_downloads(keep=wish.keep_download)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
     if not wish.cuda_graph:
         placement = placement.without_recording()

@@ -46,7 +46,7 @@ _OFFLINE = (
 class LocalSource:
     """A file or folder on this machine to export, and where it came from if that is known.
 
-    fetched: What was downloaded for it just now, if anything.
+    fetched: What was downloaded for it, if anything, and by no export that ended since.
     """
 
     path: Path
@@ -181,11 +181,12 @@ class HubFolder:
                     with snapshot.preview(texts, weights) as preview:
                         judge(preview)
                 snapshot.complete(weights)
+                mark_new(snapshot.here.parent)
         commit = snapshot.commit
         return LocalSource(
             path=_source_path(snapshot.here, weights),
             origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
-            fetched=snapshot.here.parent if missing else None,
+            fetched=snapshot.here.parent if is_new(snapshot.here.parent) else None,
         )
 
     def choose(self, hub_id: HubId, revision: str = "main") -> tuple[Commit, list[RemoteFile]]:
@@ -248,6 +249,25 @@ def _lock(folder: Path, report: Report) -> Iterator[None]:
             path = folder.with_name(".lock")
             stack.enter_context(hold_lock(path, lambda who: report(f"{who} is fetching this model; waiting")))
         yield
+
+
+NEW = ".new"
+"""Ends the name of an empty file beside a download that no export has ended with."""
+
+
+def mark_new(download: Path) -> None:
+    """Remember that a download is there for an export alone, also if this process ends before it."""
+    download.with_name(download.name + NEW).touch()
+
+
+def is_new(download: Path) -> bool:
+    """True for a download that no export has ended with."""
+    return download.with_name(download.name + NEW).exists()
+
+
+def mark_old(download: Path) -> None:
+    """Have later exports keep a download, or forget one that is deleted."""
+    download.with_name(download.name + NEW).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -471,11 +471,25 @@ def test_a_model_that_is_loaded_leaves_no_download(
     load("org/g", home=tmp_path, offline=True).close()
 
 
-def test_what_lay_there_before_an_export_stays(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_download_that_was_kept_stays_after_later_exports(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
     hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
-    ModelHome(tmp_path).locate("org/g")
-    load("org/g", home=tmp_path).close()
+    load("org/g", home=tmp_path, keep_download=True).close()
+    load("org/g:int8", home=tmp_path).close()
     assert downloads(tmp_path) == ["m.gguf"]
+
+
+def test_a_download_whose_export_never_began_is_deleted_after_the_next_one(
+    hub: FakeHub, tiny_gguf: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    home = output.parent / "home"
+    ModelHome(home).locate("org/g")
+    assert main(["models", "list"]) == 0
+    assert "not exported yet" in capsys.readouterr().out
+    hub.faults["m.gguf"] = [503]  # it is not fetched again
+    assert main(["models", "pull", "org/g"]) == 0
+    assert "deleted the download" in capsys.readouterr().err
+    assert not list((home / "downloads" / "hub").iterdir())
 
 
 def test_downloads_are_listed_and_removed_with_the_last_model_of_them(
@@ -513,7 +527,7 @@ def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
     assert main(["models", "list"]) == 0
     listed = capsys.readouterr().out
     assert "interrupted" in listed
-    assert "complete" in listed
+    assert "not exported yet" in listed
     with hold_lock(running.with_name(".lock")):
         would = subprocess_prune(home.path, "--dry-run")
         assert abandoned.exists()
