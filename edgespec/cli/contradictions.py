@@ -156,9 +156,7 @@ def _attribute(options: Options, name: str) -> str:
 
 
 def _has_no_model(options: Options) -> bool:
-    """True if this drafter is no model, whatever the target is; auto may find one beside it."""
-    names = parse(options.drafter)
-    return not names.cascades and "auto" not in names.simple
+    return not parse(options.drafter).may_have_model
 
 
 def _shown(options: Options, name: str, origins: Mapping[str, str]) -> str:

@@ -37,6 +37,11 @@ class DrafterNames(NamedTuple):
     simple: frozenset[str]
     cascades: tuple[Cascade, ...]
 
+    @property
+    def may_have_model(self) -> bool:
+        """Whether a model may draft, whatever the target is; auto may find one beside it."""
+        return bool(self.cascades) or "auto" in self.simple
+
 
 def parse(named: str) -> DrafterNames:
     """Parse a value of --drafter; the path of an existing file or folder is one model, whatever its name.

@@ -30,7 +30,7 @@ from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset
 from edgespec.engine.request import advice_of
 from edgespec.engine.target_caches import TargetCaches
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, in_python
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, UsageError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
@@ -143,6 +143,11 @@ def load(
     report = silent if report is None else report
     progress = silent if progress is None else progress
     wish = Wish(**locals())
+    if learn is not None and not wish.names.may_have_model:
+        raise UsageError(
+            f"learn is {learn!r}, and a drafting head learns, but drafter is {drafter!r:.60}, which has none; "
+            "name a pair with a head, or leave out learn"
+        )
     wish = replace(wish, report=lambda line: report(in_python(line)))
     preset = PresetFolder(Path(home or default_home())).find(str(model))
     return _open_preset(wish, preset) if preset else _open_on_a_device_that_runs(wish)

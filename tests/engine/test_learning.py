@@ -176,7 +176,10 @@ def test_an_error_of_learning_ends_learning_alone(
 
 def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    with load(tiny_model, drafter="suffix", learn="mail", report=lines.append) as engine:
+    for drafter in (None, "none", "suffix+ngram"):
+        with pytest.raises(UsageError, match="learn is 'mail', and a drafting head learns, but drafter is '"):
+            load(tiny_model, drafter=drafter, learn="mail")
+    with load(tiny_model, learn="mail", report=lines.append) as engine:
         assert engine._drafting.learner is None
     assert "nothing is learned for mail: no drafting head drafts here; edgespec train makes one" in lines
     with pytest.raises(UsageError, match="learn changes what a head drafts"):
