@@ -104,6 +104,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.system.arguments import explains_arguments, require_kind, require_path
     from edgespec.system.progress import TERMINAL, LoadProgress, silent
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
+    from edgespec.text.pdf import read_pdf
     from edgespec.text.prompt_encoder import (
         PromptEncoder,
         find_thinking_switch,
@@ -204,6 +205,7 @@ _MODULES = {
     "system.arguments": "explains_arguments require_kind require_path",
     "system.progress": "LoadProgress TERMINAL silent",
     "text.chat_template": "CallMessage Message ResultMessage Turn read_template",
+    "text.pdf": "read_pdf",
     "text.prompt_encoder": "PromptEncoder find_thinking_switch parse_ids parse_messages split_begun",
     "text.tokenizer": "TextStream Tokenizer",
     "tools.call_events": "CallArguments CallEnd CallStart in_order join_calls",

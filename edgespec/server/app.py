@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import EdgeSpecError
-from edgespec.server import model_pages, ollama_answers, ollama_pages, tool_pages
+from edgespec.server import file_pages, model_pages, ollama_answers, ollama_pages, tool_pages
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
@@ -41,6 +41,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/responses": responses,
     "/v1/embeddings": embeddings,
     "/v1/tools/call": tool_pages.call_tool,
+    "/v1/files/text": file_pages.read_text,
     "/tokenize": model_pages.tokenize,
     "/detokenize": model_pages.detokenize,
     "/api/chat": ollama_answers.chat,

@@ -24,6 +24,7 @@ class Limits:
     headers_bytes: int = 16 << 10
     num_connections: int = 512
     num_answers: int = 64  # that are made or wait; more are refused
+    file_text_bytes: int = 1 << 20  # of the text of a file
     tokenize_length: int = 1 << 20  # characters of a text that is made to tokens for its own sake
     num_tokens: int | None = None  # of an answer, beside what its context has room for
     num_choices: int = 16  # answers to one request

@@ -261,6 +261,17 @@ class ToolCallRequest(ModelRequest):
     id: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRequest(ModelRequest):
+    """POST /v1/files/text: a file as OpenAI's API has it in a message.
+
+    file_data: In base64, with or without data:application/pdf;base64, before it.
+    """
+
+    filename: str
+    file_data: str
+
+
 def parse(kind: type[T], body: bytes) -> T:
     """A request from the body that a client sent.
 

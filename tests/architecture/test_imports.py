@@ -32,7 +32,7 @@ HEAVY = {
     "onnx_ir": "export",
     "uvicorn": "edgespec/server",
     "starlette": "edgespec/server",
-    "pypdf": "edgespec/chat/attachments.py",
+    "pypdf": "edgespec/text/pdf_reader.py",
     "llguidance": "edgespec/grammar",
 }
 

@@ -28,6 +28,7 @@ from edgespec.chat.saved_chats import find_latest
 from edgespec.chat.session import ChatSession
 from edgespec.cli.main import main
 from edgespec.engine.transcript import Transcript
+from edgespec.text import pdf
 
 _LINES = st.text(alphabet=st.sampled_from("ab` \n:#File"), max_size=30).map(lambda text: text.strip("\n"))
 
@@ -166,6 +167,14 @@ def test_a_pdf_with_too_much_text_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(attachments, "MAX_TEXT_BYTES", 20)
     with pytest.raises(UsageError, match="of text up to page 2 of 3"):
         read_attachment(written(tmp_path, "long.pdf", make_pdf(["Fifteen letters"] * 3)))
+
+
+def test_a_pdf_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
+    monkeypatch.setattr(pdf, "_MOST_S", 0.01)
+    monkeypatch.setattr(pdf, "_READER", written(tmp_path, "endless.py", b"while True: pass"))
+    with pytest.raises(UsageError, match=r"bomb\.pdf is a PDF that cannot be read \(it does not finish within"):
+        read_attachment(written(tmp_path, "bomb.pdf", make_pdf(["Words."])))
 
 
 def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The chat page at the server's address: what it may do, whose pages may ask, and the page in a browser."""
 
+import base64
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import chromium
 import pytest
 import tiny
 from embedding_models import write_folder
+from pdfs import make_pdf
 from scripted import TOOL_TEMPLATE, scripted_engine
 from served import Served, home_with, serving, table_engine
 
@@ -55,6 +58,35 @@ def test_the_page_can_be_left_out(tiny_model: Path, tmp_path: Path) -> None:
     with page_of(tiny_model, tmp_path, has_page=False) as served:
         assert "html" not in served.client.get("/", headers=BROWSER).headers["content-type"]
         assert served.client.get("/v1/models").status_code == 200
+
+
+def test_the_text_of_a_pdf_is_read_for_the_page(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
+
+    def asked(data: bytes, begin: str = "") -> dict[str, str]:
+        return {"filename": "/etc/a.pdf", "file_data": begin + base64.b64encode(data).decode()}
+
+    with page_of(tiny_model, tmp_path) as served:
+        printed = make_pdf(["In print."])
+        found = served.post("/v1/files/text", asked(printed, "data:application/pdf;base64,"))
+        assert (found.status_code, found.json()) == (200, {"filename": "/etc/a.pdf", "text": "In print."})
+        for data, said in (
+            (make_pdf([""]), "has no text on 1 pages"),
+            (b"GIF8", "is no PDF"),
+            (b"%PDF-", "cannot"),
+        ):
+            refused = served.post("/v1/files/text", asked(data))
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "file_data")
+            assert said in refused.json()["error"]["message"]
+        assert served.post("/v1/files/text", asked(printed, "?,?")).status_code == 400
+        monkeypatch.setitem(sys.modules, "pypdf", None)
+        refused = served.post("/v1/files/text", asked(printed))
+        assert (refused.status_code, 'pip install "edgespec[pdf]"' in refused.text.replace("\\", "")) == (
+            501,
+            True,
+        )
 
 
 def test_the_page_is_let_in_and_no_other_one(tiny_model: Path, tmp_path: Path) -> None:
@@ -274,7 +306,12 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.wait_for("document.querySelectorAll('#files .file').length === 1")
         assert "x.bin is no text" in texts(page, "#alert")[0]
         page.evaluate("attach([new File(['%PDF-1.7'], 'x.pdf')])")
-        page.wait_for("document.getElementById('alert').textContent.includes('x.pdf is a PDF')")
+        page.wait_for(
+            "document.getElementById('alert').textContent.includes('x.pdf is a PDF that cannot be read')"
+        )
+        page.evaluate(f"attach([new File([{make_pdf(['In print.']).decode()!r}], 'a.pdf')])")
+        page.wait_for("files.length === 2")
+        assert page.evaluate("files.pop()") == {"name": "a.pdf", "content": "In print."}
         assert page.evaluate("$('thinking').disabled && !$('fixed').hidden"), "tiny has no switch for it"
         assert "chat_template_kwargs" not in page.evaluate(
             "(() => { $('thinking').value = 'on'; return request({ role: 'user', text: 'sum up' }); })()"
