@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import UnsuitedModel, UsageError
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec import Engine, ModelHome
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 
@@ -154,20 +154,16 @@ def _is_counted(options: Namespace) -> bool:
     return not (given.get("no_usage", True) or given.get("no_history"))
 
 
-def load_any_engine(options: Namespace, **settings: Any) -> "Engine":
+def load_any_engine(options: Namespace, **settings: Any) -> "edgespec.Engine":
     """Load the model of a command as its options say; settings are further arguments of `load`."""
-    from edgespec import load
-
-    return load(**load_arguments(options) | settings)
+    return edgespec.load(**load_arguments(options) | settings)
 
 
-def load_engine(options: Namespace, **settings: Any) -> "Engine":
+def load_engine(options: Namespace, **settings: Any) -> "edgespec.Engine":
     """Load the model of a command that has it write; raises what load raises, and UnsuitedModel: It does not."""
-    from edgespec import require_writer
-
     engine = load_any_engine(options, **settings)
     try:
-        require_writer(engine.manifest)
+        edgespec.require_writer(engine.manifest)
     except UnsuitedModel:
         engine.close()
         raise
@@ -180,12 +176,11 @@ def model_home(
     open_decoder: "OpenDecoder | None" = None,
     measure_ranges: "MeasureRanges | None" = None,
     is_quick: bool = False,
-) -> "ModelHome":
+) -> "edgespec.ModelHome":
     """The user's model home."""
-    from edgespec import ModelHome
     from edgespec.config.config_file import default_home
 
-    return ModelHome(default_home(), offline, info, open_decoder, measure_ranges, is_quick)
+    return edgespec.ModelHome(default_home(), offline, info, open_decoder, measure_ranges, is_quick)
 
 
 def checked_name(key: str, value: str) -> str:
@@ -217,12 +212,11 @@ def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
         DeviceUnavailable: ONNX Runtime is missing or does not load.
         UsageError: The file cannot be read.
     """
-    from edgespec import measure_ranges, require_runtime
     from edgespec.evaluation.prompts import own_prompts, read_prompts
 
-    require_runtime()
+    edgespec.require_runtime()
     prompts = own_prompts() if calibration is None else read_prompts(calibration, None)
-    return partial(measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
+    return partial(edgespec.measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
 def print_result(options: Namespace, document: object, *lines: object) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import (
     add_count,
@@ -25,14 +26,13 @@ from edgespec.system.console import info
 from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
-    from edgespec import Engine
     from edgespec.evaluation.document import BenchDocument
     from edgespec.evaluation.journal import Journal
     from edgespec.evaluation.peer import Peer
     from edgespec.evaluation.prompts import BenchPrompt
 
 _LARGEST_BYTES = 1 << 28  # of a text to score
-OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
+OpenPeers = Callable[["edgespec.Engine"], AbstractContextManager[Sequence["Peer"]]]
 
 
 def add_bench(parser: CommandParser) -> None:
@@ -118,7 +118,6 @@ def _require_writable(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocument":
-    from edgespec import SamplingParams
     from edgespec.evaluation.benchmark import measure
     from edgespec.evaluation.prompts import own_prompts, read_prompts
 
@@ -142,7 +141,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
             prompts,
             plain=plain,
             max_tokens=options.max_tokens,
-            sampling=SamplingParams(temperature=options.temperature),
+            sampling=edgespec.SamplingParams(temperature=options.temperature),
             rounds=options.rounds,
             learned=options.learned,
             peers=[*others, *peers],
@@ -152,7 +151,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
 
 
 @contextmanager
-def _open_plain(options: argparse.Namespace) -> Iterator["Engine | None"]:
+def _open_plain(options: argparse.Namespace) -> Iterator["edgespec.Engine | None"]:
     """The model as --drafter none opens it; None, which is reported, where there is no memory for both."""
     try:
         engine = load_engine(options, drafter="none", draft_length="auto", schedule="auto")
@@ -177,15 +176,14 @@ def _require_other_drafters(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _open_other_ways(options: argparse.Namespace, engine: "Engine") -> Iterator[list["Peer"]]:
+def _open_other_ways(options: argparse.Namespace, engine: "edgespec.Engine") -> Iterator[list["Peer"]]:
     """Speculation in the other mode, where --both-modes asks for it, and with the drafters of --compare."""
-    from edgespec import SamplingParams
     from edgespec.evaluation.benchmark import mode_of
     from edgespec.evaluation.peer import EnginePeer
 
     ways: list[dict[str, Any]] = [{"deterministic": not engine.is_deterministic}] if options.both_modes else []
     ways += [{"drafter": drafter} for drafter in options.compare]
-    sampling = SamplingParams(temperature=options.temperature)
+    sampling = edgespec.SamplingParams(temperature=options.temperature)
     is_stored = options.learned == "stored"
     with ExitStack() as stack:
         peers: list[Peer] = []
@@ -247,18 +245,16 @@ def _score(options: argparse.Namespace) -> None:
     print_result(options, {"tokens": tokens, "nll": nll}, f"{nll:.4f} nats/token over {tokens} tokens")
 
 
-def score(engine: "Engine", text: str) -> tuple[int, float]:
+def score(engine: "edgespec.Engine", text: str) -> tuple[int, float]:
     """Number of tokens and their mean negative log-likelihood in nats, the first token left out.
 
     Raises:
         UsageError: The text has fewer than two tokens.
         ContextOverflow: The text has more tokens than the context length.
     """
-    from edgespec import mean_nll
-
     tokens = engine.tokenizer.encode(text)
     if len(tokens) < 2:
         raise UsageError(f"the text has {len(tokens)} tokens; scoring needs at least 2")
     if len(tokens) > engine.context_length:
         raise ContextOverflow(len(tokens), engine.context_length, engine.manifest.context_length)
-    return len(tokens), mean_nll(engine.target, tokens)
+    return len(tokens), edgespec.mean_nll(engine.target, tokens)

@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import CATALOG, FormatError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     Switch,
@@ -33,7 +34,6 @@ from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_stdin, read_text
 
 if TYPE_CHECKING:
-    from edgespec import Conversation, Engine, SamplingParams, Transcript
     from edgespec.chat.files import AutosaveFile, TraceFile
     from edgespec.chat.session import ChatSession
 
@@ -155,7 +155,7 @@ def _chat(options: argparse.Namespace) -> int:
         if box:
             engines.callback(box.close)
 
-        def load_unseen(options: argparse.Namespace) -> "Engine":
+        def load_unseen(options: argparse.Namespace) -> "edgespec.Engine":
             engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
             return _load(options)
 
@@ -206,7 +206,10 @@ def _require_usable(options: argparse.Namespace) -> None:
 
 
 def _resume(
-    conversation: "Conversation", last: "Transcript", options: argparse.Namespace, stated: dict[str, Any]
+    conversation: "edgespec.Conversation",
+    last: "edgespec.Transcript",
+    options: argparse.Namespace,
+    stated: dict[str, Any],
 ) -> None:
     """Continue a saved conversation; what the command line states comes before what was saved."""
     sampling = conversation.sampling
@@ -261,7 +264,7 @@ def _take_tools_of_preset(options: argparse.Namespace) -> None:
         options.tools = Path(preset.tools)
 
 
-def _load(options: argparse.Namespace) -> "Engine":
+def _load(options: argparse.Namespace) -> "edgespec.Engine":
     try:
         return load_engine(options, answer_cache=_uses_answer_cache(options))
     except ModelError as error:
@@ -275,15 +278,13 @@ def _read_schema(path: Path) -> dict[str, Any]:
     """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
     import json
 
-    from edgespec import require_format
-
     with explain_unreadable(path, "a JSON schema"):
         schema = json.loads(read_text(path, _LARGEST_SCHEMA))
         if not isinstance(schema, (dict, bool)):
             raise ValueError('one is an object, such as {"type": "object"}')
     stated = {"type": "json_schema", "schema": schema}
     try:
-        require_format(stated)  # what is wrong in itself is said before a model is loaded
+        edgespec.require_format(stated)  # what is wrong in itself is said before a model is loaded
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return stated
@@ -296,26 +297,24 @@ def _uses_answer_cache(options: argparse.Namespace) -> bool:
 
 def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling that flags and configuration state. Raises UsageError: a value is out of range."""
-    from edgespec import SamplingParams
-
     stated = {
         name: getattr(options, name) for name in map(attribute_name, SAMPLING_OPTIONS) if name in options.stated
     }
-    SamplingParams(**stated)
+    edgespec.SamplingParams(**stated)
     return stated
 
 
-def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engine") -> "SamplingParams":
+def _sampling(
+    options: argparse.Namespace, stated: dict[str, Any], engine: "edgespec.Engine"
+) -> "edgespec.SamplingParams":
     """How tokens are chosen: as stated, and for the rest as the model suggests, or greedily."""
-    from edgespec import SamplingParams
-
     suggested, name = engine.model_sampling, engine.manifest.name
     is_asked_for = _names_model_sampling(options)
     if not options.model_sampling or options.exact or suggested is None:
         if is_asked_for and options.model_sampling:
             why = "--exact is for greedy text" if options.exact else f"the files of {name} suggest no sampling"
             info(f"{why}; --model-sampling has no effect")
-        return SamplingParams(**stated)
+        return edgespec.SamplingParams(**stated)
     sampling = replace(suggested, **stated)
     if is_asked_for:
         values = {option: getattr(sampling, attribute_name(option)) for option in SAMPLING_OPTIONS}
@@ -381,13 +380,12 @@ def _find_continued(options: argparse.Namespace) -> Path | None:
 
 def _open_transcripts(
     options: argparse.Namespace, path: Path | None
-) -> tuple["AutosaveFile | None", "Transcript | None"]:
+) -> tuple["AutosaveFile | None", "edgespec.Transcript | None"]:
     """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
-    from edgespec import Transcript
     from edgespec.chat.files import AutosaveFile
     from edgespec.config.config_file import default_home
 
-    last = Transcript.read(path) if path else None
+    last = edgespec.Transcript.read(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):
         options.model = model_home().current_name(last.model)
     if options.no_history:
@@ -405,19 +403,18 @@ def _print_aside(line: str) -> None:
 
 def _session(
     options: argparse.Namespace,
-    conversation: "Conversation",
+    conversation: "edgespec.Conversation",
     autosave: "AutosaveFile | None",
     trace: "TraceFile | None",
 ) -> "ChatSession":
-    from edgespec import Wish, plan_document, plan_in_words
     from edgespec.chat.session import ChatSession
 
-    def open_engine(model: str, drafter: str) -> "Engine":
+    def open_engine(model: str, drafter: str) -> "edgespec.Engine":
         return load_engine(options, model=model, drafter=drafter, answer_cache=_uses_answer_cache(options))
 
     def describe_plan(model: str, drafter: str) -> str:
-        wish = Wish(**load_arguments(options, "plan") | {"model": model, "drafter": drafter})
-        return plan_in_words(plan_document(wish, remeasure=False))
+        wish = edgespec.Wish(**load_arguments(options, "plan") | {"model": model, "drafter": drafter})
+        return edgespec.plan_in_words(edgespec.plan_document(wish, remeasure=False))
 
     return ChatSession(
         conversation=conversation,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import edgespec
 from edgespec import CATALOG, UsageError
 from edgespec.cli.arguments import attribute_name, model_home
 from edgespec.cli.parser import CommandParser
@@ -75,9 +76,7 @@ def _config_values(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
 
 
 def _devices(**_: Any) -> Iterable[str]:
-    from edgespec import device_names
-
-    return ["auto", *device_names()]
+    return ["auto", *edgespec.device_names()]
 
 
 def _prepared_models(**_: Any) -> Iterable[str]:
@@ -89,10 +88,8 @@ def _prepared_models(**_: Any) -> Iterable[str]:
 
 def _domains(**_: Any) -> Iterable[str]:
     """Names under which a head of a prepared model has learned."""
-    from edgespec import learned_files
-
     folders = [model_home().models / name for name in _prepared_models()]
-    return {file.domain for folder in folders for file in learned_files(folder)}
+    return {file.domain for folder in folders for file in edgespec.learned_files(folder)}
 
 
 def _presets(**_: Any) -> Iterable[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     add_count,
@@ -22,7 +23,6 @@ from edgespec.system.console import info, show_progress
 from edgespec.system.units import format_bytes, format_speed
 
 if TYPE_CHECKING:
-    from edgespec import Engine
     from edgespec.evaluation.exactness import Difference
 
 _MODES = {"deterministic": "in deterministic mode", "normal": "without deterministic mode"}
@@ -55,12 +55,11 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.exactness is not None:
         return _check_exactness(options)
-    from edgespec import Discovery, discover
     from edgespec.cli.diagnosis import machine_document
 
     document = machine_document()
     problem = document["onnxruntime"]["problem"]
-    found = Discovery((), ()) if problem else discover()
+    found = edgespec.Discovery((), ()) if problem else edgespec.discover()
     document |= found.document()
     document["self_test"], code = _run_self_test(options) if not problem and document["home"] else (None, 0)
     if problem:
@@ -108,13 +107,12 @@ def format_memory(memory: Mapping[str, Any]) -> str:
 
 def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
     """The document of the self-test, None where no model is prepared (none is downloaded), and its exit code."""
-    from edgespec import Inventory
     from edgespec.cli.diagnosis import self_test
 
     if options.no_self_test:
         return None, 0
     try:
-        folder = Inventory(model_home()).find(options.model or DEFAULT_MODEL)
+        folder = edgespec.Inventory(model_home()).find(options.model or DEFAULT_MODEL)
     except ModelError:
         if options.model is None:
             return None, 0
@@ -170,13 +168,12 @@ def _check_exactness(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> dict[str, Any]:
-    from edgespec import SamplingParams
     from edgespec.evaluation.exactness import compare
 
     is_deterministic = mode == "deterministic"
     switches = {"deterministic": None if is_deterministic else False, "exact": False}
     # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
-    samplings = [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * is_deterministic
+    samplings = [edgespec.SamplingParams()] + [edgespec.SamplingParams(temperature=0.8, seed=7)] * is_deterministic
     with (
         load_engine(options, model=options.exactness, drafter=options.drafter, **switches) as engine,
         engine.speculation.hold(),
@@ -210,7 +207,7 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
         }
 
 
-def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> dict[str, Sequence[int]]:
+def _encode_fitting(engine: "edgespec.Engine", texts: Sequence[str]) -> dict[str, Sequence[int]]:
     """Tokens of each distinct text that fits the context; texts that do not are reported and skipped."""
     fitting: dict[str, Sequence[int]] = {}
     for text in dict.fromkeys(texts):
@@ -229,7 +226,9 @@ def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> dict[str, Sequenc
     return fitting
 
 
-def _difference_document(found: "Difference", engine: "Engine", texts: Sequence[str], mode: str) -> dict[str, Any]:
+def _difference_document(
+    found: "Difference", engine: "edgespec.Engine", texts: Sequence[str], mode: str
+) -> dict[str, Any]:
     def token(number: int) -> dict[str, Any]:
         return {"id": number, "text": engine.tokenizer.decode([number])}
 
@@ -276,7 +275,5 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
 
 
 def _devices(options: argparse.Namespace) -> None:
-    from edgespec import discover
-
-    found = discover()
+    found = edgespec.discover()
     print_result(options, found.document(), *found.lines())

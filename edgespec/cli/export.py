@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import DeviceUnavailable, UsageError
 from edgespec.cli.arguments import (
     Switch,
@@ -149,12 +150,11 @@ def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> Non
 
 
 def _export(options: argparse.Namespace) -> int:
-    from edgespec import Inventory
     from edgespec.export.output import require_absent
 
     require_compatible(options)
     if options.name is not None:
-        inventory = Inventory(model_home())
+        inventory = edgespec.Inventory(model_home())
         inventory.require_free(options.name)
         options.output = inventory.home.models / options.name
     if options.output is not None:
@@ -172,19 +172,17 @@ def _export(options: argparse.Namespace) -> int:
 
 def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
     """The function that loads an export to check it; None where no check is wanted, or none is possible."""
-    from edgespec import open_decoder, require_runtime
-
     is_trimmed = options.vocab_subset and not (options.keep_layers or options.skip_layers)
     if options.check is False or (options.check is None and is_trimmed):
         return None
     try:
-        require_runtime()
+        edgespec.require_runtime()
     except DeviceUnavailable as error:
         if options.check:
             raise
         warn(f"the export will not be checked: {error}")
         return None
-    return open_decoder
+    return edgespec.open_decoder
 
 
 def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
@@ -195,11 +193,9 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
 
 
 def _export_pair(options: argparse.Namespace) -> None:
-    from edgespec import export_pair
-
     home = model_home(offline=options.offline)
     target, drafter = (pair_half(options, part, home) for part in export_parts(options))
-    check = export_pair(
+    check = edgespec.export_pair(
         target,
         drafter,
         options.output,
@@ -216,13 +212,13 @@ def _export_pair(options: argparse.Namespace) -> None:
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec import PairHalf, add_forms
-
     home = model_home(offline=options.offline)
     parts = export_parts(options)
-    added = add_forms(
+    added = edgespec.add_forms(
         options.add_to,
-        PairHalf(part=TARGET, source=home.locate(options.source, options.revision), adapter=options.adapter),
+        edgespec.PairHalf(
+            part=TARGET, source=home.locate(options.source, options.revision), adapter=options.adapter
+        ),
         [pair_half(options, part, home) for part in parts],
         open_decoder=_decoder_for_check(options),
         measure_ranges=_range_measurement(options),
@@ -238,7 +234,6 @@ def _add_forms(options: argparse.Namespace) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
     from edgespec.export.output import quality
 
     (part,) = export_parts(options)
@@ -253,7 +248,7 @@ def _export_model(options: argparse.Namespace) -> None:
         home.note_export(source, is_checked=manifest.check is not None)
     else:
         wanted = vars(export_options(options, part))
-        manifest = Inventory(home).export(options.source, options.output, options.revision, **wanted)
+        manifest = edgespec.Inventory(home).export(options.source, options.output, options.revision, **wanted)
     home.settle_downloads(keep=options.keep_download)
     if options.json:
         print(json.dumps(asdict(manifest)))
@@ -266,7 +261,7 @@ def _export_model(options: argparse.Namespace) -> None:
         )
         if (warning := quality(check, manifest.form)) is not None:
             info(warning)
-    info(f"wrote {options.output} ({format_bytes(Inventory(home).describe(str(options.output)).bytes)})")
+    info(f"wrote {options.output} ({format_bytes(edgespec.Inventory(home).describe(str(options.output)).bytes)})")
     folder = quote(options.name or options.output)
     use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + named_devices(options)
     if manifest.pooling:

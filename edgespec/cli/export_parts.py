@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import edgespec
 from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome, PairHalf, Preview
     from edgespec.export.options import ExportOptions, Trimming
     from edgespec.export.plan import ExportCost
 
@@ -34,7 +34,6 @@ def require_compatible(options: argparse.Namespace) -> None:
         DeviceUnavailable: A device has no such name, or no process can use both.
         UsageError: Options contradict each other.
     """
-    from edgespec import require_names_together
     from edgespec.export.options import require_context
 
     is_pair = options.drafter is not None
@@ -58,7 +57,7 @@ def require_compatible(options: argparse.Namespace) -> None:
     if is_pair:
         _form(options, "drafter-")
         if options.add_to is None:
-            require_names_together(options.device, options.drafter_device)
+            edgespec.require_names_together(options.device, options.drafter_device)
     if is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
         raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
     precisions = [options.precision or "source", options.drafter_precision or "source"]
@@ -79,10 +78,8 @@ def _form(options: argparse.Namespace, prefix: str = "") -> str:
         DeviceUnavailable: The device has no such name.
         UsageError: The device that was named needs another form than the one that was named.
     """
-    from edgespec import form_of
-
     device, form = (getattr(options, attribute_name(prefix + name)) for name in ("device", "form"))
-    needed = form_of(device)
+    needed = edgespec.form_of(device)
     if form is None:
         return needed
     if form != needed and is_given(options, f"{prefix}device"):
@@ -96,9 +93,7 @@ def _form(options: argparse.Namespace, prefix: str = "") -> str:
 def _device(options: argparse.Namespace, prefix: str = "") -> str:
     """The device that the target or the drafter is exported for; without a name, any of the kind of its form."""
     form, device = _form(options, prefix), getattr(options, attribute_name(f"{prefix}device"))
-    from edgespec import form_of
-
-    return str(device) if device != "auto" and form_of(device) == form else form
+    return str(device) if device != "auto" and edgespec.form_of(device) == form else form
 
 
 def _named_parts(options: argparse.Namespace) -> list[str]:
@@ -136,8 +131,6 @@ class ExportPart(NamedTuple):
 
 def export_parts(options: argparse.Namespace) -> list[ExportPart]:
     """The models to export: of a pair to which forms are added those that it does not have."""
-    from edgespec import usual_added_precision
-
     found = []
     is_mtp = options.drafter == MTP and not Path(MTP).exists()
     drafter = (options.source, options.revision) if is_mtp else (options.drafter, None)
@@ -147,7 +140,7 @@ def export_parts(options: argparse.Namespace) -> list[ExportPart]:
         if source is not None and prefix in named:
             form, own = _form(options, prefix), "source"
             if options.add_to is not None:
-                if (added := usual_added_precision(options.add_to, name, form)) is None:
+                if (added := edgespec.usual_added_precision(options.add_to, name, form)) is None:
                     continue
                 own = added
             if (precision := getattr(options, attribute_name(f"{prefix}precision"))) is None:
@@ -161,9 +154,7 @@ def export_parts(options: argparse.Namespace) -> list[ExportPart]:
 
 def _usual_precision(form: str, device: str) -> str:
     """The precision for a device where none was named: source, or fp32 on a GPU here without half floats."""
-    from edgespec import is_known_to_lack_half_floats
-
-    if form == "gpu" and device != "auto" and is_known_to_lack_half_floats(device):
+    if form == "gpu" and device != "auto" and edgespec.is_known_to_lack_half_floats(device):
         info(f"'{device}' has no half floats: the export for it is in fp32")
         return "fp32"
     return "source"
@@ -187,12 +178,11 @@ def trimming(options: argparse.Namespace) -> "Trimming":
     )
 
 
-def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
+def pair_half(options: argparse.Namespace, part: ExportPart, home: "edgespec.ModelHome") -> "edgespec.PairHalf":
     """The half of a pair that a part is, from its source, which is fetched if it is on the hub."""
-    from edgespec import PairHalf
     from edgespec.export.options import Trimming
 
-    return PairHalf(
+    return edgespec.PairHalf(
         part=part.name,
         source=home.locate(part.source, part.revision, partial(judge, options, part)),
         form=part.form,
@@ -206,7 +196,6 @@ def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") 
 
 def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
     """Print what an export would take; the exit code says whether it is possible."""
-    from edgespec import plan_pair
     from edgespec.export.output import require_writable
 
     home = model_home(offline=options.offline)
@@ -216,7 +205,7 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
         views = [stack.enter_context(home.preview(part.source, part.revision)) for part in parts]
         if options.drafter and len(parts) == 2 and all(view and not view.sizes for view in views):
             target, drafter = (pair_half(options, part, home) for part in parts)
-            plans = [*plan_pair(target, drafter, is_checked=is_checked).plans]
+            plans = [*edgespec.plan_pair(target, drafter, is_checked=is_checked).plans]
         else:
             plans = [
                 _plan_alone(options, part, view, views[0], is_checked=is_checked)
@@ -238,8 +227,8 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
 def _plan_alone(
     options: argparse.Namespace,
     part: ExportPart,
-    view: "Preview | None",
-    target: "Preview | None",
+    view: "edgespec.Preview | None",
+    target: "edgespec.Preview | None",
     *,
     is_checked: bool,
 ) -> "ExportCost":
@@ -272,13 +261,13 @@ def _plan_alone(
     return plan_model(view.path, wanted, is_checked=is_checked).cost
 
 
-def _is_head(part: ExportPart, view: "Preview") -> bool:
+def _is_head(part: ExportPart, view: "edgespec.Preview") -> bool:
     from edgespec.export.heads.dialects import is_head
 
     return part.is_mtp or (part.name == DRAFTER and is_head(view.path))
 
 
-def judge(options: argparse.Namespace, part: ExportPart, view: "Preview") -> None:
+def judge(options: argparse.Namespace, part: ExportPart, view: "edgespec.Preview") -> None:
     """Raises what speaks against fetching the weights of a part: its family, its tensors, the disks."""
     from edgespec.export.output import require_writable
     from edgespec.export.plan import foresee_cost

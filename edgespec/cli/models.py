@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import edgespec
 from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
@@ -17,9 +18,6 @@ from edgespec.system.console import info
 from edgespec.system.printable import printable
 from edgespec.system.terminal import terminal_width
 from edgespec.system.units import format_bytes
-
-if TYPE_CHECKING:
-    from edgespec import CatalogModel, Download, Inventory, PreparedModel
 
 _LONG_S = 1e9  # as far off as what is kept for good
 
@@ -114,12 +112,12 @@ def _list(options: argparse.Namespace) -> None:
     print_result(options, document, *lines)
 
 
-def _download_row(download: "Download") -> list[str]:
+def _download_row(download: "edgespec.Download") -> list[str]:
     state = "not exported yet" if download.is_new else "complete" if download.is_whole else "interrupted"
     return [download.source, format_bytes(download.bytes), state]
 
 
-def _row(model: "PreparedModel") -> list[str]:
+def _row(model: "edgespec.PreparedModel") -> list[str]:
     if model.problem is not None:
         return [model.name, format_bytes(model.bytes), "", "", "", "", "", ""]
     return [
@@ -134,7 +132,7 @@ def _row(model: "PreparedModel") -> list[str]:
     ]
 
 
-def _catalog_row(model: "CatalogModel") -> list[str]:
+def _catalog_row(model: "edgespec.CatalogModel") -> list[str]:
     return [
         model.name,
         format_bytes(model.fetch_bytes),
@@ -146,7 +144,7 @@ def _catalog_row(model: "CatalogModel") -> list[str]:
     ]
 
 
-def _advice_row(model: "CatalogModel") -> list[str]:
+def _advice_row(model: "edgespec.CatalogModel") -> list[str]:
     drafters = ", ".join(filter(None, (model.drafter, model.head)))
     return [model.name, f"{model.machine_gb} GB", format_bytes(model.memory_bytes), model.reason, drafters]
 
@@ -220,16 +218,12 @@ def _rename(options: argparse.Namespace) -> None:
 
 
 def _path(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
-
-    folder = Inventory(model_home()).find(options.model)
+    folder = edgespec.Inventory(model_home()).find(options.model)
     print_result(options, {"path": str(folder)}, folder)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from edgespec import Inventory
-
-    inventory = Inventory(model_home())
+    inventory = edgespec.Inventory(model_home())
     document, lines, code = {}, [], 0
     for name in options.models or [model.name for model in inventory.models()]:
         try:
@@ -246,9 +240,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from edgespec import Inventory
-
-    inventory = Inventory(model_home())
+    inventory = edgespec.Inventory(model_home())
     names = [*dict.fromkeys(options.models)]
     for name in names:
         inventory.require_unused(name)
@@ -266,7 +258,7 @@ def _remove(options: argparse.Namespace) -> int:
     return int(len(removed) < len(names))
 
 
-def _may_remove(inventory: "Inventory", model: str) -> bool:
+def _may_remove(inventory: "edgespec.Inventory", model: str) -> bool:
     """Ask whether to remove a model that presets need; without a terminal it stays."""
     from edgespec.chat.first_model import ask
 
@@ -285,9 +277,7 @@ def _may_remove(inventory: "Inventory", model: str) -> bool:
 
 
 def _prune(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
-
-    downloads, num_bytes = Inventory(model_home()).prune(is_dry=options.dry_run)
+    downloads, num_bytes = edgespec.Inventory(model_home()).prune(is_dry=options.dry_run)
     verb = "would delete" if options.dry_run else "deleted"
     lines = [f"{verb} {each.source} ({format_bytes(each.bytes)})" for each in downloads]
     lines += [f"{verb} what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
@@ -297,9 +287,7 @@ def _prune(options: argparse.Namespace) -> None:
 
 
 def _learned(options: argparse.Namespace) -> None:
-    from edgespec import Inventory
-
-    inventory = Inventory(model_home())
+    inventory = edgespec.Inventory(model_home())
     names = [options.model] if options.model else [model.name for model in inventory.models()]
     found = [each for name in names for each in _learned_of(inventory, name)]
     head = ["MODEL", "NAME", "ROWS", "WITHOUT", "WITH", "IN USE SINCE", "ON TRIAL", "SIZE"]
@@ -313,11 +301,9 @@ def _learned(options: argparse.Namespace) -> None:
     print_result(options, found, *lines)
 
 
-def _learned_of(inventory: "Inventory", model: str) -> Iterator[dict[str, Any]]:
+def _learned_of(inventory: "edgespec.Inventory", model: str) -> Iterator[dict[str, Any]]:
     """The files of heads that learned: shares of rows where their draft was right, and what is in use."""
-    from edgespec import learned_files
-
-    for file in learned_files(inventory.find(model)):
+    for file in edgespec.learned_files(inventory.find(model)):
         problems: list[str] = []
         learned = file.read(problems.append)
         num_rows = learned.tally.num_rows if learned else 0
@@ -345,9 +331,7 @@ def _learned_row(found: dict[str, Any]) -> list[str]:
 
 
 def _forget(options: argparse.Namespace) -> None:
-    from edgespec import Inventory, learned_files
-
-    files = [*learned_files(Inventory(model_home()).find(options.model))]
+    files = [*edgespec.learned_files(edgespec.Inventory(model_home()).find(options.model))]
     chosen = [file for file in files if options.domain in (None, file.domain)]
     if not chosen:
         learned = ", ".join(sorted({file.domain for file in files})) or "nothing"

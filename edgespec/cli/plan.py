@@ -2,14 +2,11 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec.cli.arguments import add_option, add_options, load_arguments, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.system.console import info
-
-if TYPE_CHECKING:
-    from edgespec import ModelHome
 
 
 def add_plan(parser: CommandParser) -> None:
@@ -22,11 +19,9 @@ def add_plan(parser: CommandParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from edgespec import Wish, plan_document, plan_in_words
-
-    wish = Wish(**load_arguments(options), drafter=options.drafter)
-    document = plan_document(wish, remeasure=options.measure)
-    print_result(options, document, plan_in_words(document))
+    wish = edgespec.Wish(**load_arguments(options), drafter=options.drafter)
+    document = edgespec.plan_document(wish, remeasure=options.measure)
+    print_result(options, document, edgespec.plan_in_words(document))
 
 
 def add_pair(parser: CommandParser) -> None:
@@ -49,23 +44,19 @@ def add_pair(parser: CommandParser) -> None:
 
 
 def _pair_check(options: argparse.Namespace) -> None:
-    from edgespec import check_pair
-
     devices = {"device": options.device, "drafter_device": options.drafter_device}
     how = {**devices, "offline": options.offline, "report": info}
     home = model_home(offline=options.offline)
     if options.drafter is not None:
-        check = check_pair(options.target, options.drafter, **how)
+        check = edgespec.check_pair(options.target, options.drafter, **how)
     elif (folder := home.pair_folder(options.target)) is not None:
-        check = check_pair(str(folder), **how)
+        check = edgespec.check_pair(str(folder), **how)
     else:
         _print_ranking(options, home, devices)
         return
     print_result(options, asdict(check), check.in_words())
 
 
-def _print_ranking(options: argparse.Namespace, home: "ModelHome", devices: dict[str, str]) -> None:
-    from edgespec import rank_for_model, ranking_document, ranking_in_words
-
-    document = ranking_document(rank_for_model(home, options.target, **devices))
-    print_result(options, document, ranking_in_words(document))
+def _print_ranking(options: argparse.Namespace, home: "edgespec.ModelHome", devices: dict[str, str]) -> None:
+    document = edgespec.ranking_document(edgespec.rank_for_model(home, options.target, **devices))
+    print_result(options, document, edgespec.ranking_in_words(document))

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     Switch,
@@ -23,7 +24,6 @@ from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome
     from edgespec.config.presets import Preset, PresetFolder
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -70,25 +70,23 @@ def _add_contents(action: CommandParser) -> None:
 
 
 def _create(options: argparse.Namespace) -> None:
-    from edgespec import Inventory, split_precision
-
     home = model_home()
     presets, name = home.presets, options.name
     if presets.has(name) and not options.overwrite:
         raise UsageError(f"there is a preset '{name}' already; give another name, or replace it: --overwrite")
     if not presets.has(name):
-        Inventory(home).require_free(name)
+        edgespec.Inventory(home).require_free(name)
         if (now := home.current_name(name)) != name:
             raise UsageError(
                 f"'{name}' is a former name of the model '{now}', by which chats and settings still find it; "
                 "give another name"
             )
     preset = _stated(options, presets)
-    _require_model_file(split_precision(preset.model)[0])
+    _require_model_file(edgespec.split_precision(preset.model)[0])
     folder = home.find(preset.model)  # raises ModelError where nothing has that name
     path = presets.write(preset)
     if folder is None:
-        is_here = os.path.exists(split_precision(preset.model)[0])
+        is_here = os.path.exists(edgespec.split_precision(preset.model)[0])
         who, when = ("a chat or a server", "now") if is_here else ("a chat", "for a server")
         info(f"{who} prepares its model when it is first used; to do so {when}: {home.way_to(preset.model)}")
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
@@ -116,7 +114,6 @@ def _require_model_file(model: str) -> None:
 
 def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     """The preset of a command line. Raises UsageError: It has what it cannot have."""
-    from edgespec import check_preset
     from edgespec.config.presets import parse_preset, read_modelfile
 
     stated: dict[str, Any] = {}
@@ -145,7 +142,7 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
         raise UsageError(f"{begun}; give the model with --from MODEL, or in a Modelfile as FROM MODEL")
     where = str(options.file or "preset create")
     preset = parse_preset(options.name, stated, where)
-    check_preset(preset)
+    edgespec.check_preset(preset)
     if "drafter" in preset.options:
         checked_name("drafter", str(preset.options["drafter"]))
     return preset.over(presets.find(preset.model))
@@ -153,9 +150,7 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
 
 def _check_option(name: str, stated: dict[str, Any]) -> None:
     """Raises UsageError: An option has a value that no preset can have."""
-    from edgespec import Preset, check_preset
-
-    check_preset(Preset(name=name, model=name, options=stated))
+    edgespec.check_preset(edgespec.Preset(name=name, model=name, options=stated))
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -177,13 +172,11 @@ def _list(options: argparse.Namespace) -> None:
     print_result(options, document, *(lines or [none]))
 
 
-def preset_problem(home: "ModelHome", name: str) -> str:
+def preset_problem(home: "edgespec.ModelHome", name: str) -> str:
     """The reason why a preset cannot be used as it is now; empty where it can."""
-    from edgespec import check_preset
-
     try:
         preset = home.presets.read(name)
-        check_preset(preset)
+        edgespec.check_preset(preset)
         model = preset.model
         return "" if home.find(model) else f"{model} is not prepared yet: {home.way_to(model)}"
     except EdgeSpecError as error:

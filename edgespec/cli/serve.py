@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
     add_file,
@@ -27,7 +28,6 @@ from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
-    from edgespec import Engine
     from edgespec.server.model_names import ModelNames
 
 
@@ -49,7 +49,6 @@ def _serve(options: argparse.Namespace) -> int:
         _write_messages_to(options.log)
     import asyncio
 
-    from edgespec import McpServers
     from edgespec.config.config_file import default_home
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
@@ -64,7 +63,7 @@ def _serve(options: argparse.Namespace) -> int:
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))
-        servers = McpServers(*options.mcp, allow="all", report=info) if options.mcp else None
+        servers = edgespec.McpServers(*options.mcp, allow="all", report=info) if options.mcp else None
         tools = opened.enter_context(servers).tools if servers else ()
         first = None
         if names.own_name is not None:
@@ -147,7 +146,7 @@ def _require_sense(options: argparse.Namespace) -> None:
         raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
 
 
-def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "Engine":
+def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "edgespec.Engine":
     """Load a model that a client named. It is prepared already, or lies here: nothing is downloaded for it."""
     is_own = names.own_name is not None and name == names.loaded_as(names.own_name)[0]
     drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
@@ -157,7 +156,5 @@ def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) ->
 
 
 def _is_memory_short() -> bool:
-    from edgespec import free_memory
-
-    found = free_memory()
+    found = edgespec.free_memory()
     return found.free_bytes < found.reserve.floor_bytes

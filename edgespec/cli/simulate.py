@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec import MAX_FIXED_TOKENS, UsageError
 from edgespec.cli.arguments import add_count, add_file, print_result
 from edgespec.system.console import info
@@ -115,7 +116,6 @@ def _require_picture(path: Path) -> None:
 def _draw(
     path: Path, scenario: "Scenario", speeds: "Mapping[str, Speed]", title: str, lines: Sequence[str]
 ) -> None:
-    from edgespec import chrome_trace
     from edgespec.simulation.lane_picture import draw, observe, page
 
     runs = [observe(scenario, schedule) for schedule in speeds]
@@ -124,7 +124,7 @@ def _draw(
     documents = {
         ".svg": lambda: picture,
         ".html": lambda: page(picture, title, lines),
-        ".json": lambda: json.dumps(chrome_trace(intervals)),
+        ".json": lambda: json.dumps(edgespec.chrome_trace(intervals)),
     }
     try:
         path.write_text(documents[path.suffix](), encoding="utf-8")
@@ -200,10 +200,8 @@ def _parse_ratios(text: str) -> tuple[float, ...]:
 
 
 def _recorded_ratios(recording: "Recording", target_s: float) -> tuple[float, ...]:
-    from edgespec import pass_costs
-
     taken_s = {num_draft + 1: taken_ms / 1e3 for num_draft, taken_ms in recording.verify_ms.items()}
-    costs = pass_costs({**taken_s, 1: target_s})
+    costs = edgespec.pass_costs({**taken_s, 1: target_s})
     return tuple(costs.ratio(width) for width in range(1, MAX_FIXED_TOKENS + 2))
 
 

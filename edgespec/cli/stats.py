@@ -5,14 +5,11 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date, timedelta
-from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.table import table
-
-if TYPE_CHECKING:
-    from edgespec import Usage, UsageKey
 
 _HOW = """\
 The time saved is an estimate. In each answer edgespec measures what a pass of one token takes; plain \
@@ -46,9 +43,7 @@ def _first_day(text: str) -> date:
 
 
 def _stats(options: argparse.Namespace) -> None:
-    from edgespec import Usage, UsageFile
-
-    file = UsageFile((home := model_home()).path)
+    file = edgespec.UsageFile((home := model_home()).path)
     if options.delete:
         if options.since:
             raise UsageError("--delete forgets all counts, also those before --since; leave out one of them")
@@ -57,18 +52,18 @@ def _stats(options: argparse.Namespace) -> None:
         return
     since = str(options.since or "")
     # A month that has ended counts from its first day on.
-    counts: dict[UsageKey, Usage] = {}
+    counts: dict[edgespec.UsageKey, edgespec.Usage] = {}
     for key, each in file.read().items():
         if key.day >= since[: len(key.day)]:
             named = key._replace(model=home.current_name(key.model))
-            counts[named] = counts.get(named, Usage()) + each
-    total = sum(counts.values(), Usage())
+            counts[named] = counts.get(named, edgespec.Usage()) + each
+    total = sum(counts.values(), edgespec.Usage())
     rows = [{**key._asdict(), **asdict(each)} for key, each in counts.items()]
     document = {"path": str(file.path), "since": since or None, "total": asdict(total), "counts": rows}
     print_result(options, document, *_lines(counts, total, since))
 
 
-def _lines(counts: "dict[UsageKey, Usage]", total: "Usage", since: str) -> list[str]:
+def _lines(counts: "dict[edgespec.UsageKey, edgespec.Usage]", total: "edgespec.Usage", since: str) -> list[str]:
     if not counts:
         return [f"nothing was counted{f' since {since}' if since else ' yet'}; {_COUNTED}"]
     first = min(key.day for key in counts)
@@ -77,13 +72,13 @@ def _lines(counts: "dict[UsageKey, Usage]", total: "Usage", since: str) -> list[
         f"drafts had {_share(total)} of the tokens right",
         _saved_line(total),
     ]
-    parts: dict[str, Callable[[UsageKey], str]] = {
+    parts: dict[str, Callable[[edgespec.UsageKey], str]] = {
         "MODEL": lambda key: key.model,
         "DEVICE": lambda key: key.device,
         "DAY": lambda key: key.day,
     }
     for name, part in parts.items():
-        sums: dict[str, Usage] = {}
+        sums: dict[str, edgespec.Usage] = {}
         for key, each in counts.items():
             sums[part(key)] = sums[part(key)] + each if part(key) in sums else each
         head = [name, "ANSWERS", "TOKENS", "BY DRAFTS", "TIME SAVED"]
@@ -91,12 +86,12 @@ def _lines(counts: "dict[UsageKey, Usage]", total: "Usage", since: str) -> list[
     return lines
 
 
-def _row(name: str, usage: "Usage") -> list[str]:
+def _row(name: str, usage: "edgespec.Usage") -> list[str]:
     saved = _duration(usage.saved_s) if usage.measured else "not measured"
     return [name, f"{usage.answers:,}", f"{usage.tokens:,}", _share(usage), saved]
 
 
-def _saved_line(total: "Usage") -> str:
+def _saved_line(total: "edgespec.Usage") -> str:
     if not total.measured:
         return "the time that drafting saved was not measured in them"
     plain_s = total.decode_s + total.saved_s
@@ -106,7 +101,7 @@ def _saved_line(total: "Usage") -> str:
     return f"{saved} (measured in {total.measured:,} of the answers)"
 
 
-def _share(usage: "Usage") -> str:
+def _share(usage: "edgespec.Usage") -> str:
     return f"{usage.accepted / usage.tokens:.0%}" if usage.tokens else "0%"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec.system.processes import die_of, run_child
 from edgespec.system.terminal import restore_terminal, terminal_modes
 
@@ -65,7 +66,6 @@ def _watch(command: str, again: str) -> "int | WorkerDeath":
         return 1
     if 0 <= code < _WINDOWS_ERRORS:
         return code
-    from edgespec import EdgeSpecError
     from edgespec.cli.worker import WorkerDeath
     from edgespec.config.config_file import default_home
 
@@ -74,7 +74,7 @@ def _watch(command: str, again: str) -> "int | WorkerDeath":
     if death.cause:
         _print(death.message())
     if death.cause == "crash":
-        with suppress(OSError, EdgeSpecError):
+        with suppress(OSError, edgespec.EdgeSpecError):
             _print(f"the stack trace is in {death.write(default_home(), command)}; please attach it to a report")
     return death
 

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import (
     add_count,
@@ -23,7 +24,6 @@ from edgespec.system.console import info
 from edgespec.system.units import parse_bytes
 
 if TYPE_CHECKING:
-    from edgespec import ModelHome, TokenIds
     from edgespec.training.objective import ExpectedGain, TrainingReport
 
 _AT_ONCE = 8  # prompts that are answered at once; passes that are shared read the weights once
@@ -96,7 +96,6 @@ def add_train(parser: CommandParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from edgespec import CATALOG
     from edgespec.training.fit import Recipe
     from edgespec.training.prompts import own_prompts, read_corpus
     from edgespec.training.train import TrainingOptions, require_torch, train
@@ -137,18 +136,18 @@ def _train(options: argparse.Namespace) -> None:
         report=info,
     )
     print_result(options, asdict(report), *_format(report))
-    target = options.model if options.model in CATALOG else source.path
+    target = options.model if options.model in edgespec.CATALOG else source.path
     info(f"use it with: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
 
 
-def _stored_answers(model: str, home: "ModelHome") -> "list[tuple[TokenIds, TokenIds]]":
+def _stored_answers(model: str, home: "edgespec.ModelHome") -> "list[tuple[edgespec.TokenIds, edgespec.TokenIds]]":
     """Raises UsageError: No answers of the model are stored."""
-    from edgespec import AnswerCache, read_manifest
-
-    answers: list[tuple[TokenIds, TokenIds]] = []
+    answers: list[tuple[edgespec.TokenIds, edgespec.TokenIds]] = []
     if (folder := home.find(model)) is not None:
-        manifest = read_manifest(folder)
-        cache = AnswerCache(home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, info)
+        manifest = edgespec.read_manifest(folder)
+        cache = edgespec.AnswerCache(
+            home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, info
+        )
         answers = cache.texts()
     if not answers:
         raise UsageError(f"no answers of {model} are stored; chat with it first, or leave out --from-answers")
