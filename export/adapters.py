@@ -26,7 +26,7 @@ from edgespec.export.roles import RoleRows, places, unpaired
 from edgespec.export.safetensors import read_tensors, require_floats
 from edgespec.export.settings import SourceSettings, read_json, require_no_pointer, translate_unusual
 from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.system.command_line import quote
 from edgespec.system.split_files import utf8_name
 
@@ -64,7 +64,7 @@ class _Adapter:
     path: Path
     files: tuple[Path, ...]
     changes: Mapping[str, _Change]
-    whole: Mapping[str, StoredTensor]
+    whole: Tensors
     is_gguf: bool
 
 
@@ -207,9 +207,7 @@ def _read_file(path: Path) -> _Adapter:
     return _Adapter(path, file.paths, changes, {}, is_gguf=True)
 
 
-def _merged(
-    adapter: _Adapter, config: DecoderConfig, tensors: Mapping[str, StoredTensor]
-) -> Iterator[tuple[str, StoredTensor]]:
+def _merged(adapter: _Adapter, config: DecoderConfig, tensors: Tensors) -> Iterator[tuple[str, StoredTensor]]:
     """The matrices that an adapter changes, by their roles."""
     known, bases = places(config, is_gguf=adapter.is_gguf), dict(tensors)
     for name, tensor in adapter.whole.items():
@@ -247,7 +245,7 @@ def _rows_of(
 
 
 def _places_of(
-    adapter: _Adapter, known: Mapping[str, list[RoleRows]], name: str, tensors: Mapping[str, StoredTensor]
+    adapter: _Adapter, known: Mapping[str, list[RoleRows]], name: str, tensors: Tensors
 ) -> list[RoleRows]:
     # A model with vision has its decoder below a name of its own.
     found = known.get(name) or known.get(name.replace("language_model.", "", 1)) or []

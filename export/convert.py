@@ -15,14 +15,7 @@ from edgespec.export.folder_check import check_folder
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.layout import VOCAB_SUBSET, lay_out, require_ids
 from edgespec.export.options import ExportOptions, Trimming, frequent_tokens
-from edgespec.export.output import (
-    ExportProgress,
-    atomic_folder,
-    finish,
-    hash_files,
-    require_absent,
-    write_text,
-)
+from edgespec.export.output import ExportProgress, atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.plan import PlannedModel, can_be_checked, plan_model, require_memory
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource

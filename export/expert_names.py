@@ -38,11 +38,7 @@ EXPERT_NAMES: dict[str, _Held] = {
     },
 }
 GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in PARTS}
-GGUF_STACKED: _Held = {
-    "ffn_gate_inp": ("router",),
-    "ffn_gate_up_exps": ("gate", "up"),
-    "ffn_down_exps": ("down",),
-}
+GGUF_STACKED: _Held = {"ffn_gate_inp": ("router",), "ffn_gate_up_exps": ("gate", "up"), "ffn_down_exps": ("down",)}
 # What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.
 BESIDE_EXPERTS = {
     "router_choice": (

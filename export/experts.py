@@ -140,9 +140,7 @@ class ExpertsWriter:
         judged = self._within_groups(judged, routing)
         outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
         largest, chosen = self._nodes.node(
-            "TopK",
-            [judged, constant("num_used", np.array([routing.num_used]))],
-            outputs,
+            "TopK", [judged, constant("num_used", np.array([routing.num_used]))], outputs
         )
         if shares is None:
             return op("Softmax", largest, axis=-1), chosen

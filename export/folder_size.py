@@ -1,6 +1,6 @@
 """The size of a model folder before it is written: its graphs are built over weights that are only counted."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -10,10 +10,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
+from edgespec.export.nodes import Graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
-from edgespec.export.tensors import StoredTensor, unread
+from edgespec.export.tensors import Tensors, unread
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile, aligned
 from edgespec.manifest import Manifest
@@ -29,7 +30,7 @@ def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_token
     if num_tokens is not None:
         tensors[DRAFT_HEAD] = replace(tensors.get("head", tensors["embedding"]), rows=num_tokens)
 
-    def write(tensors: Mapping[str, StoredTensor], weights: WeightsFile) -> dict[str, ir.Model]:
+    def write(tensors: Tensors, weights: WeightsFile) -> Graphs:
         ranges = None
         if rule.precision == "w8a16":  # its weights are written once to measure ranges, and once more in 16 bits
             width, capacity = manifest.prefill_tokens, manifest.context_length
@@ -41,8 +42,8 @@ def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_token
 
 
 def written_bytes(
-    write: Callable[[Mapping[str, StoredTensor], WeightsFile], dict[str, ir.Model]],
-    tensors: Mapping[str, StoredTensor],
+    write: Callable[[Tensors, WeightsFile], Graphs],
+    tensors: Tensors,
     vocabulary: Vocabulary,
     file: str = "model.onnx.data",
 ) -> int:

@@ -40,10 +40,10 @@ import onnx_ir as ir
 
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.nodes import Graphs, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.static_graph import build_static_graph
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 from edgespec.types import Range
@@ -69,11 +69,7 @@ class Variant:
 
 
 def build_graph(
-    config: DecoderConfig,
-    tensors: Mapping[str, StoredTensor],
-    weights: WeightsFile,
-    rule: Rule,
-    variant: Variant = Variant(),
+    config: DecoderConfig, tensors: Tensors, weights: WeightsFile, rule: Rule, variant: Variant = Variant()
 ) -> ir.Model:
     """Write the weights that the file does not hold yet, and return the graph over it."""
     trees, apart = variant.has_tree_inputs, variant.rotates_apart
@@ -164,11 +160,11 @@ class _Decoder:
 def build_graphs(
     manifest: Manifest,
     config: DecoderConfig,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     weights: WeightsFile,
     rule: Rule,
     ranges: Mapping[str, Range] | None = None,
-) -> dict[str, ir.Model]:
+) -> Graphs:
     """Write every weight into the weights file and return the graphs over it by file name.
 
     ranges are those of activations, for w8a16.

@@ -1,13 +1,13 @@
 """Layers that differ in their heads and widths, and that share keys and values, as in Gemma 4."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.settings import SourceSettings
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 
 
 class LayerSize(NamedTuple):
@@ -72,9 +72,7 @@ def sizes_from_huggingface(stated: SourceSettings, is_local: Sequence[bool]) -> 
     return LayerSizes([*sizes()], num_sharing, _whole(stated, "hidden_size_per_layer_input"))
 
 
-def sizes_from_gguf(
-    stated: SourceSettings, is_local: Sequence[bool], tensors: Mapping[str, StoredTensor]
-) -> LayerSizes:
+def sizes_from_gguf(stated: SourceSettings, is_local: Sequence[bool], tensors: Tensors) -> LayerSizes:
     """The sizes by the keys of a GGUF file, which says by its tensors which layers have no values.
 
     Raises SourceError: A number is missing or odd.

@@ -1,7 +1,7 @@
 """Parts of a transformer as graph nodes: norms, attention over a cache, MLPs and experts. Knows no whole graph."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -10,14 +10,16 @@ from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Nodes, make_output, typed_value
+from edgespec.export.nodes import Nodes, Values, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest.caches import row_names, state_names
+
+Lengths = tuple[ir.Value, ir.Value]  # what LayerWriter.lengths gives
 
 
 class LayerWriter:
@@ -29,7 +31,7 @@ class LayerWriter:
     def __init__(
         self,
         config: DecoderConfig,
-        tensors: Mapping[str, StoredTensor],
+        tensors: Tensors,
         weights: WeightsFile,
         rule: Rule,
         *,
@@ -134,7 +136,7 @@ class LayerWriter:
             )
         return self.tables[rotary]
 
-    def positions(self, x: ir.Value, lengths: tuple[ir.Value, ir.Value]) -> ir.Value:
+    def positions(self, x: ir.Value, lengths: Lengths) -> ir.Value:
         """Positions of the tokens of a pass, int64 [batch, num_tokens]; by lengths where they are no input."""
         if self.tree:
             return self.tree["position_ids"]
@@ -149,7 +151,7 @@ class LayerWriter:
             self._positions = self.op("Add", last, behind)
         return self._positions
 
-    def _query_scales(self, growth: QueryGrowth, x: ir.Value, lengths: tuple[ir.Value, ir.Value]) -> ir.Value:
+    def _query_scales(self, growth: QueryGrowth, x: ir.Value, lengths: Lengths) -> ir.Value:
         """The factor of each token's query, [batch, num_tokens, 1]."""
         if self._scales is None:
             table = growth.scales(self.config.context_length).astype(self.floats)[:, None]
@@ -157,14 +159,7 @@ class LayerWriter:
             self._scales = self.op("Gather", scales, self.positions(x, lengths), axis=0)
         return self._scales
 
-    def attention(
-        self,
-        i: int,
-        x: ir.Value,
-        past: Sequence[ir.Value],
-        present: Sequence[ir.Value],
-        lengths: tuple[ir.Value, ir.Value],
-    ) -> ir.Value:
+    def attention(self, i: int, x: ir.Value, past: Values, present: Values, lengths: Lengths) -> ir.Value:
         roles = [f"{i}.{part}" for part in self.config.projections(i)]
         weights = [self.tensors[role] for role in roles]
         biases = [self.tensors.get(f"{role}_bias") for role in roles]
@@ -245,11 +240,7 @@ class LayerWriter:
         return self.product(f"{i}.conv_out", self.op("Mul", sum_gate, total))
 
     def weighted_sum(
-        self,
-        role: str,
-        rows: ir.Value,
-        count: int,
-        change: Callable[[Floats], Floats] = lambda stored: stored,
+        self, role: str, rows: ir.Value, count: int, change: Callable[[Floats], Floats] = lambda stored: stored
     ) -> ir.Value:
         """A causal convolution by channel: each count rows in a row, times their changed weights, added up."""
         axis = self.constant("axis_1", np.array([1]))

@@ -14,6 +14,8 @@ _CONTRIB = {
 }  # fmt: skip
 
 
+Values = Sequence[ir.Value]
+Graphs = dict[str, ir.Model]  # by file name
 _OPSET = 21  # the first that quantises to 16 bits
 _IR_VERSION = 10
 
@@ -41,7 +43,7 @@ class Nodes:
     def initializers(self) -> list[ir.Value]:
         return list(self._initializers)
 
-    def model(self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], **stated: str) -> ir.Model:
+    def model(self, name: str, inputs: Values, outputs: Values, **stated: str) -> ir.Model:
         """The finished graph; stated is metadata."""
         domains = {"com.microsoft": 1} if any(node.domain for node in self.nodes) else {}
         graph = ir.Graph(
@@ -66,7 +68,7 @@ class Nodes:
         return self.node(kind, inputs, [ir.Value(name=f"{kind}_{len(self.nodes)}.out")], **attributes)[0]
 
     def node(
-        self, kind: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], **attributes: Any
+        self, kind: str, inputs: Sequence[ir.Value | None], outputs: Values, **attributes: Any
     ) -> list[ir.Value]:
         constants = [value for value in inputs if value is not None and value.const_value is not None]
         self._initializers |= dict.fromkeys(constants)

@@ -62,11 +62,7 @@ class PlannedModel:
 
 
 def plan_model(
-    source: Path,
-    options: ExportOptions,
-    *,
-    is_checked: bool = False,
-    sizes: Sizes = MappingProxyType({}),
+    source: Path, options: ExportOptions, *, is_checked: bool = False, sizes: Sizes = MappingProxyType({})
 ) -> PlannedModel:
     """Read a source and plan its export.
 

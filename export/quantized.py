@@ -22,7 +22,7 @@ from edgespec.export.blocks import Bytes, Floats
 from edgespec.export.quantized_tensors import Checkpoint, of_floats, of_groups, unpack
 from edgespec.export.safetensors import StoredIntegers
 from edgespec.export.settings import UNUSUAL
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 
 _Array = npt.NDArray[Any]
 # Scales of activations and of a KV cache in 8 bits, which do not exist here.
@@ -32,10 +32,7 @@ _UNUSED = re.compile(
 
 
 def read_quantized(
-    path: Path,
-    stated: Mapping[str, Any],
-    floats: Mapping[str, StoredTensor],
-    integers: Mapping[str, StoredIntegers],
+    path: Path, stated: Mapping[str, Any], floats: Tensors, integers: Mapping[str, StoredIntegers]
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The weights of a checkpoint by the names that they have where nothing is quantised, and lines on them.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, integer_rows, integer_storage
 from edgespec.export.safetensors import StoredIntegers
-from edgespec.export.tensors import Index, StoredTensor
+from edgespec.export.tensors import Index, StoredTensor, Tensors
 
 T = TypeVar("T")
 _Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ class Checkpoint:
 
     path: Path
     stated: Mapping[str, Any]
-    floats: Mapping[str, StoredTensor]
+    floats: Tensors
     integers: Mapping[str, StoredIntegers]
     taken: dict[str, None] = field(default_factory=dict)  # in order
 

@@ -13,7 +13,7 @@ from edgespec.export.mixed_layers import kv_heads, mixed_from_gguf, mixed_from_h
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
@@ -124,10 +124,7 @@ def _architecture_of(stored_name: str, stated: SourceSettings) -> str:
 
 
 def config_from_gguf(
-    path: object,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    wanted_length: int | None = None,
+    path: object, metadata: Mapping[str, Any], tensors: Tensors, wanted_length: int | None = None
 ) -> DecoderConfig:
     """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
 
@@ -198,10 +195,7 @@ def config_from_gguf(
 
 
 def config_from_huggingface(
-    path: object,
-    settings: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    wanted_length: int | None = None,
+    path: object, settings: Mapping[str, Any], tensors: Tensors, wanted_length: int | None = None
 ) -> DecoderConfig:
     """The sizes and the structure of a decoder, from the settings of a Hugging Face folder's config.json.
 
@@ -292,9 +286,7 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
         raise SourceError(f"{path} has experts in some layers only, which is not supported")
 
 
-def decoder_part(
-    settings: Mapping[str, Any], stored: Mapping[str, StoredTensor]
-) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Settings and tensors of the text decoder.
 
     Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 or mistral3
@@ -391,18 +383,14 @@ def _context_length(path: object, longest: int, wanted: int | None) -> int:
     return min(wanted or longest, _MAX_CONTEXT_LENGTH)
 
 
-def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
+def _vocab_size(path: object, tensors: Tensors, name: str) -> int:
     if name not in tensors:
         raise SourceError(f"{path} has no tensor {name}; it is incomplete or no language model")
     return tensors[name].rows
 
 
 def _layers(
-    full: Layer,
-    local: Layer,
-    is_local: Sequence[bool],
-    without_rotary: frozenset[int],
-    mixed: Mapping[int, Layer],
+    full: Layer, local: Layer, is_local: Sequence[bool], without_rotary: frozenset[int], mixed: Mapping[int, Layer]
 ) -> tuple[Layer, ...]:
     layers = [local if sees_window else full for sees_window in is_local]
     turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]

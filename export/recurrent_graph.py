@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgespec.export.delta import EPS, DeltaRule
 from edgespec.export.mamba import MambaRule
-from edgespec.export.nodes import typed_value
+from edgespec.export.nodes import Values, typed_value
 from edgespec.manifest.caches import NUM_SETTLED
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RecurrenceWriter:
         self._spans: _Spans | None = None
         self._has_edges = not write.rule.has_fused_products
 
-    def __call__(self, i: int, x: ir.Value, past: Sequence[ir.Value], present: Sequence[ir.Value]) -> ir.Value:
+    def __call__(self, i: int, x: ir.Value, past: Values, present: Values) -> ir.Value:
         """The layer's output for x; past and present are state and rows."""
         layer = self._write.config.layers[i]
         if layer.delta is not None:
@@ -51,7 +51,7 @@ class RecurrenceWriter:
         assert layer.mamba is not None
         return self._mamba(i, layer.mamba, x, past, present)
 
-    def _rows(self, parts: Sequence[ir.Value], past: ir.Value, present: ir.Value) -> ir.Value:
+    def _rows(self, parts: Values, past: ir.Value, present: ir.Value) -> ir.Value:
         """The rows of the past and of new tokens, of which present gets those that the next pass needs."""
         rows = self._write.op("Concat", past, self._write.op("Concat", *parts, axis=-1), axis=1)
         self._write.nodes.node("Slice", [rows, self.num_settled, *self._ends()], [present])
@@ -66,15 +66,7 @@ class RecurrenceWriter:
         assert self._spans is not None
         return self._write.op("Slice", x, self._spans.first_new, *self._ends())
 
-    def _read(
-        self,
-        i: int,
-        parts: Sequence[ir.Value],
-        past: ir.Value,
-        present: ir.Value,
-        x: ir.Value,
-        **how: Any,
-    ) -> ir.Value:
+    def _read(self, i: int, parts: Values, past: ir.Value, present: ir.Value, x: ir.Value, **how: Any) -> ir.Value:
         """The values that new tokens read from the state, which is given as it is behind the settled rows.
 
         In the gpu form a row of zeros stands before all rows and one behind them, so that both parts have a row:
@@ -104,7 +96,7 @@ class RecurrenceWriter:
         end = write.constant("last_edge", np.array([-1])) if self._has_edges else end
         return write.op("Slice", rows, spans.first_read, end, axis)
 
-    def _split(self, name: str, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
+    def _split(self, name: str, x: ir.Value, sizes: Sequence[int]) -> Values:
         outputs = [ir.Value(name=f"{name}.{at}") for at in range(len(sizes))]
         lengths = self._write.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes))
         return self._write.nodes.node("Split", [x, lengths], outputs, axis=-1)
@@ -153,9 +145,7 @@ class RecurrenceWriter:
         end = self._write.constant("end", np.array([np.iinfo(np.int64).max]))
         return end, self._write.constant("axis_1", np.array([1]))
 
-    def _delta(
-        self, i: int, rule: DeltaRule, x: ir.Value, past: Sequence[ir.Value], present: Sequence[ir.Value]
-    ) -> ir.Value:
+    def _delta(self, i: int, rule: DeltaRule, x: ir.Value, past: Values, present: Values) -> ir.Value:
         write, op, heads = self._write, self._write.op, rule.num_value_heads
         qkv = write.product(f"{i}.delta_qkv", x)
         gates = [write.linear.floats(f"{i}.delta_{part}", x, write.tensors[f"{i}.delta_{part}"]) for part in "ab"]
@@ -188,9 +178,7 @@ class RecurrenceWriter:
             unit = self._repeated(unit, times)
         return self._of_rows(unit, rule.num_value_heads * size)
 
-    def _mamba(
-        self, i: int, rule: MambaRule, x: ir.Value, past: Sequence[ir.Value], present: Sequence[ir.Value]
-    ) -> ir.Value:
+    def _mamba(self, i: int, rule: MambaRule, x: ir.Value, past: Values, present: Values) -> ir.Value:
         write, op, heads = self._write, self._write.op, rule.num_heads
         mixed = write.product(f"{i}.mamba_mixed", x)
         step = write.linear.floats(f"{i}.mamba_dt", x, write.tensors[f"{i}.mamba_dt"])

@@ -22,7 +22,7 @@ from edgespec.export.delta import recur
 from edgespec.export.mamba import scan
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.types import Logits, TokenIds
 
 
@@ -47,14 +47,14 @@ class Stream:
     noise: float = 0.0
 
 
-def reference_logits(config: DecoderConfig, tensors: Mapping[str, StoredTensor], tokens: TokenIds) -> Logits:
+def reference_logits(config: DecoderConfig, tensors: Tensors, tokens: TokenIds) -> Logits:
     """Logits that follow each token, [num_tokens, vocab_size], in float32."""
     return stream_logits(config, tensors, [tensors], [Stream()], tokens)[0]
 
 
 def stream_logits(
     config: DecoderConfig,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     models: Sequence[Mapping[str, Matrix]],
     streams: Sequence[Stream],
     tokens: TokenIds,
@@ -74,7 +74,7 @@ def stream_logits(
 @dataclass(frozen=True, slots=True)
 class _Reference:
     config: DecoderConfig
-    tensors: Mapping[str, StoredTensor]
+    tensors: Tensors
     models: Sequence[Mapping[str, Matrix]]
     streams: Sequence[Stream]
     observe: Observe

@@ -23,7 +23,7 @@ from edgespec.export.expert_names import (
 )
 from edgespec.export.families import FAMILIES, Family
 from edgespec.export.routing import Routing
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 
 # Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.
 _MODEL_NAMES = {
@@ -111,7 +111,7 @@ _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 
 def tensors_by_role(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
+    path: object, config: DecoderConfig, stored: Tensors, *, is_gguf: bool
 ) -> dict[str, StoredTensor]:
     """Every weight by its role, checked for shape; without a head the embedding is the head.
 
@@ -195,9 +195,7 @@ def _names(family: Family, column: int) -> dict[str, str]:
     return names | {role: both[column] for role, both in family.names.items() if role in names}
 
 
-def _split_fused(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
-) -> dict[str, StoredTensor]:
+def _split_fused(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     apart, family = dict(stored), FAMILIES[config.architecture]
     for kind in family.fused:
         parts, usual = _FUSED[kind]
@@ -226,9 +224,7 @@ def _cut(whole: StoredTensor, sizes: Mapping[str, int]) -> dict[str, StoredTenso
     return {name: whole.part(start, rows) for (name, rows), start in zip(sizes.items(), starts, strict=False)}
 
 
-def _split_mamba(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
-) -> dict[str, StoredTensor]:
+def _split_mamba(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     """Gates, what is convolved and time steps apart, which one matrix has one after another."""
     apart = dict(stored)
     for i in _layers_of(config, "{i}.mamba_z"):
@@ -240,9 +236,7 @@ def _split_mamba(
     return apart
 
 
-def _split_delta(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
-) -> dict[str, StoredTensor]:
+def _split_delta(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     """The parts of joined matrices apart, where there are such."""
     apart = dict(stored)
     for i, layer in enumerate(config.layers):
@@ -256,9 +250,7 @@ def _split_delta(
     return apart
 
 
-def _split_gates(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
-) -> dict[str, StoredTensor]:
+def _split_gates(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     """Queries and gates apart, which a matrix has head by head in turn."""
     apart, (rows, columns) = dict(stored), _shape(config, "{i}.q")
     halves = np.arange(2 * rows).reshape(config.num_heads, 2, config.head_dim)
@@ -363,7 +355,7 @@ def _mlp_shape(config: DecoderConfig, part: str, size: int) -> tuple[int, int]:
 
 
 def _expert_tensors(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], routing: Routing, *, is_gguf: bool
+    path: object, config: DecoderConfig, stored: Tensors, routing: Routing, *, is_gguf: bool
 ) -> tuple[dict[str, StoredTensor], set[str]]:
     """Router and experts of all layers by role, and the names that they are stored under."""
     found: dict[str, StoredTensor] = {}

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
 from edgespec.export.settings import SourceSettings
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ def plain_rotary(theta: float, rotated: int) -> Rotary:
 
 def rotary_from_gguf(
     stated: SourceSettings,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     head_dim: int,
     context_length: int,
     wanted_length: int | None,

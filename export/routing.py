@@ -1,14 +1,13 @@
 """How tokens choose among experts, from the settings of a source."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgespec.errors import SourceError
 from edgespec.export.families import Family
 from edgespec.export.settings import SourceSettings
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,7 @@ _SIGMOID, _SOFTMAX = 2, (1, 3)  # expert_gating_func of a GGUF file; 3 is over t
 _SHARED_UP = re.compile(r"\.(ffn_up_shexp|mlp\.shared_\w+\.up_proj)\.weight$")
 
 
-def routing_of(
-    stated: SourceSettings, family: Family, keys: RoutingKeys, tensors: Mapping[str, StoredTensor]
-) -> Routing | None:
+def routing_of(stated: SourceSettings, family: Family, keys: RoutingKeys, tensors: Tensors) -> Routing | None:
     """The routing by the keys of its numbers; None for a family without experts."""
     if not family.is_mixture:
         return None

@@ -27,7 +27,7 @@ from edgespec.export.settings import (
     sampling_from_json,
     translate_unusual,
 )
-from edgespec.export.tensors import Sizes, StoredTensor
+from edgespec.export.tensors import Sizes, StoredTensor, Tensors
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
@@ -233,7 +233,7 @@ def read_sampling(folder: Path) -> SuggestedSampling | None:
     return sampling_from_json(path, read_json(path, needed=False))
 
 
-def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> bool:
+def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Tensors) -> bool:
     """True if the embedding is the head; without the setting it is where there is no other.
 
     Raises SourceError: The setting is neither true nor false, or the head that it requires is missing.

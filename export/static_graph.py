@@ -36,10 +36,10 @@ from edgespec.export.activations import (
 )
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.nodes import Nodes, make_output, typed_value
+from edgespec.export.nodes import Nodes, Values, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.types import Range
 
@@ -49,7 +49,7 @@ _TYPES = {"F32": (ir.DataType.FLOAT, np.float32), "F16": (ir.DataType.FLOAT16, n
 
 def build_static_graph(
     config: DecoderConfig,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     weights: WeightsFile,
     rule: Rule,
     *,
@@ -68,7 +68,7 @@ def build_static_graph(
 @dataclass
 class _StaticDecoder:
     config: DecoderConfig
-    tensors: Mapping[str, StoredTensor]
+    tensors: Tensors
     weights: WeightsFile
     rule: Rule
     num_tokens: int
@@ -121,9 +121,7 @@ class _StaticDecoder:
         make_output(logits, "logits", ir.DataType.FLOAT, [width, config.vocab_size])
         return self.nodes.model("static_decoder", inputs, [logits, *outputs, *self.activations.outputs])
 
-    def _attention(
-        self, i: int, x: ir.Value, past: Sequence[ir.Value], mask: ir.Value
-    ) -> tuple[ir.Value, list[ir.Value]]:
+    def _attention(self, i: int, x: ir.Value, past: Values, mask: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """The queries of a token that share a key become rows of one matrix, so that no key is repeated."""
         config, width = self.config, self.num_tokens
         heads, dim = config.num_kv_heads, config.head_dim

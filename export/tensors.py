@@ -161,3 +161,7 @@ def _as_float32(raw: Bytes, storage: str) -> Floats:
     if storage == "F16":
         return raw.reshape(-1).view("<f2").astype(np.float32)
     return (raw.reshape(-1).view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+Tensors = Mapping[str, StoredTensor]
+"""Tensors by name, or by their role in the graph."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.export.blocks import Blocks, Bytes, Floats
-from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor
+from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor, Tensors
 
 _NUMPY: dict[ir.DataType, type[np.generic]] = {
     ir.DataType.FLOAT: np.float32,
@@ -126,7 +126,7 @@ def _unpack(packed: Bytes, bits: int) -> Bytes:
     return pairs.reshape(*packed.shape[:-1], -1)
 
 
-def read_written(graph: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, WrittenMatrix]:
+def read_written(graph: Path, tensors: Tensors) -> dict[str, WrittenMatrix]:
     """The matrices of a graph by their roles in the source; it was built for the cpu or the gpu form."""
     written = _matrices(ir.load(graph), graph.parent)
     found = {}

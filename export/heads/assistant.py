@@ -21,12 +21,12 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.eagle import recurrent_head
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.layers import LayerWriter, Lengths
+from edgespec.export.nodes import Graphs, Values, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 from edgespec.manifest.caches import KVCache
@@ -64,9 +64,7 @@ class AssistantShape:
     clusters: np.ndarray | None = None
     num_chosen: int = 0
 
-    def write_graphs(
-        self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
-    ) -> dict[str, ir.Model]:
+    def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
         """Write the weights, and give the graph by the file name in the manifest."""
         return {manifest.graph: _AssistantWriter(self, LayerWriter(self.config, tensors, weights, rule)).build()}
 
@@ -121,14 +119,7 @@ class _AssistantWriter:
     def _indices(self, *numbers: int) -> list[ir.Value]:
         return [self.constant(f"index_of_{number}", np.array([number])) for number in numbers]
 
-    def _append_keys(
-        self,
-        i: int,
-        given: ir.Value,
-        past: Sequence[ir.Value],
-        present: Sequence[ir.Value],
-        lengths: tuple[ir.Value, ir.Value],
-    ) -> None:
+    def _append_keys(self, i: int, given: ir.Value, past: Values, present: Values, lengths: Lengths) -> None:
         """Keys and values of a layer of the target, of the states that go into it, after those that are held."""
         write, size, layer = self.write, self.config.head_size(i), self.config.layers[i]
         x = write.norm(given, f"{i}.input_norm")
@@ -154,7 +145,7 @@ class _AssistantWriter:
         return self.op("Reshape", self.write.rms_norm(apart, gain), self.constant("row", np.array([0, 0, -1])))
 
     def _places(
-        self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: tuple[ir.Value, ir.Value]
+        self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: Lengths
     ) -> tuple[ir.Value, dict[bool, ir.Value]]:
         """The position of each row, [1, num_tokens], and the bias of what it sees, by whether there is a window.
 
@@ -177,11 +168,7 @@ class _AssistantWriter:
         return op("Transpose", count, perm=[1, 0]), biases
 
     def _layer(
-        self,
-        i: int,
-        residual: ir.Value,
-        held: Sequence[Sequence[ir.Value]],
-        places: tuple[ir.Value, dict[bool, ir.Value]],
+        self, i: int, residual: ir.Value, held: Sequence[Values], places: tuple[ir.Value, dict[bool, ir.Value]]
     ) -> ir.Value:
         write, op = self.write, self.op
         attended = self._attend(i, write.norm(residual, f"{i}.input_norm"), held, places)
@@ -191,11 +178,7 @@ class _AssistantWriter:
         return write.scale_output(i, op("Add", fed, residual))
 
     def _attend(
-        self,
-        i: int,
-        x: ir.Value,
-        held: Sequence[Sequence[ir.Value]],
-        places: tuple[ir.Value, dict[bool, ir.Value]],
+        self, i: int, x: ir.Value, held: Sequence[Values], places: tuple[ir.Value, dict[bool, ir.Value]]
     ) -> ir.Value:
         write, op, layer, config = self.write, self.op, self.config.layers[i], self.config
         assert layer.keys_of is not None
@@ -288,10 +271,7 @@ def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
     return HeadPlan(
         head=replace(head, state_size=len(head.target_layers) * target.config.hidden_size, reads_all=True),
         kv_cache=KVCache(
-            num_layers=len(sources),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            other_heads=others,
+            num_layers=len(sources), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, other_heads=others
         ),
         tensors=tensors,
         write_graphs=shape.write_graphs,
@@ -301,11 +281,7 @@ def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
 
 
 def _config(
-    text: SourceSettings,
-    target: LoadedSource,
-    tensors: Mapping[str, StoredTensor],
-    kinds: Sequence[str],
-    sources: Mapping[str, int],
+    text: SourceSettings, target: LoadedSource, tensors: Tensors, kinds: Sequence[str], sources: Mapping[str, int]
 ) -> DecoderConfig:
     """The target's layers whose keys are read, and the assistant's own, which turn their queries as those do."""
     first, heads = len(sources), text.count("num_attention_heads")

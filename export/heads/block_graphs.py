@@ -27,7 +27,7 @@ and gives logits, float32 [1, 1, num_rows], memory, and confidence, float32 [1, 
 accepted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -37,10 +37,10 @@ import onnx_ir as ir
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.recurrent_graphs import build_fuse
 from edgespec.export.heads.step_graphs import StepWriter
-from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.layers import LayerWriter, Lengths
+from edgespec.export.nodes import Graphs, Values, make_output, typed_value
 from edgespec.export.precision import Rule
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
 
@@ -77,9 +77,7 @@ class BlockShape:
     has_confidence: bool = False
     confidence_reads_token: bool = False
 
-    def write_graphs(
-        self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
-    ) -> dict[str, ir.Model]:
+    def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
         """Write the weights, and give the graphs by the file names in the manifest."""
         head = manifest.head
         assert head is not None
@@ -216,7 +214,7 @@ class _BlockWriter:
         ]
         return self._sum_rows(x, taps[:num_taps]), partial(self._sum_rows, taps=taps[num_taps:])
 
-    def _sum_rows(self, x: ir.Value, taps: Sequence[ir.Value]) -> ir.Value:
+    def _sum_rows(self, x: ir.Value, taps: Values) -> ir.Value:
         """Each row of a block times the first tap, plus the row before it times the second, and so on."""
         op, num_tokens, hidden = self.op, self.block.num_tokens, self.config.hidden_size
         size = self.block.group_size
@@ -245,9 +243,9 @@ class _BlockWriter:
         i: int,
         x: ir.Value,
         before: ir.Value,
-        past: Sequence[ir.Value],
-        present: Sequence[ir.Value],
-        lengths: tuple[ir.Value, ir.Value],
+        past: Values,
+        present: Values,
+        lengths: Lengths,
         num_before: ir.Value,
         positions: ir.Value,
     ) -> ir.Value:

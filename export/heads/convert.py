@@ -98,9 +98,7 @@ def plan_head(
         is_blocks=any(tensor.is_blocks for tensor in tensors),
         form=form,
         write_bytes=written_bytes(
-            lambda read, weights: plan.write_graphs(manifest, read, weights, rule),
-            plan.tensors,
-            target.vocabulary,
+            lambda read, weights: plan.write_graphs(manifest, read, weights, rule), plan.tensors, target.vocabulary
         ),
     )
     cost = replace(cost, reason=_REASON if precision == "auto" else None)

@@ -9,7 +9,7 @@ head predicts the first token. A head of speculators says so in sample_from_anch
 proposes; the first row of those that say neither predicts nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -33,7 +33,7 @@ from edgespec.export.heads.vocabulary import HeadVocabulary, read_markov, read_v
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.manifest import Head
 from edgespec.manifest.caches import KVCache
 
@@ -194,9 +194,7 @@ def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) ->
     )
 
 
-def _block_shape(
-    source: HeadSource, config: DecoderConfig, stated: _Stated, tensors: Mapping[str, StoredTensor]
-) -> BlockShape:
+def _block_shape(source: HeadSource, config: DecoderConfig, stated: _Stated, tensors: Tensors) -> BlockShape:
     """The shape of a block, of which the tensors say what parts it has."""
     has_selector, has_markov = "selector" in tensors, "markov_embedding" in tensors
     kernel, confidence = tensors.get("0.mlp_kernel"), tensors.get("confidence")
@@ -337,11 +335,7 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         )
         for name, method in (("DFlash", "dflash"), ("DFlash 2", "dflash2"), ("DSpark", "dspark"))
     ),
-    Dialect(
-        name="DSpark",
-        recognizes=_is_deepseek,
-        plan=partial(_plan, "dspark", _read_usual),
-    ),
+    Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "dspark", _read_usual)),
     Dialect(
         name="DSpark (SpecForge, Liquid)",
         recognizes=lambda source: _is_dspark(source) and _is_block_head(source),

@@ -17,7 +17,6 @@ vocabulary head of its target. Heads of the speculators format, which `edgespec 
 there; then the state that goes on is the one after the norm before the vocabulary head.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +37,7 @@ from edgespec.export.heads.vocabulary import read_markov, read_vocabulary, with_
 from edgespec.export.roles import layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.manifest import Head
 
 _NORMED_NORMS = {"token_norm": "embedding_layernorm.weight", "final_norm": "pre_lm_head_layernorm.weight"}
@@ -113,7 +112,7 @@ def _plan_joined(
     reader: Reader,
     target: LoadedSource,
     settings: SourceSettings,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     num_layers: int,
     *,
     returns_normed: bool = False,
@@ -140,7 +139,7 @@ def _plan_joined(
     return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
-def require_joined_shapes(source: HeadSource, tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> None:
+def require_joined_shapes(source: HeadSource, tensors: Tensors, config: DecoderConfig) -> None:
     hidden = config.hidden_size
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
     shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from edgespec.errors import SourceError
+from edgespec.export.nodes import Graphs
 from edgespec.export.precision import Rule
 from edgespec.export.safetensors import StoredIntegers, read_tensors, weight_files
 from edgespec.export.settings import SourceSettings, read_json, translate_unusual
 from edgespec.export.sources import LoadedSource, join_hashes
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest, Source
 from edgespec.manifest.caches import KVCache
@@ -38,7 +37,7 @@ class HeadSource:
 
     path: Path
     settings: SourceSettings
-    tensors: Mapping[str, StoredTensor]
+    tensors: Tensors
     integers: Mapping[str, StoredIntegers]
 
     @property
@@ -119,7 +118,7 @@ def nested(settings: SourceSettings, key: str) -> Mapping[str, Any]:
     return found
 
 
-WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule], dict[str, ir.Model]]
+WriteGraphs = Callable[[Manifest, Tensors, WeightsFile, Rule], Graphs]
 """Writes the weights and gives the graphs by file name: those that the manifest names."""
 
 
@@ -139,7 +138,7 @@ class HeadPlan:
 
     head: Head
     kv_cache: KVCache
-    tensors: Mapping[str, StoredTensor]
+    tensors: Tensors
     write_graphs: WriteGraphs
     borrowed: tuple[str, ...] = ()
     tokens: TokenIds | None = None

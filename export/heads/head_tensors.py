@@ -16,7 +16,7 @@ from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.rotary import rotaries_from_huggingface
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 
 # Derived constants, and copies of the target's that only training reads.
 _IGNORED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -119,7 +119,7 @@ class Reader:
             )
 
 
-def unpaired_heads(tensors: Mapping[str, StoredTensor], config: DecoderConfig) -> dict[str, StoredTensor]:
+def unpaired_heads(tensors: Tensors, config: DecoderConfig) -> dict[str, StoredTensor]:
     """Tensors of layers that rotate values (2i, 2i + 1) together, for graphs that rotate (i, i + head_dim / 2)."""
     order = np.arange(config.head_dim).reshape(-1, 2).T.reshape(-1)
     found = dict(tensors)
@@ -132,9 +132,7 @@ def unpaired_heads(tensors: Mapping[str, StoredTensor], config: DecoderConfig) -
     return found
 
 
-def require_shapes(
-    source: HeadSource, tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, int]]
-) -> None:
+def require_shapes(source: HeadSource, tensors: Tensors, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Raises SourceError: A tensor has another shape than its role asks for."""
     for role, tensor in tensors.items():
         wanted = shapes.get(role) or shapes.get(role.partition(".")[2])
@@ -180,7 +178,7 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> SourceSettin
 
 
 def layers_config(
-    settings: SourceSettings, tensors: Mapping[str, StoredTensor], target: LoadedSource, num_layers: int
+    settings: SourceSettings, tensors: Tensors, target: LoadedSource, num_layers: int
 ) -> DecoderConfig:
     """The description of the layers whose tensors are given, for texts as long as the target's.
 

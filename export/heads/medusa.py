@@ -15,13 +15,7 @@ import onnx_ir as ir
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource
 from edgespec.export.heads.head_tensors import Reader, count_names, require_hidden_size
-from edgespec.export.heads.step_graphs import (
-    Step,
-    StepWriter,
-    plan_steps,
-    recognizer,
-    without_prefixes,
-)
+from edgespec.export.heads.step_graphs import Step, StepWriter, plan_steps, recognizer, without_prefixes
 from edgespec.export.heads.vocabulary import fit_vocabulary, require_same_rows
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -157,7 +151,5 @@ def _hydra_layer(source: HeadSource, num_layers: int) -> int | None:
 
 HYDRA_DIALECT = Dialect(name="Hydra", recognizes=recognizer(r"hydra_mlp\.0\.0\.linear\.weight"), plan=_plan_hydra)
 MEDUSA_DIALECT = Dialect(
-    name="Medusa",
-    recognizes=recognizer(r"0\.0\.linear\.weight|blocks\.0\.layers\.0\.weight"),
-    plan=_plan_medusa,
+    name="Medusa", recognizes=recognizer(r"0\.0\.linear\.weight|blocks\.0\.layers\.0\.weight"), plan=_plan_medusa
 )

@@ -15,7 +15,6 @@ The fuse graph takes features, float32 [batch, num_tokens, layers · target_hidd
 target that the head reads, and gives hidden for the tokens after them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +25,9 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadPlan
 from edgespec.export.heads.vocabulary import HeadVocabulary
 from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.nodes import Graphs, make_output, typed_value
 from edgespec.export.precision import Rule
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest
 from edgespec.manifest.caches import KVCache
@@ -54,9 +53,7 @@ class RecurrentShape:
     returns_normed: bool = False
     has_mask: bool = False
 
-    def write_graphs(
-        self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
-    ) -> dict[str, ir.Model]:
+    def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
         """Write the weights, and give the graphs by the file names in the manifest."""
         assert manifest.head is not None
         graphs = {manifest.graph: self._build(LayerWriter(self.config, tensors, weights, rule))}
@@ -119,7 +116,7 @@ class RecurrentShape:
 
 
 def plan_recurrent(
-    head: Head, recurrence: RecurrentShape, layers: Mapping[str, StoredTensor], vocabulary: HeadVocabulary
+    head: Head, recurrence: RecurrentShape, layers: Tensors, vocabulary: HeadVocabulary
 ) -> HeadPlan:
     """The plan of a recurrent head whose layers have these tensors.
 

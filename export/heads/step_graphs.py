@@ -9,7 +9,7 @@ Outputs:
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ import onnx_ir as ir
 
 from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Nodes, make_output, typed_value
+from edgespec.export.nodes import Graphs, Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest
 from edgespec.manifest.caches import KVCache
@@ -36,7 +36,7 @@ _PREFIXES = ("medusa_head.", "medusa_heads.", "hydra_head.", "speculator.")
 class StepWriter:
     """Writes the parts of one graph."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule) -> None:
+    def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
         self.tensors, self.weights = tensors, weights
         self.nodes = Nodes()
         self.op, self.constant = self.nodes.op, self.nodes.constant
@@ -129,7 +129,7 @@ def plan_steps(
     method: str,
     target: LoadedSource,
     steps: Sequence[Step],
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     *,
     num_steps: int | None = None,
     tokens: TokenIds | None = None,
@@ -144,9 +144,7 @@ def plan_steps(
     """
     files = [f"model_step_{i}.onnx" for i in range(len(steps))]
 
-    def write(
-        manifest: Manifest, roles: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
-    ) -> dict[str, ir.Model]:
+    def write(manifest: Manifest, roles: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
         made = zip(files, steps, strict=True)
         return {file: step.write_graph(StepWriter(roles, weights, rule)) for file, step in made}
 
