@@ -223,12 +223,7 @@ class SharedCache:
 
 
 def bind_rows(
-    binding: Any,
-    rows: Convolutions,
-    buffers: Mapping[str, Any],
-    num_past: int,
-    num_new: int,
-    ending: str = "",
+    binding: Any, rows: Convolutions, buffers: Mapping[str, Any], num_past: int, num_new: int, ending: str = ""
 ) -> None:
     """Bind the rows before num_past as those that a pass reads, and those of num_new tokens as what it writes.
 

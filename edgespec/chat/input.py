@@ -164,10 +164,7 @@ class ChatInput:
     """
 
     def __init__(
-        self,
-        history: History | None,
-        status: Callable[[], Status],
-        hide_keys: Callable[[], None] = lambda: None,
+        self, history: History | None, status: Callable[[], Status], hide_keys: Callable[[], None] = lambda: None
     ) -> None:
         self.is_multi_line = False
         self._is_open = self._is_sent = False

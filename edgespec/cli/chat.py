@@ -75,9 +75,7 @@ def add_chat(parser: CommandParser) -> None:
     )
     add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
     add_file(
-        parser,
-        "--tools",
-        "let the model call the functions of FILE.py; you are asked before each call is run",
+        parser, "--tools", "let the model call the functions of FILE.py; you are asked before each call is run"
     )
     add_mcp(parser, "let the model call the tools of an MCP server, each call after a question")
     parser.add_argument(

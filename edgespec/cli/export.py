@@ -68,18 +68,12 @@ def add_export(parser: CommandParser) -> None:
         "--context-length",
         "the longest text in tokens (default: the model's own; with longrope that of its first training)",
     )
-    add_file(
-        parser,
-        "--adapter",
-        "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file",
-    )
+    add_file(parser, "--adapter", "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what the export would take; needs no --output"
     )
     parser.add_argument(
-        "--check",
-        action=Switch,
-        help="compare the result with its source (default: if ONNX Runtime is installed)",
+        "--check", action=Switch, help="compare the result with its source (default: if ONNX Runtime is installed)"
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
     add_options(parser)

@@ -12,10 +12,7 @@ from edgespec.errors import UsageError
 
 # Drafters that repeat earlier text, for any target: their names, and the class that makes one for each answer. A
 # line here is all that a new one needs to be known everywhere.
-TEXT = {
-    "ngram": "edgespec.draft.ngram:NgramDrafter",
-    "suffix": "edgespec.draft.suffix:SuffixDrafter",
-}
+TEXT = {"ngram": "edgespec.draft.ngram:NgramDrafter", "suffix": "edgespec.draft.suffix:SuffixDrafter"}
 FRUGAL = frozenset({"ngram"})  # those of TEXT that remember nothing of it
 # The most tokens that a measured policy drafts at a time: longer drafts are hardly ever accepted to their end.
 MAX_DRAFT_TOKENS = 24

@@ -240,10 +240,7 @@ _OPTIONS: Mapping[str, Option] = {
         False,
     ),
     "no-usage": _storage(
-        "switch",
-        "do not count tokens and saved time for `edgespec stats`",
-        False,
-        commands=("chat", "serve"),
+        "switch", "do not count tokens and saved time for `edgespec stats`", False, commands=("chat", "serve")
     ),
     "host": _server(
         "text",

@@ -14,13 +14,7 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import (
-    ReplyOptions,
-    Settings,
-    TalkOptions,
-    checked_setting,
-    lists_options,
-)
+from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, checked_setting, lists_options
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.system.arguments import require_kind, require_path

@@ -23,13 +23,7 @@ from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation, LoadedModel, OpenDrafters
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.preset_defaults import begin_chat, by_preset, opened, sampling_by, settings_by
-from edgespec.engine.request import (
-    AnswerOptions,
-    AnswerSettings,
-    Settings,
-    lists_options,
-    require_embedding_model,
-)
+from edgespec.engine.request import AnswerOptions, AnswerSettings, Settings, lists_options, require_embedding_model
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt

@@ -24,11 +24,7 @@ from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.setup.head_target import PROMPTS
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
-from edgespec.setup.pair import (
-    PairCheck,
-    record_check,
-    restore_pair,
-)
+from edgespec.setup.pair import PairCheck, record_check, restore_pair
 from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote

@@ -15,12 +15,7 @@ _NUM_PEER_STYLES = 5
 _FEW = 5
 _SHORTEST_CURVE = 8  # tokens
 _CATEGORY_CHARACTERS = 22  # before the count, which a chart must have room for
-_VERDICTS = (
-    figures.decided_text,
-    figures.slower_prompts_text,
-    figures.texts_text,
-    figures.setup_text,
-)
+_VERDICTS = (figures.decided_text, figures.slower_prompts_text, figures.texts_text, figures.setup_text)
 
 
 def page(document: BenchDocument) -> str:

@@ -53,12 +53,7 @@ class EnginePeer:
     file = ""
 
     def __init__(
-        self,
-        engine: Engine,
-        way: str,
-        version: str,
-        sampling: SamplingParams,
-        rates: Rates = MappingProxyType({}),
+        self, engine: Engine, way: str, version: str, sampling: SamplingParams, rates: Rates = MappingProxyType({})
     ) -> None:
         self.name, self.way, self.version = OWN_NAME, way, version
         self._engine, self._sampling, self._rates = engine, sampling, dict(rates)

@@ -25,11 +25,7 @@ from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
 from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
-from edgespec.server.thinking import (
-    content_deltas,
-    content_of,
-    reasoning_of,
-)
+from edgespec.server.thinking import content_deltas, content_of, reasoning_of
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
 

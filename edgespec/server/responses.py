@@ -10,16 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec import (
-    AnswerOptions,
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Chunk,
-    Engine,
-    ToolUse,
-    in_order,
-)
+from edgespec import AnswerOptions, CallArguments, CallEnd, CallStart, Chunk, Engine, ToolUse, in_order
 from edgespec.server.answer_fields import (
     AnswerRequest,
     StatedFormat,

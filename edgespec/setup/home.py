@@ -27,15 +27,7 @@ from edgespec.setup.model_uses import ModelUses
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId, parse_hub_id
-from edgespec.setup.snapshot import (
-    HubFolder,
-    Judge,
-    LocalSource,
-    Preview,
-    explain_folder_errors,
-    is_new,
-    mark_old,
-)
+from edgespec.setup.snapshot import HubFolder, Judge, LocalSource, Preview, explain_folder_errors, is_new, mark_old
 from edgespec.system.command_line import quote
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name

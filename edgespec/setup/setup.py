@@ -189,12 +189,7 @@ def _may_draft_trees(wish: Wish, target: Manifest, placement: Placement, known: 
 
 
 def _chain(
-    wish: Wish,
-    target: ModelFolder,
-    drafter: Chain,
-    placement: Placement,
-    known: LearnedStats,
-    has_trees: bool,
+    wish: Wish, target: ModelFolder, drafter: Chain, placement: Placement, known: LearnedStats, has_trees: bool
 ) -> Chain:
     first = drafter.models[0].manifest
     # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,

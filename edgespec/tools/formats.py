@@ -166,11 +166,7 @@ def _dsml(name: str, word: str) -> CallFormat:
 HERMES = CallFormat(
     "hermes",
     # The others are what small models of the family write in its place.
-    (
-        ("<tool_call>\n", "\n</tool_call>"),
-        ("<tools>\n", "\n</tools>"),
-        ("<function_call>", "</function_call>"),
-    ),
+    (("<tool_call>\n", "\n</tool_call>"), ("<tools>\n", "\n</tools>"), ("<function_call>", "</function_call>")),
     JsonBody(),
     signs=(("<tool_call>",), ("xml_tools",)),
     is_bare=True,

@@ -78,11 +78,7 @@ class ToolCall:
 
     def as_dict(self) -> dict[str, Any]:
         """The dict of a call in `tool_calls` of a message of the assistant, in the form of OpenAI's API."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 def schema_refusal(tool: Tool, reason: str) -> ToolError:

@@ -10,15 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as VocabularyTokenizer
 
-from edgespec import (
-    ContextOverflow,
-    MemoryExhausted,
-    PromptEncoder,
-    Report,
-    TokenIds,
-    Tokenizer,
-    require_writer,
-)
+from edgespec import ContextOverflow, MemoryExhausted, PromptEncoder, Report, TokenIds, Tokenizer, require_writer
 from edgespec.export.layout import lay_out, require_ids, rule_of
 from edgespec.export.options import ExportOptions
 from edgespec.export.output import write_text
