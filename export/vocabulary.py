@@ -164,7 +164,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     else:
         raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2, llama and gemma4")
     typed = list(zip(pieces, types, strict=True))
-    stated = _stated_ends(metadata, len(pieces))
+    found = (get(f"{key}_token_id") for key in ("eos", "eot", "eom"))
+    stated = {token for token in found if isinstance(token, int) and 0 <= token < len(pieces)}
     marks = {pieces[token] for token in stated} | _marks(template, typed)
     control = [piece for piece, type_ in typed if type_ in _SPECIAL or (type_ in _TEXTS and piece in marks)]
     defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and piece not in marks]
@@ -233,11 +234,6 @@ def _count_real(pieces: list[str], types: list[int], num_rows: int | None) -> in
     ):
         used -= 1
     return used
-
-
-def _stated_ends(metadata: Mapping[str, Any], num_tokens: int) -> set[int]:
-    stated = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    return {token for token in stated if isinstance(token, int) and 0 <= token < num_tokens}
 
 
 def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Tokenizer:

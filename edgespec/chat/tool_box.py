@@ -74,10 +74,6 @@ class ToolBox:
     def tools(self) -> tuple[Tool, ...]:
         return tuple(tool for process in self.processes for tool in process.tools)
 
-    def process_of(self, name: str) -> ToolProcess:
-        """The process that runs a tool."""
-        return next(each for each in self.processes if name in {tool.name for tool in each.tools})
-
     def close(self) -> None:
         for each in self.processes:
             each.close()

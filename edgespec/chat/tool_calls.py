@@ -84,7 +84,7 @@ def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
 
 def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
     waiting = Waiting(sys.stdout, lambda: f"{call.name} is running; Ctrl-C ends it")
-    process = box.process_of(call.name)
+    process = next(each for each in box.processes if call.name in {tool.name for tool in each.tools})
     with catch_ctrl_c(process.end_call) as was_pressed:
         waiting.begin()
         try:

@@ -144,14 +144,10 @@ def load_arguments(options: Namespace, command: str | None = None) -> dict[str, 
         for name, parameter in LOAD_PARAMETERS.items()
         if (command or options.command) in OPTIONS[name].commands
     }
-    shown = {"report": info, "progress": lambda at: None}  # it shows its own
-    return {"model": options.model, "usage": _is_counted(options), **shown, **chosen}
-
-
-def _is_counted(options: Namespace) -> bool:
-    """True if answers of the command count for `edgespec stats`: what was asked for, and no measurements."""
-    given = vars(options)
-    return not (given.get("no_usage", True) or given.get("no_history"))
+    shown, given = {"report": info, "progress": lambda at: None}, vars(options)  # it shows its own
+    # For `edgespec stats` counts what was asked for, and no measurements.
+    is_counted = not (given.get("no_usage", True) or given.get("no_history"))
+    return {"model": options.model, "usage": is_counted, **shown, **chosen}
 
 
 def load_any_engine(options: Namespace, **settings: Any) -> "edgespec.Engine":

@@ -93,11 +93,6 @@ class SamplingParams:
         return self.is_greedy and not self.has_penalties and not self.logit_bias
 
     @property
-    def has_cuts(self) -> bool:
-        """True if unlikely tokens are cut off."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-    @property
     def has_penalties(self) -> bool:
         """True if earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -242,7 +237,9 @@ class GumbelSampler:
 
     @property
     def _has_cuts(self) -> bool:
-        return self.params.has_cuts or self.lowest > -math.inf
+        """True if unlikely tokens are cut off."""
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 or self.lowest > -math.inf
 
     def _process(
         self, logits: Row, tokens: TokenIds, refused: Sequence[int] = (), only: int | None = None

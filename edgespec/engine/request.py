@@ -235,7 +235,8 @@ def answer_settings(
     given: dict[str, Any] = dict(options)
     if type(given.get("max_tokens")) is int and given["max_tokens"] == -1:
         given["max_tokens"] = None
-    sampling = check_sampling(given.pop("sampling", None)) or suggested or SamplingParams()
+    require_kind("sampling", found := given.pop("sampling", None), (SamplingParams, NoneType), "SamplingParams")
+    sampling = found or suggested or SamplingParams()
     stated = {name: given.pop(name, None) for name in SamplingOptions.__annotations__}
     single = {name: value for name, value in stated.items() if value is not None}
     return AnswerSettings(sampling=replace(sampling, **single) if single else sampling, **given)
@@ -373,12 +374,6 @@ def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name} is {given!r}; wanted one or several texts")
     return texts
-
-
-def check_sampling(given: Any) -> SamplingParams | None:
-    """Raises UsageError: it is no SamplingParams."""
-    require_kind("sampling", given, (SamplingParams, NoneType), "SamplingParams")
-    return cast("SamplingParams | None", given)
 
 
 def require_format(stated: Mapping[str, Any]) -> None:

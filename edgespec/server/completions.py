@@ -103,17 +103,14 @@ def _events(asked: CompletionRequest, identity: Identity, answers: Answers) -> A
     places = [TextPlaces(words, echoed) for echoed in texts] if words else []
 
     def choices(index: int, chunk: Chunk) -> list[dict[str, Any]]:
-        logprobs = _logprobs(chunk, words, places[index]) if words and _has_logprobs(chunk) else None
+        has_logprobs = words and (chunk.logprobs or chunk.prompt_logprobs)
+        logprobs = _logprobs(chunk, words, places[index]) if words and has_logprobs else None
         if not (chunk.text or chunk.finish_reason or logprobs):
             return []
         return [_choice(index, chunk.text, logprobs, chunk.finish_reason)]
 
     head = answers.head(identity, "text_completion")
     return choice_events(answers, head, firsts, choices, has_usage=asked.has_usage)
-
-
-def _has_logprobs(chunk: Chunk) -> bool:
-    return bool(chunk.logprobs or chunk.prompt_logprobs)
 
 
 def _logprobs(found: Chunk | Completion, words: TokenWords, places: TextPlaces) -> dict[str, Any]:

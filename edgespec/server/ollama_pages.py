@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from edgespec import Inventory, Manifest, Preset, __version__
+from edgespec import Inventory, Preset, __version__
 from edgespec.server.answers import Services
 from edgespec.server.embeddings import TextVectors, respond_with_vectors
 from edgespec.server.errors import ApiError, wrong
@@ -123,13 +123,14 @@ async def _respond_with_vectors(
 
 def _entry(model: ServedModel) -> dict[str, Any]:
     """A model in a list."""
-    name = model.name + LATEST
+    name, manifest = model.name + LATEST, model.manifest
+    weights = manifest.files.get(manifest.weights)
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp(model.created),
-        "size": _num_bytes(model.manifest),
-        "digest": _digest(model.manifest),
+        "size": sum(record.bytes for record in manifest.files.values()),
+        "digest": weights.sha256 if weights else manifest.vocab_sha256,
         "details": model_details(model),
     }
 
@@ -191,12 +192,3 @@ def model_details(model: ServedModel) -> dict[str, Any]:
         "parameter_size": next((found[1].upper() for each in names if (found := _SIZE.search(each))), ""),
         "quantization_level": blocks[1].upper() if blocks else manifest.precision,
     }
-
-
-def _num_bytes(manifest: Manifest) -> int:
-    return sum(record.bytes for record in manifest.files.values())
-
-
-def _digest(manifest: Manifest) -> str:
-    weights = manifest.files.get(manifest.weights)
-    return weights.sha256 if weights else manifest.vocab_sha256

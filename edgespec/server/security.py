@@ -85,7 +85,8 @@ class Security:
         headers = Headers(scope=scope)
         allowed = self._cors_headers(headers)
         try:
-            self._require_own_host(headers)
+            if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
+                raise ApiError(403, "wrong host name; this server is for this machine alone: ask localhost")
             if allowed and scope["method"] == "OPTIONS":  # a browser asks for leave, without the key
                 await Response(status_code=204)(scope, receive, send_safely)
                 return
@@ -111,10 +112,6 @@ class Security:
             (b"access-control-max-age", b"600"),
             (b"vary", b"Origin"),
         ]
-
-    def _require_own_host(self, headers: Headers) -> None:
-        if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
-            raise ApiError(403, "wrong host name; this server is for this machine alone: ask localhost")
 
     def _require_allowed(self, path: str, headers: Headers) -> None:
         origins = {*headers.getlist("origin")}

@@ -171,7 +171,8 @@ class Trainer:
             MemoryExhausted: There is no memory for a small batch.
             EdgeSpecError: The loss is no number any more.
         """
-        wanted, before = self._recipe.epochs * self._num_drafts, self.progress.num_drafts
+        num_drafts = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in self._data.texts)
+        wanted, before = self._recipe.epochs * num_drafts, self.progress.num_drafts
         began = compared = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         try:
@@ -242,11 +243,6 @@ class Trainer:
 
     def _pack(self, texts: Sequence[Text], rng: np.random.Generator | None) -> Iterator[Batch]:
         return pack(texts, min(self._num_rows, _LINE_ROWS), max(1, self._num_rows // _LINE_ROWS), rng)
-
-    @property
-    def _num_drafts(self) -> int:
-        """How many drafts begin in the texts."""
-        return sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in self._data.texts)
 
     def _try_step(self, batch: Batch, number: int, share: float) -> bool:
         """Learn from a batch; False where there is no memory for it, and the next ones are smaller."""

@@ -346,8 +346,9 @@ def _clusters(source: HeadSource, vocab_size: int) -> np.ndarray:
     return ordering.reshape(count, -1)
 
 
-def _is_assistant(source: HeadSource) -> bool:
-    return str(source.settings.get("model_type")) in ("gemma4_assistant", "gemma4_unified_assistant")
-
-
-ASSISTANT_DIALECT = Dialect(name="MTP of Gemma 4 (assistant)", recognizes=_is_assistant, plan=_plan)
+_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+ASSISTANT_DIALECT = Dialect(
+    name="MTP of Gemma 4 (assistant)",
+    recognizes=lambda source: source.settings.get("model_type") in _MODEL_TYPES,
+    plan=_plan,
+)
