@@ -50,8 +50,13 @@ class Family:
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
 _HEAD_NORMS = ("q_norm", "k_norm")
+_WITH_HEAD_NORMS = ("input_norm", *_HEAD_NORMS, "mlp_norm")
 _BIASES = ("q_bias", "k_bias", "v_bias")
 _LAYER = "model.layers.{i}"
+# The one norm before an MLP under the name that others have for one behind attention.
+_MLP_NORM_BEHIND = {
+    "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
+}
 _GGUF, _FUSED = ("gguf",), ("qkv", "gate_up")
 _GEMMA = Family(
     norms=_AROUND,
@@ -73,7 +78,7 @@ _GEMMA2 = {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "fin
 _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 _OLMO = Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True)
 _LFM2 = Family(
-    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    norms=_WITH_HEAD_NORMS,
     names={
         "final_norm": ("token_embd_norm.weight", "model.embedding_norm.weight"),
         "{i}.input_norm": ("blk.{i}.attn_norm.weight", f"{_LAYER}.operator_norm.weight"),
@@ -89,7 +94,7 @@ _LFM2 = Family(
     defaults={"rope_theta": 1e6, "conv_L_cache": 3},
 )
 _HUNYUAN = Family(
-    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    norms=_WITH_HEAD_NORMS,
     norms_rotated=True,
     names={
         "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", f"{_LAYER}.self_attn.query_layernorm.weight"),
@@ -106,9 +111,9 @@ _GRANITE4 = Family(
     has_mamba=True,
 )
 _QWEN3_5 = Family(
-    norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+    norms=_WITH_HEAD_NORMS,
     gain_addend=1.0,
-    names={"{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")},
+    names=_MLP_NORM_BEHIND,
     has_delta=True,
     defaults={"full_attention_interval": 4},
 )
@@ -117,7 +122,7 @@ FAMILIES = {
     "mistral": Family(paired_in=_GGUF, full_attention_every=0),
     "qwen2": Family(needs=_BIASES),
     "mimo": Family(needs=_BIASES),
-    "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
+    "qwen3": Family(norms=_WITH_HEAD_NORMS),
     "granite": Family(paired_in=_GGUF),
     "smollm3": Family(paired_in=_GGUF),
     "olmo2": _OLMO,
@@ -150,12 +155,7 @@ FAMILIES = {
     ),
     "phi3": Family(fused=_FUSED, full_attention_every=0),
     "ernie4_5": Family(paired_in=(*_GGUF, "huggingface")),
-    "seed_oss": Family(
-        needs=_BIASES,
-        names={
-            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
-        },
-    ),
+    "seed_oss": Family(needs=_BIASES, names=_MLP_NORM_BEHIND),
     "glm4": Family(
         norms=_AROUND,
         paired_in=(*_GGUF, "huggingface"),
@@ -208,14 +208,9 @@ FAMILIES = {
     "qwen3_5": _QWEN3_5,
     **dict.fromkeys(("qwen3_5_moe", "qwen3_next"), replace(_QWEN3_5, is_mixture=True)),
     "mixtral": Family(paired_in=_GGUF, full_attention_every=0, is_mixture=True),
-    "qwen3_moe": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
-    ),
+    "qwen3_moe": Family(norms=_WITH_HEAD_NORMS, is_mixture=True, defaults={"norm_topk_prob": False}),
     "olmoe": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
-        norms_whole_projections=True,
-        is_mixture=True,
-        normalizes_routing=False,
+        norms=_WITH_HEAD_NORMS, norms_whole_projections=True, is_mixture=True, normalizes_routing=False
     ),
     "granitemoe": Family(paired_in=_GGUF, is_mixture=True),
     "qwen2_moe": Family(needs=_BIASES, is_mixture=True, normalizes_routing=False),
@@ -224,25 +219,23 @@ FAMILIES = {
         paired_in=(*_GGUF, "huggingface"), is_mixture=True, defaults={"moe_layer_start_index": 1}
     ),
     "glm4_moe": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms=_WITH_HEAD_NORMS,
         needs=("router_choice",),
         may_lack=_HEAD_NORMS,
-        names={
-            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
-        },
+        names=_MLP_NORM_BEHIND,
         is_mixture=True,
         routes_by_sigmoid=True,
         defaults={"partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
     ),
     "dots1": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms=_WITH_HEAD_NORMS,
         needs=("router_choice",),
         is_mixture=True,
         normalizes_routing=False,
         routes_by_sigmoid=True,
     ),
     "minimax_m2": Family(
-        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms=_WITH_HEAD_NORMS,
         norms_whole_projections=True,
         needs=("router_choice",),
         is_mixture=True,
@@ -250,9 +243,7 @@ FAMILIES = {
     ),
     "gpt_oss": Family(
         needs=(*_BIASES, "o_bias", "sinks", "router_bias", "expert_bias"),
-        names={
-            "{i}.mlp_norm": ("blk.{i}.post_attention_norm.weight", f"{_LAYER}.post_attention_layernorm.weight")
-        },
+        names=_MLP_NORM_BEHIND,
         full_attention_every=2,
         is_mixture=True,
         defaults={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},

@@ -45,6 +45,7 @@ _LAYER_NAMES = {
 }
 _KEY_ROLES = ("input_norm", "k", "v", "k_norm")
 _LOCAL = "sliding_attention"
+_Places = tuple[ir.Value, dict[bool, ir.Value]]  # positions, and biases by whether there is a window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +145,7 @@ class _AssistantWriter:
         apart = self.op("Reshape", x, self.constant(f"heads_of_{size}", np.array([0, 0, -1, size])))
         return self.op("Reshape", self.write.rms_norm(apart, gain), self.constant("row", np.array([0, 0, -1])))
 
-    def _places(
-        self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: Lengths
-    ) -> tuple[ir.Value, dict[bool, ir.Value]]:
+    def _places(self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: Lengths) -> _Places:
         """The position of each row, [1, num_tokens], and the bias of what it sees, by whether there is a window.
 
         values: Of a layer, [1, heads, total, size], which are zeros where a token was drafted.
@@ -167,9 +166,7 @@ class _AssistantWriter:
                 biases[False] = op("Where", seen, *hides)
         return op("Transpose", count, perm=[1, 0]), biases
 
-    def _layer(
-        self, i: int, residual: ir.Value, held: Sequence[Values], places: tuple[ir.Value, dict[bool, ir.Value]]
-    ) -> ir.Value:
+    def _layer(self, i: int, residual: ir.Value, held: Sequence[Values], places: _Places) -> ir.Value:
         write, op = self.write, self.op
         attended = self._attend(i, write.norm(residual, f"{i}.input_norm"), held, places)
         attended = write.norm(attended, f"{i}.attended_norm")
@@ -177,9 +174,7 @@ class _AssistantWriter:
         fed = write.norm(write.mlp(i, normed), f"{i}.fed_norm")
         return write.scale_output(i, op("Add", fed, residual))
 
-    def _attend(
-        self, i: int, x: ir.Value, held: Sequence[Values], places: tuple[ir.Value, dict[bool, ir.Value]]
-    ) -> ir.Value:
+    def _attend(self, i: int, x: ir.Value, held: Sequence[Values], places: _Places) -> ir.Value:
         write, op, layer, config = self.write, self.op, self.config.layers[i], self.config
         assert layer.keys_of is not None
         assert layer.rotary is not None
