@@ -251,10 +251,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
         cache = self._passes.cache
         return cache.states if isinstance(cache, SharedCache) else None
 
-    def _reachable(self, start: int) -> int:
-        """How many of the first tokens, start at most, a pass can go on after."""
-        return self._states.reachable(start) if self._states else start
-
     @property
     def held_tokens(self) -> TokenIds:
         return self._held
@@ -285,7 +281,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def _rows(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
         num_tokens = len(tokens)
-        start = self._reachable(reusable_prefix(self._held, tokens, num_last))
+        start = reusable_prefix(self._held, tokens, num_last)
+        start = self._states.reachable(start) if self._states else start  # that a pass can go on after
         rows: list[Logits] = []
         chunk_tokens, room = self._chunk_tokens, self.context_length
         if num_tokens - start > chunk_tokens:

@@ -170,7 +170,7 @@ def allocator(device: Device) -> _Allocate:
     ort = import_onnxruntime()
 
     def allocate(shape: Sequence[int], dtype: npt.DTypeLike) -> Any:
-        if place := _shared_memory(ort, device):
+        if device.handles and (place := device.handles[0].memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)):
             try:
                 value = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.dtype(dtype).type, memory_info=place)
                 value.numpy()[...] = 0
@@ -180,13 +180,6 @@ def allocator(device: Device) -> _Allocate:
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
 
     return allocate
-
-
-def _shared_memory(ort: Any, device: Device) -> Any:
-    """ONNX Runtime's description of memory that the CPU and the device both address; None where there is none."""
-    if not device.handles:
-        return None
-    return device.handles[0].memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
 
 
 class StaticCache:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -86,10 +86,10 @@ def load_first(options: argparse.Namespace, load: Callable[[argparse.Namespace],
     return engine
 
 
-def find_offer(home: ModelHome, free_bytes: int, candidates: Sequence[str] = CANDIDATES) -> Offer | None:
+def find_offer(home: ModelHome, free_bytes: int) -> Offer | None:
     """The first candidate that memory and disk can hold; None where there is none."""
     free_disk = _free_disk(home.path)
-    for name in candidates:
+    for name in CANDIDATES:
         entry = CATALOG[name]
         is_here = home.find(name) is not None
         if memory_bytes(entry) <= free_bytes and (is_here or disk_bytes(entry) <= free_disk):

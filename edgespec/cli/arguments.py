@@ -171,12 +171,11 @@ def model_home(
     offline: bool = True,
     open_decoder: "OpenDecoder | None" = None,
     measure_ranges: "MeasureRanges | None" = None,
-    is_quick: bool = False,
 ) -> "edgespec.ModelHome":
     """The user's model home."""
     from edgespec.config.config_file import default_home
 
-    return edgespec.ModelHome(default_home(), offline, info, open_decoder, measure_ranges, is_quick)
+    return edgespec.ModelHome(default_home(), offline, info, open_decoder, measure_ranges)
 
 
 def checked_name(key: str, value: str) -> str:

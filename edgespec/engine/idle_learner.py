@@ -31,11 +31,9 @@ class HeadLearner:
     folder: That of the head.
     """
 
-    def __init__(
-        self, file: LearnedFile, report: Report = lambda line: None, rule: TrainingRule | None = None
-    ) -> None:
+    def __init__(self, file: LearnedFile, report: Report = lambda line: None) -> None:
         """Read what was learned earlier; a file that cannot be used is reported."""
-        self._file, self._rule, self.folder = file, rule or TrainingRule(), file.head
+        self._file, self._rule, self.folder = file, TrainingRule(), file.head
         self._head: ReferenceType[CorrectableHead] | None = None
         self.learned: LearnedHead | None = file.read(report)
         self._num_unwritten = 0  # rows

@@ -287,7 +287,6 @@ def make_plan(
     layouts: Sequence[Layout],
     past: Mapping[Key, tuple[float, float]],
     memory: MemoryNeeds,
-    text_drafters: Sequence[str] = ("suffix",),
 ) -> Plan:
     """The best schedule on the best placement, and the others with the reasons against them.
 
@@ -295,11 +294,10 @@ def make_plan(
         drafters: Draft models by name.
         layouts: At least one.
         past: Acceptance counts, as acceptance_rates.AcceptanceRates holds them.
-        text_drafters: Names of drafters that draft from the text under every schedule.
 
     Raises MemoryExhausted: The target does not fit, with or without a drafter.
     """
-    return decide(weigh(target, drafters, layouts, past, memory), text_drafters)
+    return decide(weigh(target, drafters, layouts, past, memory))
 
 
 def weigh(

@@ -54,11 +54,9 @@ class Reader:
         self._tensors = {name.removeprefix("model."): tensor for name, tensor in source.tensors.items()}
         self._taken: set[str] = set()
 
-    def optional(
-        self, name: str, rows: int | None = None, columns: int | None = None, *, is_needed: object = False
-    ) -> StoredTensor | None:
+    def optional(self, name: str, rows: int | None = None, *, is_needed: object = False) -> StoredTensor | None:
         """A matrix or vector that a head may lack: None then, or where it is_needed the errors of take."""
-        return self.take(name, rows, columns) if is_needed or name in self._tensors else None
+        return self.take(name, rows) if is_needed or name in self._tensors else None
 
     def take(self, name: str, rows: int | None = None, columns: int | None = None) -> StoredTensor:
         """A matrix, or a vector, which has one row; of any number of rows and columns unless they are given.
