@@ -15,6 +15,7 @@ from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_pl
 from edgespec.system.typed_json import read_as
 
 _TOO_LARGE = 1_000_000_000
+_LARGEST = 1e15  # bases of rotary positions are up to 1e11, of Falcon-H1
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
@@ -44,17 +45,19 @@ class SourceSettings:
         value = self.get(key, default)
         if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
             value = value[0]  # of each layer, as newer converters write some
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _TOO_LARGE:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
             raise SourceError(
-                f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number below {_TOO_LARGE}"
+                f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number below {_LARGEST:g}"
             )
         return value
 
     def count(self, key: str, default: Any = None) -> int:
-        """Raises SourceError: The value is not a positive whole number."""
+        """Raises SourceError: The value is not a positive whole number, or is too large for any model."""
         value = self.number(key, default)
-        if not isinstance(value, int):
-            raise SourceError(f"{self.path}: {self.prefix}{key} is {value!r}, wanted a whole number")
+        if not isinstance(value, int) or value >= _TOO_LARGE:
+            raise SourceError(
+                f"{self.path}: {self.prefix}{key} is {value!r}, wanted a whole number below {_TOO_LARGE}"
+            )
         return value
 
     def optional(self, key: str, default: Any = None) -> float | None:

@@ -273,7 +273,7 @@ def test_attention_that_no_kernel_runs_is_refused_before_anything_is_written(
         ({"max_position_embeddings": 1}, "texts of up to 1 token, wanted 2 or more"),
         (
             {"max_position_embeddings": 10**9},
-            "max_position_embeddings is 1000000000, wanted a positive number below",
+            "max_position_embeddings is 1000000000, wanted a whole number below",
         ),
         ({"intermediate_size": None}, ": intermediate_size is None"),
     ],

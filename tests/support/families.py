@@ -42,7 +42,7 @@ _FALCON: dict[str, Any] = {
     "ssm.group_count": 2,
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 96,
-    "rope.freq_base": 1e4,
+    "rope.freq_base": 1e11,
 }
 # What a GGUF file of a family says beside the common keys.
 GGUF_KEYS: dict[str, dict[str, Any]] = {

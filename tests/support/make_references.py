@@ -47,6 +47,7 @@ _DELTA_EXPERTS = {
     "num_experts_per_tok": 3,
 }
 FALCON_SCALES = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e11},
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.4,
     "key_multiplier": 0.6,
