@@ -1,19 +1,22 @@
 """Models of published shapes with random weights and few layers: exported, checked and decoded in each precision.
 
     python bench/published_shapes.py FOLDER [--models NAME,…] [--precisions source,fp32,int8,int4] [--layers N]
-                                     [--tokens N] [--transformers PYTHON]
+                                     [--tokens N] [--transformers PYTHON] [--rounds N]
 
 Each line is an export: its check; rows that differ between cuts of a text; whether N tokens are one text for each
 drafter; and, with the path of a Python that has torch and transformers, the largest difference of a logit to
 theirs, with the standard deviation of the logits. The exit code is 1 if something differs. A line takes up to 5 GB
-of memory and a few minutes.
+of memory and a few minutes. With --rounds, lines behind it have what passes of 1 to 16 rows take, in passes of one
+row: medians over rounds in which all widths run in turn, with another token in each row and with one in all rows.
 """
 
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +36,7 @@ import tiny
 from real_shapes import count_differing, walks
 
 DRAFTERS = ("none", "suffix", "lookahead")
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 NUM_COMPARED = 48  # tokens that transformers is given
 LINE = "{:22} {:>9} {:>6} {:>11} {:>9} {:>10} {:>8} {:>15} {:>8}"
 TITLES = ("model", "precision", "MB", "structure", "allowed", "divergence", "rows", "one text", "reference")
@@ -210,6 +214,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--transformers", type=Path)
+    parser.add_argument("--rounds", type=int, default=0)
     options = parser.parse_args()
     print(LINE.format(*TITLES), flush=True)
     is_right = True
@@ -222,6 +227,8 @@ def main() -> int:
             reference = _reference(Path(folder), options.transformers, compared) if options.transformers else None
             for precision in options.precisions:
                 is_right &= _show(name, precision, Path(folder), compared, reference, options.tokens)
+                if options.rounds:
+                    _show_widths(Path(folder) / f"made-{precision}", options.rounds)
     return int(not is_right)
 
 
@@ -290,6 +297,24 @@ def _text(made: Path, drafter: str, num_tokens: int) -> tuple[tuple[int, ...], i
     with load(made, drafter=drafter, device="cpu", deterministic=True, **settings) as engine:
         answer = engine.generate(prompt, sampling=SamplingParams(temperature=0.0), max_tokens=num_tokens)
     return tuple(answer.token_ids), answer.stats.num_drafted
+
+
+def _show_widths(made: Path, num_rounds: int) -> None:
+    """Print the cost of passes by their rows."""
+    decoder = OnnxDecoder(made, read_manifest(made), find_device("cpu"))
+    rng, text, taken_s = np.random.default_rng(9), _tokens(100), dict[tuple[int, bool], list[float]]()
+    decoder.logits(text, 1)
+    for number, is_one, width in product(range(num_rounds + 1), (False, True), WIDTHS):
+        new = rng.integers(0, tiny.VOCAB - 1, 1 if is_one else width)
+        tokens = np.concatenate([text, np.resize(new, width)]).astype(np.int32)
+        started = perf_counter()
+        decoder.logits(tokens, width)
+        if number:  # the first round warms up
+            taken_s.setdefault((width, is_one), []).append(perf_counter() - started)
+    for is_one in (False, True):
+        ones = np.array(taken_s[1, is_one])
+        ratios = [f"{width}: {np.median(np.array(taken_s[width, is_one]) / ones):.2f}" for width in WIDTHS]
+        print(f"  passes, {'one token' if is_one else 'other tokens'}  {'  '.join(ratios)}", flush=True)
 
 
 def _words(text: str) -> list[str]:

@@ -274,6 +274,23 @@ def test_policy_drafts_less_where_attention_makes_rows_dear() -> None:
     assert lengths[1] == 0
 
 
+def test_policy_drafts_less_where_rows_read_more_experts_and_long_where_all_are_read_anyhow() -> None:
+    """Rows of a mixture read the union of their experts: of 64 those that 8 for each row hit."""
+
+    def length(ratios: dict[int, float], chance: float) -> int:
+        drafter = Guesser(TRUTH, chance, clock=VirtualClock())
+        policy = MeasuredPolicy([drafter], PassCosts(ratios), AcceptanceRates())
+        policy.rates.assume(f"{chance}", (100 * chance, 100.0))
+        return len(policy.propose(TRUTH[:100], 16, GREEDY).draft.tokens)
+
+    dense = {width: 1 + 0.1 * (width - 1) for width in range(1, 17)}
+    mixture = {width: 0.3 + 0.7 * 8 * (1 - (1 - 8 / 64) ** width) for width in dense}
+    for chance in (0.3, 0.5, 0.7):
+        assert length(mixture, chance) == 0 < length(dense, chance)
+    assert 0 < length(mixture, 0.8) < length(dense, 0.8)
+    assert length(mixture, 0.9) > length(dense, 0.9)
+
+
 @pytest.mark.parametrize("schedule", ["pipelined", pytest.param("hedged", marks=slow)])
 def test_of_a_draft_made_ahead_no_more_is_run_than_pays(schedule: str) -> None:
     """A drafter that takes no time and is rarely right, for a target whose passes grow by a third a token."""
