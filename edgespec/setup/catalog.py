@@ -55,7 +55,8 @@ class Shape:
     is_tied: The head is the embedding.
     other_weights: Of its matrices beside those that follow from the sizes: of experts, or of layers without
         attention, in the place of keys and values.
-    num_cached_layers: Those with keys and values, where not all have them.
+    num_cached_layers: Those with keys and values, where not all have them; a layer with larger heads counts more.
+    num_gathered: Weights of embeddings for each layer, of which a pass reads the rows of its tokens from the file.
     """
 
     num_layers: int
@@ -69,6 +70,7 @@ class Shape:
     is_tied: bool
     other_weights: int = 0
     num_cached_layers: int = 0
+    num_gathered: int = 0
 
     @property
     def num_matrix_weights(self) -> int:
@@ -82,7 +84,7 @@ class Shape:
         return (1 if self.is_tied else 2) * self.vocab_size * self.hidden_size
 
 
-_Q4_K_M_BITS = 4.9  # a weight, on average over a model of 7 billion
+_Q4_K_M_BITS, _HALF_FLOAT_BITS = 4.9, 16.0  # a weight, on average over a model of 7 billion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ class CatalogEntry:
     precision: str = "int4"  # to export in, unless the user asks for another
     drafter: str | None = None  # the name of a smaller model that drafts for this one
     is_gated: bool = False  # the hub asks users to accept its terms
-    fetch_bits: float = 16.0  # of a weight in the source
+    fetch_bits: float = 0.0  # of a weight in what is downloaded; 0 for what is usual
     gguf: str = ""  # a hub id of it in 4 bits, from its makers, at a commit of the user's day
     was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
     machine_gb: int = 0  # the memory of a machine on which a newcomer may begin with it; 0 for the others
@@ -121,10 +123,11 @@ class CatalogEntry:
 
     @property
     def fetch_bytes(self) -> int:
-        """The size of the download: the file, or so many bits a weight, in a GGUF file 4.9."""
+        """The size of the download: the file, or so many bits a weight, in a GGUF file 4.9 unless it says more."""
         if isinstance(self.source, CatalogFile):
             return self.source.bytes
-        return int((_Q4_K_M_BITS if self.gguf else self.fetch_bits) / 8 * self.num_parameters)
+        usual = _Q4_K_M_BITS if self.gguf else _HALF_FLOAT_BITS
+        return int((self.fetch_bits or usual) / 8 * self.num_parameters)
 
 
 def _entry(shape: dict[str, Any], source: dict[str, Any], **stated: Any) -> CatalogEntry:

@@ -166,7 +166,13 @@ def bytes_of_shape(shape: Shape, precision: str) -> int:
     per_weight = BYTES_PER_WEIGHT[precision]
     vocabulary = max(per_weight, BYTES_PER_WEIGHT["int8"]) * shape.num_vocabulary_weights
     rotary_tables = 4 * shape.context_length * shape.head_dim
-    return int(per_weight * shape.num_matrix_weights + vocabulary) + rotary_tables
+    return (
+        int(per_weight * shape.num_matrix_weights + vocabulary) + rotary_tables + _gathered_bytes(shape, precision)
+    )
+
+
+def _gathered_bytes(shape: Shape, precision: str) -> int:
+    return int(max(BYTES_PER_WEIGHT[precision], BYTES_PER_WEIGHT["int8"]) * shape.num_gathered)
 
 
 def memory_bytes(entry: CatalogEntry) -> int:
@@ -211,7 +217,9 @@ def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> 
     num_bytes = file_bytes(entry) if precision == "source" else bytes_of_shape(shape, precision)
     num_layers = shape.num_cached_layers or shape.num_layers
     kv_cache = KVCache(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
-    return _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
+    size = _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
+    gathered = _gathered_bytes(shape, precision) if shape.num_gathered else 0
+    return size._replace(manifest=replace(size.manifest, gathered_bytes=gathered))
 
 
 def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSize:

@@ -109,7 +109,7 @@ def _gguf_models(commit: Commit) -> dict[str, list[RemoteFile]]:
     models: dict[str, list[RemoteFile]] = {}
     for file in sorted(commit.files, key=lambda file: file.name):
         name = PurePosixPath(file.name)
-        if name.suffix == ".gguf" and not name.name.startswith("mmproj"):  # a part of a vision model
+        if name.suffix == ".gguf" and "mmproj" not in name.name.lower():  # a part of a vision model
             models.setdefault(str(name.with_name(whole_name(name.name))), []).append(file)
     return models
 
@@ -117,8 +117,10 @@ def _gguf_models(commit: Commit) -> dict[str, list[RemoteFile]]:
 def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: str) -> list[RemoteFile]:
     named = PurePosixPath(choice)
     by_name = str(named.with_name(whole_name(named.name))) if named.name else choice
-    tag = re.compile(rf"(.*[-._/])?{re.escape(choice)}\.gguf", re.IGNORECASE)
-    found = [name for name in models if name == by_name] or [name for name in models if tag.fullmatch(name)]
+    found = [name for name in models if name == by_name]
+    for behind in ("", "-.*"):  # a tag ends the name, or stands within it as in m_q4_0-it.gguf
+        tag = re.compile(rf"(.*[-._/])?{re.escape(choice)}{behind}\.gguf", re.IGNORECASE)
+        found = found or [name for name in models if tag.fullmatch(name)]
     if len(found) > 1:
         few = {name: models[name] for name in found}
         raise ModelError(
