@@ -187,6 +187,7 @@ def test_a_model_is_exported_measured_and_simulated(installed: Installed, tiny_g
         "--drafter",
         "ngram",
     )
-    assert "draft" in shown.splitlines()[0]
+    verdicts = "drafting ", "nothing was drafted ", "not decided: "  # a busy machine decides nothing
+    assert shown.startswith(verdicts)
     assert page.read_text().startswith("<!doctype html>")
     assert "tokens/s" in installed.run("simulate", "--machine", "strix-halo", "--replay")

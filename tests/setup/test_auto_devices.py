@@ -67,9 +67,11 @@ def test_fast_gpu_runs_the_target_beside_a_drafter_on_the_cpu(
     assert "on the CPU; drafter on the CPU, " in line
     assert line.endswith(("pipelined", "hedged"))
     assert machine.probed == ["cpu", "webgpu"]
-    # A CPU that is foreseen to be so much slower is never opened, and nothing is exported for it.
-    assert ("fp32", "cpu") not in machine.opened
-    assert not [path for path in (tmp_path / "models").iterdir() if path.name.endswith("-fp32")]
+    # A CPU that is foreseen to be so much slower is never opened, and nothing is exported for it. Where passes are
+    # timed, a busy machine may bring it within reach.
+    if not machine.is_measured:
+        assert ("fp32", "cpu") not in machine.opened
+        assert not [path for path in (tmp_path / "models").iterdir() if path.name.endswith("-fp32")]
 
     machine.probed.clear()
     machine.opened.clear()
