@@ -133,7 +133,8 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
     known = sorted(
         ("/", *_GET, *_POST, *_DELETE), key=lambda each: each.startswith(OLLAMA) != path.startswith(OLLAMA)
     )
-    near = next((f"did you mean {each}? " for each in known[1:] if each.removeprefix("/v1") == path), "")
+    meant = (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"))
+    near = next((f"did you mean {each}? " for each in meant if each in known), "")
     what = f"is no address of this server; {near}there are {', '.join(known).replace('{model:path}', 'NAME')}"
     if error.status_code == 405:
         what = f"takes {' or '.join(sorted(headers['Allow'].split(', ')))}, and {request.method[:20]} was sent"

@@ -345,6 +345,8 @@ def text_of(content: Content | None, place: str) -> str:
     for part in content:
         if part.type not in _TEXTS or part.text is None:
             why = " without a text; give one" if part.type in _TEXTS else "; models here read text alone"
+            if part.type in ("file", "input_file"):
+                why += ": POST /v1/files/text gives that of a PDF"
             raise wrong(place.partition("[")[0], f"has a part of the type '{part.type[:40]}'{why}", place)
     return "".join(part.text or "" for part in content)
 

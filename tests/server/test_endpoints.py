@@ -465,8 +465,9 @@ def test_health_and_wrong_addresses(served: Served) -> None:
     assert (missing.status_code, told[:52]) == (404, "/v2/chat is no address of this server; there are /, ")
     assert "/v1/chat/completions" in told
     assert "/api/chat" in told
-    missing = served.post("/chat/completions", {})
-    assert "; did you mean /v1/chat/completions? there are" in missing.json()["error"]["message"]
+    for path in ("", "/v1/v1", "/v1"):
+        missing = served.post(f"{path}/chat/completions{'/' * (path == '/v1')}", {})
+        assert "; did you mean /v1/chat/completions? there are" in missing.json()["error"]["message"]
     assert served.client.get(CHAT).status_code == 405
 
 
