@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, join_chunks
@@ -163,6 +163,10 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._loops = LoopWatch() if ends_loops else None
         self._is_closed = False
         self._collected = weakref.finalize(self, self._reading.abandon)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies: only its reader ends an answer."""
+        raise TypeError("a stream cannot be copied or pickled; generate() gives the whole answer, which can")
 
     def __repr__(self) -> str:
         return f"<AnswerStream to {self.prompt_tokens} tokens, {'over' if self._reading.is_over else 'open'}>"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from inspect import Parameter, iscoroutinefunction, signature
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,13 @@ def require_path(name: str, given: object, wanted: str = "the path of a file") -
     except UnicodeEncodeError:  # half of a surrogate pair
         pass
     raise UsageError(f"{name} is {given!r:.60}; wanted {wanted}")
+
+
+def _plain(value: Any) -> Any:
+    """A number of another library, such as numpy, as one of Python; anything else as it is."""
+    if not isinstance(value, Real) or isinstance(value, int | float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 # By our arguments, what other libraries and programs call them.
@@ -71,7 +79,7 @@ def explains_arguments(
     options: Collection[str] = (),
     elsewhere: Callable[[str], Mapping[str, str]] = lambda function: {},
 ) -> Explained:
-    """Has a function or a class raise a TypeError with advice for an argument that it does not have.
+    """Has a function or a class take numbers of numpy too, and advise on an argument that it does not have.
 
     Args:
         options: The arguments that it takes by **.
@@ -84,20 +92,19 @@ def explains_arguments(
     named = [each.name for each in signature(function).parameters.values() if each.kind != Parameter.VAR_KEYWORD]
     known = {*named, *options} - {"self", "cls"}
 
-    def require_known(given: Collection[str]) -> None:
+    def checked(given: dict[str, Any]) -> dict[str, Any]:
         for each in given:
             if each not in known:
                 advice = advise(each, known, elsewhere(name))
                 raise TypeError(f"{name}() got an unexpected keyword argument '{each}'{advice}")
+        return {each: _plain(value) for each, value in given.items()}
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        require_known(given)
-        return function(*args, **given)
+        return function(*args, **checked(given))
 
     @wraps(function)
     async def call_in_task(*args: Any, **given: Any) -> Any:
-        require_known(given)
-        return await function(*args, **given)
+        return await function(*args, **checked(given))
 
     return cast("Explained", call_in_task if iscoroutinefunction(function) else call)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec import (
@@ -182,8 +183,17 @@ def test_run_refuses_what_it_cannot_do(engine: Engine, options: dict[str, Any], 
     assert not talk.messages
 
 
+def test_numbers_of_numpy_are_numbers(tiny_model: Path, tmp_path: Path) -> None:
+    opening: dict[str, Any] = {"num_threads": np.int64(1), "context": np.int32(64), "draft_length": np.int8(2)}
+    asked: dict[str, Any] = {"max_tokens": np.int64(2), "timeout_s": np.float32(60)}
+    with load(tiny_model, home=tmp_path, **opening) as engine:
+        assert len(engine.generate("the in", **asked).token_ids) == 2
+        with pytest.raises(UsageError, match=r"max_tokens is 2\.5; wanted a whole number"):
+            engine.generate("the in", **{**asked, "max_tokens": np.float32(2.5)})
+
+
 def test_what_is_open_has_no_copies(engine: Engine) -> None:
-    for made in (engine, engine.chat()):
+    for made in (engine, engine.chat(), engine.stream("the in", max_tokens=1)):
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="cannot be copied or pickled; "):
                 copied(made)  # type: ignore[operator]
