@@ -56,7 +56,7 @@ class Services:
     async def lease(self, name: str, priority: int = 0) -> AsyncIterator[Lease]:
         """The use of the model of a name, which may be a preset's; raises what ModelHost.lease raises."""
         loaded_as, preset = name, None
-        if name not in self.host.hosted:  # as a preset is whose model was prepared for it
+        if name not in self.host:  # as a preset is whose model was prepared for it
             loaded_as, preset = await in_thread(self.names.served_as, name)
         async with self.host.lease(loaded_as, priority) as lease:
             lease.preset = preset

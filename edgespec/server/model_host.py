@@ -177,6 +177,10 @@ class ModelHost:
     _released: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _watch: "asyncio.Task[None] | None" = field(init=False, default=None)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a model is loaded, or being loaded, by a name."""
+        return name in self._models
+
     @property
     def loaded(self) -> list[str]:
         """Names of the models that are loaded."""
