@@ -114,7 +114,8 @@ def _check_cache(found: Findings, gpu: StubGpu, decoder: OnnxDecoder, folder: Mo
     grown = gpu.used
     decoder.logits(tokens, 1)
     held = weights_size(folder).device_bytes + 1024 * folder.manifest.kv_cache.bytes_per_token
-    found.equal("a longer cache lies beside the weights", gpu.used >= held, True)
+    # weights are foreseen within a hundredth
+    found.equal("a longer cache lies beside the weights", gpu.used > 0.99 * held, True)
     found.equal("the shorter one is given back behind the next pass", gpu.used < grown, True)
 
 
@@ -136,8 +137,8 @@ def _check_shortage(
     def grow() -> None:
         decoder.logits(np.zeros(min(4000, decoder.context_length), np.int32), 1)
 
-    def run_wide() -> None:
-        decoder.logits(np.ones(512, np.int32), 1)
+    def run_wide() -> None:  # wider than those before it, of which the arena has the memory, in the same cache
+        decoder.logits(np.ones(1000, np.int32), 1)
 
     gpu.refuse(memory=True)
     found.equal("a pass without memory", _error_of(run_wide), "MemoryExhausted")
