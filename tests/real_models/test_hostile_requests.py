@@ -86,31 +86,32 @@ def padded(ignored: str) -> bytes:
     return f'{json.dumps(HI)[:-1]}, "ignored": {ignored}}}'.encode()
 
 
-REQUESTS: dict[str, tuple[str, Any, int]] = {
-    "private-use characters": (CHAT, messages(PRIVATE), 400),
-    "private-use characters to tokens": ("/tokenize", {"messages": messages(PRIVATE)["messages"]}, 400),
-    "brackets": (CHAT, formatted({"type": "regex", "regex": "[" * 24_000}), 400),
-    "a quote": (CHAT, formatted({"type": "grammar", "grammar": 'start: "' + '\\"' * 16_000}), 400),
-    "a large multiple": (CHAT, multiple(99_999_989), 400),
-    "a multiple": (CHAT, multiple(49_999), 200),
-    "100 long messages": (CHAT, messages(*["a" * 131_000] * 100), 400),
-    "10,000 messages": (CHAT, messages(*["a"] * 10_000), 400),
-    "a text to tokens": ("/tokenize", {"content": "a " * 524_288}, 200),
-    "pieces": ("/tokenize", {"content": "a " * 262_144, "with_pieces": True}, 200),
-    "a long text to tokens": ("/tokenize", {"messages": messages("a " * 7_500_000)["messages"]}, 413),
-    "tokens to text": ("/detokenize", {"tokens": [*range(40_000)] * 20}, 200),
-    "empty lists": (CHAT, padded("[" + "[]," * 5_000_000 + "1]"), 413),
-    "names": (CHAT, padded("{" + ",".join(f'"k{i}":1' for i in range(1_200_000)) + "}"), 413),
-    "numbers": (CHAT, padded("[" + "1," * 7_900_000 + "1]"), 413),
-    "names that are read": (CHAT, padded("{" + ",".join(f'"k{i}":1' for i in range(290_000)) + "}"), 200),
+# Made when they are asked: their texts are some 50 MB, and each process that tests reads this file.
+REQUESTS: dict[str, tuple[str, Callable[[], Any], int]] = {
+    "private-use characters": (CHAT, lambda: messages(PRIVATE), 400),
+    "private-use characters to tokens": ("/tokenize", lambda: {"messages": messages(PRIVATE)["messages"]}, 400),
+    "brackets": (CHAT, lambda: formatted({"type": "regex", "regex": "[" * 24_000}), 400),
+    "a quote": (CHAT, lambda: formatted({"type": "grammar", "grammar": 'start: "' + '\\"' * 16_000}), 400),
+    "a large multiple": (CHAT, lambda: multiple(99_999_989), 400),
+    "a multiple": (CHAT, lambda: multiple(49_999), 200),
+    "100 long messages": (CHAT, lambda: messages(*["a" * 131_000] * 100), 400),
+    "10,000 messages": (CHAT, lambda: messages(*["a"] * 10_000), 400),
+    "a text to tokens": ("/tokenize", lambda: {"content": "a " * 524_288}, 200),
+    "pieces": ("/tokenize", lambda: {"content": "a " * 262_144, "with_pieces": True}, 200),
+    "a long text to tokens": ("/tokenize", lambda: {"messages": messages("a " * 7_500_000)["messages"]}, 413),
+    "tokens to text": ("/detokenize", lambda: {"tokens": [*range(40_000)] * 20}, 200),
+    "empty lists": (CHAT, lambda: padded("[" + "[]," * 5_000_000 + "1]"), 413),
+    "names": (CHAT, lambda: padded("{" + ",".join(f'"k{i}":1' for i in range(1_200_000)) + "}"), 413),
+    "numbers": (CHAT, lambda: padded("[" + "1," * 7_900_000 + "1]"), 413),
+    "names that are read": (CHAT, lambda: padded("{" + ",".join(f'"k{i}":1' for i in range(290_000)) + "}"), 200),
 }
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", REQUESTS)
 def test_health_and_streams_go_on_beside_a_request(client: httpx2.Client, name: str) -> None:
-    path, document, status = REQUESTS[name]
-    is_over = Event()
+    path, make, status = REQUESTS[name]
+    document, is_over = make(), Event()
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     with ThreadPoolExecutor(2) as clients:
         watches = [clients.submit(longest_s, client, is_over, wait) for wait in (health, stream)]
