@@ -52,6 +52,7 @@ _POST: dict[str, Endpoint] = {
     "/api/pull": ollama_pages.pull,
     "/api/push": ollama_pages.refuse_change,
     "/api/create": ollama_pages.refuse_change,
+    "/api/blobs/{model:path}": ollama_pages.refuse_change,  # of a model that is to be created
     "/api/copy": ollama_pages.refuse_change,
 }
 _DELETE: dict[str, Endpoint] = {"/api/delete": ollama_pages.refuse_change}

@@ -43,6 +43,7 @@ _OLLAMA_FIELDS = {each.name: f"options.{each.name}" for each in fields(SamplingP
     "response_format": "format",
     "json_schema": "format",
 }
+_LISTS = ("GET /v1/models lists", "GET /api/tags lists")  # of either API
 _PROMPT, _NOTHING_LEFT = "the prompt ", "no token may follow here"  # as other messages of the engine begin
 # In messages of the engine, and not within a text or a path of the schema that they quote.
 _FORMAT_NAME = re.compile(r"(?<![\w/'\".#])(?:response_format|json_schema)\b")
@@ -80,7 +81,7 @@ class ApiError(Exception):
     def body(self, path: str) -> dict[str, Any]:
         """The body of a response from an address."""
         if path.startswith(OLLAMA):
-            name, space, rest = str(self).partition(" ")
+            name, space, rest = str(self).replace(*_LISTS, 1).partition(" ")
             return {"error": _OLLAMA_FIELDS.get(name, name) + space + _FORMAT_NAME.sub("format", rest, 1)}
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}

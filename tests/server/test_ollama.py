@@ -229,12 +229,14 @@ def test_what_cannot_be_is_refused_in_words(
 
 def test_unknown_models_addresses_and_changes_are_refused(served: Served) -> None:
     for path in (CHAT, GENERATE, "/api/show", "/api/pull"):
-        assert "no model 'tinny' is prepared here; did you mean tiny?" in refusal(served, path, 404, model="tinny")
+        told = refusal(served, path, 404, model="tinny")
+        assert "no model 'tinny' is prepared here; did you mean tiny? GET /api/tags lists" in told
     told = refusal(served, "/api/nope", 404)
     assert "there are /api/version" in told
     assert "/api/delete" in told
+    assert "{" not in told
     assert served.client.get("/api/chat").json()["error"] == "/api/chat takes POST, and GET was sent"
-    for path in ("/api/create", "/api/copy", "/api/push"):
+    for path in ("/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:0"):
         assert "edgespec models" in refusal(served, path, 403)
     assert served.client.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 403
     assert served.post("/api/pull", {"model": "tiny:latest", "stream": False}).json() == {"status": "success"}
