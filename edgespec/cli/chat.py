@@ -157,7 +157,7 @@ def _chat(options: argparse.Namespace) -> int:
             engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
             return _load(options)
 
-        engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
+        engine = engines.enter_context(_load(options) if prompt is not None else load_first(options, load_unseen))
         if box:
             require_tools(engine)
         conversation = engine.chat(
@@ -337,7 +337,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
         return None
     prompt = "\n\n".join(_read_pipe(options) if part == "-" else decode_argument(part) for part in parts)
     if not prompt.strip():
-        raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
+        info("the prompt is empty; what the model writes answers nothing")
     return prompt
 
 
