@@ -171,8 +171,6 @@ def frequent_tokens(tokenizer: str, trimming: Trimming, always: Sequence[int], s
     require_head_size(trimming.num_tokens, always, size)
     try:
         text = read_text(trimming.corpus, _LARGEST_CORPUS)
-    except UnicodeDecodeError:
-        raise UsageError(f"{trimming.corpus} is no text in UTF-8; save it as UTF-8") from None
     except ValueError as error:
         raise UsageError(f"{trimming.corpus} is not the text of a corpus: {error}") from None
     ids = Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=False).ids

@@ -133,9 +133,6 @@ def read_text(path: Path) -> str:
     """The text of a small file. Raises SourceError: It is too large, no plain file, or no text."""
     try:
         return decode_text(read_plain(path, _MAX_TEXT_BYTES))
-    except UnicodeDecodeError as error:
-        what = f"no text in UTF-8 ({error.reason})"
-        raise SourceError(f"{path} is {what}; save it as UTF-8, or fetch it again") from None
     except ValueError as error:
         raise SourceError(f"{path} cannot be read: {error}; fetch it again") from None
 

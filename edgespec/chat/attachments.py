@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edgespec import UsageError, read_pdf
 from edgespec.system.printable import one_line
-from edgespec.system.text_files import UTF16_MARKS, decode_text, require_own_content
+from edgespec.system.text_files import decode_text, require_own_content
 from edgespec.system.units import format_bytes
 
 MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
@@ -163,16 +163,13 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def _decode(data: bytes, shown: str) -> str:
-    if b"\0" in data and not data.startswith(UTF16_MARKS):
-        raise UsageError(f"{shown} is binary, not text; text, code, Markdown, CSV and PDF can be attached")
     try:
         require_own_content(data)
-        return decode_text(data)
-    except UnicodeDecodeError as error:
-        near = f"the byte 0x{data[error.start]:02x} at {error.start}" if error.start < len(data) else "its end"
-        raise UsageError(
-            f"{shown} is no text in UTF-8 ({near} is not); save it as UTF-8, for example with: "
-            "iconv -f WINDOWS-1252 -t UTF-8"
-        ) from None
+        text = decode_text(data)
     except ValueError as error:
-        raise UsageError(f"{shown} cannot be attached: {error}") from None
+        if b"\0" not in data or "UTF-16" in str(error):
+            raise UsageError(f"{shown} cannot be attached: {error}") from None
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{shown} is binary, not text; text, code, Markdown, CSV and PDF can be attached")
+    return text

@@ -212,8 +212,8 @@ def _read(path: Path) -> str:
         return decode_text(data).replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is no text in UTF-8; save it as UTF-8") from None
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def chat_template(folder: Path) -> str | None:
     if (own := folder / "chat_template.jinja").is_file():
         try:
             return read_text(own)
-        except (SourceError, UnicodeDecodeError) as error:
+        except SourceError as error:
             raise ManifestError(f"{own} cannot be read as a template ({error}); {_ADVICE}") from None
     template = join_templates(_read(path).get("chat_template")) if path.is_file() else None
     if template is not None and not isinstance(template, str):

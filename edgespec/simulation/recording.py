@@ -113,8 +113,8 @@ def read_recording(path: Path) -> Recording:
         content = decode_text(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read {path}: it is no text; wanted {_WANTED}") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}; wanted {_WANTED}") from None
     try:
         rounds = list(read_lines_as(RecordedRound, content))
     except ValueError as error:

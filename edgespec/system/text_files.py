@@ -4,14 +4,15 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.system.units import format_bytes
 
 _NO_MARK = "UTF-16 without a byte order mark"
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_ENDS = ("unexpected end of data", "truncated data")  # as Python's codecs say it
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _POINTER = b"version https://git-lfs"
 POINTER = (
     "is a pointer of Git LFS (large file storage), not the file itself; run git lfs pull in its folder, or "
@@ -30,11 +31,25 @@ def decode_text(data: bytes) -> str:
 
     Windows has such files: PowerShell 5 writes UTF-16 by > and UTF-8 with a mark by Out-File.
 
-    Raises UnicodeDecodeError: It is neither, or UTF-16 without a mark, by the zeros in its first two characters.
+    Raises ValueError: It is neither, cut short, or UTF-16 without a mark, by the zeros at its beginning.
     """
     if [at for at, byte in enumerate(data[:4]) if not byte] in ([0, 2], [1, 3]):
-        raise UnicodeDecodeError("utf-8", data, data.index(0), data.index(0) + 1, _NO_MARK)
-    return data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig")
+        raise ValueError(f"it is {_NO_MARK}; convert it with: iconv -f UTF-16{'LE' if data[0] else 'BE'} -t UTF-8")
+    encoding = "utf-16" if data.startswith(_UTF16_MARKS) else "utf-8-sig"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        rest, kind = error.object[error.start :], encoding.upper().removesuffix("-SIG")
+        # One byte behind ASCII alone is rather the é of an older encoding.
+        is_sure = kind == "UTF-16" or len(rest) > 1 or not error.object[: error.start].isascii()
+        if error.reason in _ENDS and is_sure:
+            raise ValueError(
+                f"it ends within a character of {kind}, so it was cut short; save or fetch it again"
+            ) from None
+        raise ValueError(
+            f"it is no text in {kind} (the byte 0x{rest[0]:02x} at {error.start} is not); save it as UTF-8, for "
+            "example with: iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:
@@ -100,8 +115,6 @@ def explain_unreadable(path: Path, wanted: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; wanted {wanted}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not {wanted}: it is not text in UTF-8; save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not {wanted}: {error}") from None
 
@@ -114,20 +127,14 @@ def read_stdin() -> str:
     data: bytes = buffer.read()
     try:
         text = decode_text(data)
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         text = _decode_as_console(data, error)
     return text.replace("\r\n", "\n")
 
 
-def _decode_as_console(data: bytes, error: UnicodeDecodeError) -> str:
+def _decode_as_console(data: bytes, error: ValueError) -> str:
     """Text in the encoding of the console, which is another one on older systems."""
-    if error.reason == _NO_MARK:
-        raise UsageError(f"stdin is {_NO_MARK}; convert it with: iconv -f UTF-16LE -t UTF-8") from None
-    try:
-        return data.decode(sys.stdin.encoding or "utf-8")
-    except UnicodeDecodeError:
-        near = f"the byte 0x{data[error.start]:02x} at {error.start}" if error.start < len(data) else "its end"
-        raise UsageError(
-            f"stdin is no text in UTF-8 ({near} is not); convert it, for example with: "
-            "iconv -f WINDOWS-1252 -t UTF-8"
-        ) from None
+    with suppress(UnicodeDecodeError):
+        if _NO_MARK not in str(error):
+            return data.decode(sys.stdin.encoding or "utf-8")
+    raise UsageError(f"stdin {str(error).removeprefix('it ')}") from None

@@ -306,7 +306,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--drafter", ""], 2, "the drafter is empty"),
         (["chat", "{model}", "--prompt", "x", "--stop", ""], 2, "--stop is empty"),
         (["score", "{model}", "--file", "/"], 2, "cannot read /"),
-        (["score", "{model}", "--file", "{latin}"], 2, "it is not text in UTF-8"),
+        (["score", "{model}", "--file", "{latin}"], 2, "it is no text in UTF-8"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
         (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 2, "the devices are auto, cpu, cuda"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
@@ -1028,7 +1028,7 @@ def test_misspelt_variable_is_reported_once(
         ('{"turns": []}', "line 1: turns is []: wanted a list of length >= 1"),
         ('{"prompt": " "}', "line 1: a prompt is empty"),
         ('{"prompt": 3}', "line 1: prompt is 3: wanted a text"),
-        ("\xff", "it is not text in UTF-8"),
+        ("\xff", "it is no text in UTF-8"),
     ],
 )
 def test_invalid_prompts_are_reported_with_their_line(

@@ -49,7 +49,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         (b"[1]\n", "line 1: wanted an object"),
         (b'{"a": 1}\n', "it does not begin as one"),
         (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2, and this edgespec reads 1"),
-        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"\xff\xfe\x00", "ends within a character of UTF-16"),
         (b"[" * 100_000, "line 1 is nested too deep"),
         ((HEADER + '{"role": "user"}').encode(), "line 2 is no message"),
         ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 is no message"),

@@ -46,16 +46,29 @@ def test_a_mark_says_how_text_is_encoded_and_is_no_part_of_it(
     assert read_stdin() == TEXT.replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("data", [b"caf\xe9 au lait", b"\xff\xfea"])
-def test_bytes_on_stdin_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"caf\xe9 au lait", "is no text in UTF-8 .the byte 0xe9 at 3 is not.; save it as UTF-8, .*iconv"),
+        (b"caf\xe9", "is no text in UTF-8"),
+        ("世界".encode()[:-1], "ends within a character of UTF-8, so it was cut short"),
+        ("é".encode() + b"\xc3", "ends within a character of UTF-8"),
+        (b"\xff\xfea\0b", "ends within a character of UTF-16, so it was cut short"),
+        ("𝒳".encode("utf-16")[:-2], "ends within a character of UTF-16"),
+        (b"\0a\0b", "is UTF-16 without a byte order mark; convert it with: iconv -f UTF-16BE"),
+    ],
+)
+def test_bytes_on_stdin_that_are_no_text_are_refused(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, words: str
+) -> None:
     stdin_of(monkeypatch, data)
-    with pytest.raises(UsageError, match=r"stdin is no text in UTF-8 .*iconv"):
+    with pytest.raises(UsageError, match=f"stdin {words}"):
         read_stdin()
 
 
 def test_utf_16_without_a_mark_is_no_text_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding in ("utf-16-le", "utf-16-be"):
-        with pytest.raises(UnicodeDecodeError, match="UTF-16 without a byte order mark"):
+        with pytest.raises(ValueError, match="UTF-16 without a byte order mark"):
             decode_text(TEXT.encode(encoding))
         stdin_of(monkeypatch, TEXT.encode(encoding))
         with pytest.raises(UsageError, match=r"UTF-16 without a byte order mark; .*iconv"):

@@ -57,7 +57,7 @@ def test_a_corpus_has_a_line_or_a_record_for_each_prompt(tmp_path: Path, content
     [
         (b"", "holds no prompts"),
         (b"\n \n", "holds no prompts"),
-        (b"\xffa", "not text in UTF-8"),
+        (b"\xffa", "no text in UTF-8"),
         (b"a\0b", "is binary"),
         (b'{"prompt": 3}', "record 1 has no text"),
         (b'{"prompt": "a"}\n{"turns": []}', "record 2 has no text"),
