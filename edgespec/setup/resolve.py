@@ -158,6 +158,10 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
                 f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
             )
         known_names.add(drafter.name)
+    if any(each == target for drafter in drafters for each in drafter.models):
+        wish.report(
+            "the target is its own drafter, whose guesses take as long as its tokens; name a smaller model"
+        )
     placement, proof = settle_mode(target, replace(placement, exact=wish.exact), wish.deterministic)
     return Resolved(
         home=models,

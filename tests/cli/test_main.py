@@ -255,6 +255,13 @@ def test_drafter_can_be_a_model(capsys: pytest.CaptureFixture[str], tiny_model: 
     assert json.loads(drafted)["stats"]["drafter"] == "tiny-int4"
 
 
+def test_a_target_that_drafts_for_itself_is_said_to_gain_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, _, err = run(capsys, "chat", tiny_model, "the", "--max-tokens", 2, "--drafter", tiny_model)
+    assert (code, "the target is its own drafter, whose guesses take as long as its tokens" in err) == (0, True)
+
+
 def test_chat_stores_answers_unless_a_flag_forbids_it(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
 ) -> None:
