@@ -290,7 +290,7 @@ def _think(session: ChatSession, argument: str) -> None:
         conversation.thinking = None
     elif argument in THINKING_VIEWS:
         session.thinking_view = argument
-    elif argument == "-":
+    elif argument == "-1":
         conversation.thinking_budget = None
     elif number := whole_number(argument):
         if not session.engine.can_think:
@@ -298,13 +298,13 @@ def _think(session: ChatSession, argument: str) -> None:
         conversation.thinking_budget = number
     elif argument:
         raise UsageError(
-            f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens or - for no bound"
+            f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens, or -1 for no limit"
         )
     switch = {None: "as its template says", True: "on", False: "off"}[conversation.thinking]
     if not session.engine.can_switch_thinking:
         switch = "its template has no switch for it"
     most = conversation.thinking_budget
-    budget = "no bound" if most is None else f"at most {most} tokens"
+    budget = "no limit" if most is None else f"at most {most} tokens"
     session.info(f"reasoning: {switch}; length: {budget}; view: {session.thinking_view}")
 
 

@@ -1,6 +1,7 @@
 """Settings of a chat that /set shows and changes: sampling, limits, and what happens when the context is full."""
 
 import difflib
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -42,7 +43,7 @@ def format_settings(conversation: Conversation) -> list[str]:
     stop = conversation.stop or ()
     values = [
         *(getattr(conversation.sampling, name) for name in _SAMPLING),
-        conversation.max_tokens or "- (until the context is full)",
+        conversation.max_tokens or "-1 (no limit: until the context is full)",
         " ".join(map(repr, [stop] if isinstance(stop, str) else stop)) or "-",
         conversation.overflow,
         "stop" if conversation.ends_loops else "keep",
@@ -87,13 +88,11 @@ def _change(conversation: Conversation, name: str, value: Any) -> None:
         conversation.ends_loops = value == "stop"
     elif name == "stop":
         conversation.stop = () if value == "-" else (value,)
-    elif value == "-":
-        conversation.max_tokens = None
     else:
-        number = _parse_number(name, value)
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(f"max_tokens is {value}; wanted a whole number from 1, or - for no limit")
-        conversation.max_tokens = number
+        if not re.fullmatch(r"-1|[1-9]\d{0,17}", value, re.ASCII):
+            value = one_line(value, 40)
+            raise UsageError(f"max_tokens is {value}; wanted a whole number from 1, or -1 for no limit")
+        conversation.max_tokens = int(value)
 
 
 def _parse_number(name: str, value: str) -> int | float:

@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +67,23 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
         action = "store_true" if name.startswith("no-") else Switch
         parser.add_argument(f"--{name}", action=action, default=option.default, help=option.help)
         return
+    kinds: dict[str, Callable[[str], Any]] = {"whole": int, "limit": limit, "number": float}
     parser.add_argument(
         f"--{name}",
         action=NoteStated,
-        type={"whole": int, "number": float}.get(option.kind, str),
+        type=kinds.get(option.kind, str),
         default=option.default,
         choices=option.choices or None,
         metavar=option.metavar,
         help=option.help + ("" if option.default == "auto" else _default_note(option.default)),
     )
+
+
+def limit(text: str) -> int:
+    """A count, or -1 for none; its name is read by CommandParser. Raises ValueError: It is neither."""
+    if not re.fullmatch(r"-1|[1-9]\d{0,17}", text, re.ASCII):
+        raise ValueError(text)
+    return int(text)
 
 
 def _default_note(default: object) -> str:

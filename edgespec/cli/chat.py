@@ -24,7 +24,6 @@ from edgespec.cli.arguments import (
     load_arguments,
     load_engine,
     model_home,
-    require_positive,
 )
 from edgespec.cli.parser import PROMPT_WORDS, CommandParser
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS, SAMPLING_OPTIONS
@@ -166,7 +165,7 @@ def _chat(options: argparse.Namespace) -> int:
             sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
             stop=options.stop,
-            ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
+            ends_loops=(options.loops or ("stop" if options.max_tokens in (None, -1) else "keep")) == "stop",
             response_format=wanted,
             tools=box.tools if box else None,
         )
@@ -189,7 +188,6 @@ def _chat(options: argparse.Namespace) -> int:
 
 def _require_usable(options: argparse.Namespace) -> None:
     """Raises UsageError: An option has a value that it cannot have, or its file is not to be written over."""
-    require_positive(options, "max-tokens")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
     if options.allow and not (options.tools or options.mcp):

@@ -19,7 +19,7 @@ PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.6, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
-_NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value: (?P<word>.*)")
+_NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float|limit) value: (?P<word>.*)")
 # Commands as other programs call them.
 _OTHER_NAMES = {
     "run": "chat",
@@ -63,7 +63,11 @@ _OTHER_FLAGS = {
 }
 # Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
 _SHORT, _PART_END, _DEFAULT = 64, re.compile(r"(?:; |\. )(?![^(]*\))"), re.compile(r" \(default: [^)]*\)$")
-_NUMBERS = {"int": "a whole number", "float": "a number"}
+_NUMBERS = {
+    "int": "a whole number",
+    "float": "a number",
+    "limit": "a whole number from 1, or -1 for no limit",
+}
 
 
 class _Formatter(argparse.HelpFormatter):

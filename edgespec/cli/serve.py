@@ -60,7 +60,10 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.serving import make_server, open_socket, run_server, url_of
 
     origins = parse_origins(options.allow_origin)
-    limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
+    limits, names = (
+        Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens),
+        ModelNames(model_home(), options.model),
+    )
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))
         servers = edgespec.McpServers(*options.mcp, allow="all", report=info) if options.mcp else None
@@ -139,7 +142,7 @@ def _require_sense(options: argparse.Namespace) -> None:
     """Raises UsageError: A number is out of range."""
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
-    require_positive(options, "max-tokens", "max-models")
+    require_positive(options, "max-models")
     if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
         raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
     if not 0 <= options.idle_timeout < 1e9:

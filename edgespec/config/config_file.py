@@ -25,6 +25,7 @@ _TESTS = "EDGESPEC_TEST_"  # variables that only tests read
 _WANTED = {
     "text": "text",
     "whole": "a whole number, 0 or more",
+    "limit": "a whole number from 1, or -1 for no limit",
     "number": "a number",
     "switch": "true or false",
     "size": "bytes, such as 2G or 512M",
@@ -152,6 +153,9 @@ def parse_value(name: str, text: str, where: str) -> Value:
         value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     elif kind in ("whole", "length") and text.isascii() and text.isdigit() and len(text) < 20:
         value = int(text)
+    elif kind == "limit":
+        with suppress(ValueError):
+            value = int(text)
     elif kind == "number":
         with suppress(ValueError):
             value = float(text)
@@ -168,6 +172,8 @@ def check_value(name: str, value: object, where: str) -> Value:
         case "text", str(found) if found in (option.choices or (found,)):
             return found
         case "whole" | "length", int(found) if found >= 0:
+            return found
+        case "limit", int(found) if found == -1 or found > 0:
             return found
         case "length", "auto":
             return "auto"

@@ -14,7 +14,7 @@ from edgespec.errors import PARAMETERS
 MAX_ANSWERS = 16  # that one model makes at once
 DEFAULT_MODEL = "smollm2-135m"
 Value = str | int | float | bool | None
-Kind = Literal["text", "whole", "number", "switch", "size", "length"]
+Kind = Literal["text", "whole", "limit", "number", "switch", "size", "length"]
 
 _SPECULATION = "speculation"
 _SAMPLING = "sampling"
@@ -42,7 +42,8 @@ _PREPARING = ("export", "models pull", "pair check")
 class Option:
     """A key of the configuration file, and the flag of the same name.
 
-    kind: text, whole (a count), number, switch (true or false), size (bytes, or 2G) or length (auto, or a count).
+    kind: text, whole (a count), limit (a count, or -1 for none), number, switch (true or false), size (bytes, or
+        2G) or length (auto, or a count).
     commands: Commands that have the flag and obey the configuration.
     group: A key of GROUPS, under which help lists the flag.
     in_environment: Whether EDGESPEC_NAME sets it too. Options about the machine may be set so. Options that change
@@ -79,7 +80,7 @@ _OPTIONS: Mapping[str, Option] = {
     "home": Option("text", "the folder for prepared models and downloads", in_environment=True),
     "system": Option("text", "system message: what the model reads first", commands=("chat",), metavar="TEXT"),
     "max-tokens": Option(
-        "whole", "longest answer, in tokens (default: no limit)", commands=("chat", "serve"), metavar="N"
+        "limit", "longest answer, in tokens (default: -1, no limit)", commands=("chat", "serve"), metavar="N"
     ),
     "offline": Option(
         "switch",

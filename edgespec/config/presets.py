@@ -65,7 +65,7 @@ class Preset:
         """Options of an answer beside its sampling and its system message."""
         schema = self.schema and {"type": "json_schema", "schema": json.loads(self.schema)}
         found = {
-            "max_tokens": self.options.get("max-tokens"),
+            "max_tokens": None if (limit := self.options.get("max-tokens")) == -1 else limit,
             "stop": self.stop,
             "thinking": self.think,
             "response_format": schema,
@@ -318,7 +318,9 @@ def _take_parameter(
             raise UsageError(
                 f"{where}: {name} is '{text[:40]}'; wanted a {'whole ' if kind is int else ''}number"
             ) from None
-        if not (number < 0 and name in ("num_predict", "seed")):  # which stand for no bound, and for any seed
+        if name == "num_predict":
+            number = max(number, -1)  # -2 fills the context, which is no limit here either
+        if not (number < 0 and name == "seed"):  # which stands for any seed
             found[option] = number
             try:
                 check({option: number})

@@ -216,7 +216,7 @@ class Engine:
             temperature, top_k, top_p, min_p, seed and other fields of SamplingParams: Each by itself, in the place
                 of the sampling's own.
             max_tokens: The most tokens of an answer; by default as many as fit. 0 only reads the prompt;
-                -1 is no bound, whatever a preset says.
+                -1 is no limit, whatever a preset says.
             stop: One or several strings that end the answer and are not part of it.
             raw: The prompt is a text that the model continues, without the chat template. Special tokens that it
                 spells are special tokens.

@@ -24,7 +24,7 @@ def check_preset(preset: Preset) -> None:
         Wish(model=preset.model, **preset.load_arguments)
         SamplingParams(**preset.sampling)
         if preset.options.get("max-tokens") == 0:
-            raise UsageError("max-tokens is 0; wanted at least 1")
+            raise UsageError("max-tokens is 0; wanted a whole number from 1, or -1 for no limit")
         if wanted := preset.answer_options.get("response_format"):
             require_format(wanted)
     except UsageError as error:

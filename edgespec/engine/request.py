@@ -29,6 +29,7 @@ from edgespec.types import Overflow, TokenConstraint, TokenIds, TokenMask, ToolC
 
 OVERFLOWS = get_args(Overflow)
 Method = TypeVar("Method", bound=Callable[..., Any])
+_LIMITS = ("max_tokens", "thinking_budget")  # of which -1 is none
 _SECONDS = "a number of seconds above 0"
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
@@ -191,10 +192,10 @@ class AnswerSettings:
             require_kind(name, getattr(self, name), bool, "True or False")
         for name in ("ends_loops", "thinking"):
             require_kind(name, getattr(self, name), (bool, NoneType), "True, False or None")
-        for name in ("max_tokens", "logprobs", "thinking_budget"):
+        for name in (*_LIMITS, "logprobs"):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < 0):
-                no_limit = ", or -1 or None for no limit" if name == "max_tokens" else ""
+                no_limit = ", or -1 or None for no limit" if name in _LIMITS else ""
                 raise UsageError(f"{name} is {given!r}; wanted a whole number from 0{no_limit}")
         for name in ("stop", "banned"):
             _require_spelled(name, check_texts(name, getattr(self, name)))
@@ -230,11 +231,12 @@ def answer_settings(
 ) -> AnswerSettings:
     """The options; their sampling, or else the one that the model's files suggest, with single fields in it.
 
-    Of max_tokens -1 is no bound.
+    Of max_tokens and thinking_budget -1 is no limit.
     """
     given: dict[str, Any] = dict(options)
-    if type(given.get("max_tokens")) is int and given["max_tokens"] == -1:
-        given["max_tokens"] = None
+    for name in _LIMITS:
+        if type(given.get(name)) is int and given[name] == -1:
+            given[name] = None
     require_kind("sampling", found := given.pop("sampling", None), (SamplingParams, NoneType), "SamplingParams")
     sampling = found or suggested or SamplingParams()
     stated = {name: given.pop(name, None) for name in SamplingOptions.__annotations__}

@@ -243,14 +243,14 @@ def _effort(asked: TalkRequest) -> str | None:
 
 
 def budget_of(asked: TalkRequest, engine: Engine) -> int | None:
-    """The most tokens that the model may reason; None for no bound.
+    """The most tokens that the model may reason; None for no limit.
 
     Raises ApiError: 400, it is below -1, has two values, or the model does not reason.
     """
     stated = {name: value for name in _BUDGETS if (value := getattr(asked, name)) is not None}
     for name, value in stated.items():
         if value < -1:
-            raise wrong(name, f"is {value}; wanted a number of tokens from 0, or -1 for no bound")
+            raise wrong(name, f"is {value}; wanted a number of tokens from 0, or -1 for no limit")
     if len(set(stated.values())) > 1:
         raise wrong(max(stated), "are names of one thing; give one of them", " and ".join(stated))
     name, budget = next(iter(stated.items()), ("", -1))

@@ -32,7 +32,7 @@ class OllamaOptions:
     """The options of a request; those on loading a model, such as num_gpu, mean nothing here.
 
     num_ctx: The context that a client would like; that of a model is fixed when it is loaded.
-    num_predict: The most tokens of an answer; -1 and -2 are no bound.
+    num_predict: The most tokens of an answer; -1 and -2 are no limit.
     repeat_last_n: 0 turns repeat_penalty off, which otherwise looks at the whole text.
     """
 
@@ -60,7 +60,7 @@ class OllamaOptions:
         stated = (self.num_predict, self.top_k, self.seed)
         length, top_k, seed = (None if each is None else int(each) for each in stated)
         if length is not None and length < -2:
-            raise wrong("options.num_predict", f"is {length}; wanted 0 or more, or -1 for no bound")
+            raise wrong("options.num_predict", f"is {length}; wanted 0 or more, or -1 for no limit")
         names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
         return {
             **{name: getattr(self, name) for name in names},

@@ -139,7 +139,7 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: enable_thinking turns reasoning on or off, as in vLLM and llama.cpp; in Qwen's API it is
         a field of the request.
     thinking_budget: The most tokens of the reasoning, by Qwen's name; the two below it are those of vLLM and
-        llama.cpp. -1 is no bound.
+        llama.cpp. -1 is no limit.
     reasoning_effort: "none" turns it off; others are for the chat template, as that of gpt-oss has them.
     """
 

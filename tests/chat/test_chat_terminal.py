@@ -515,7 +515,7 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     answers_whole = terminal.position
     terminal.ask("why", "drafting is off")
     assert "which is its budget" not in terminal.written[answers_whole:]
-    terminal.ask("/think -", "no bound")
+    terminal.ask("/think -1", "no limit")
     terminal.ask("/think off")
     terminal.ask("why", "BRIEF")
     terminal.ask("/think nonsense", "/think takes on, off")

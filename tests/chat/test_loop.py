@@ -239,13 +239,23 @@ def test_set_changes_limits_and_shows_all(session: ChatSession) -> None:
     assert (conversation.max_tokens, conversation.stop, conversation.overflow) == (3, ("a b",), "drop-oldest")
     shown = output(session, "/set")
     assert "max_tokens 3\nstop 'a b'\noverflow drop-oldest" in shown
-    output(session, "/set max_tokens -")
+    output(session, "/set max_tokens -1")
     output(session, "/set stop -")
     assert (conversation.max_tokens, conversation.stop) == (None, ())
 
 
 @pytest.mark.parametrize(
-    "setting", ["temperature hot", "temperature -1", "top_p 2", "top_k 1.5", "max_tokens 0", "overflow ask", "x 1"]
+    "setting",
+    [
+        "temperature hot",
+        "temperature -1",
+        "top_p 2",
+        "top_k 1.5",
+        "max_tokens 0",
+        "max_tokens none",
+        "overflow ask",
+        "x 1",
+    ],
 )
 def test_set_refuses_what_cannot_be_meant_and_changes_nothing(session: ChatSession, setting: str) -> None:
     before = output(session, "/set")

@@ -288,6 +288,17 @@ def test_export_then_score(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, 
     assert 0 < document["nll"] < 60
 
 
+def test_minus_one_is_no_limit_whatever_a_preset_says(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    run(capsys, "preset", "create", "short", "--from", tiny_model, "--max-tokens", 3)
+    asked = ("chat", "short", "the in", "--json", "--drafter", "none", "--max-tokens", -1)
+    document = json.loads(run(capsys, *asked)[1])
+    assert (len(document["token_ids"]) > 3, document["finish_reason"]) != (False, "length")
+    document = json.loads(run(capsys, *asked[:-2])[1])
+    assert (len(document["token_ids"]), document["finish_reason"]) == (3, "length")
+
+
 def test_a_dry_run_needs_no_place_to_write_to(
     capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path
 ) -> None:
@@ -319,7 +330,12 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
         (["chat", "{model}"], 2, "empty"),
         (["chat", "{model}", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
-        (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
+        (
+            ["chat", "{model}", "-p", "x", "--max-tokens", "none"],
+            2,
+            "--max-tokens is 'none'; wanted a whole number from 1",
+        ),
+        (["config", "set", "max-tokens", "0"], 2, "wanted a whole number from 1, or -1 for no limit"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),

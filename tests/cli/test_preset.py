@@ -115,7 +115,7 @@ def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
         (
             ["new", "--from", "tiny", "--max-tokens", "0"],
             2,
-            "'new': max-tokens is 0; wanted at least 1",
+            "--max-tokens is '0'; wanted a whole number from 1, or -1 for no limit",
         ),
         (["new", "--from", "tiny", "--context", "0"], 2, "the preset 'new': context is 0; wanted a whole"),
         (["new", "--from", "tiny", "--drafter", "ngram+nothing"], 3, "no model 'nothing'"),

@@ -23,7 +23,6 @@ from edgespec.server.serving import open_socket
         (["--host", "192.168.1.2", "--api-key", " "], "empty"),
         (["--port", "70000"], "0 to 65535"),
         (["--max-models", "0"], "at least 1"),
-        (["--max-tokens", "0"], "at least 1"),
         (["--max-parallel", "0"], "1 to 16"),
         (["--max-parallel", "17"], "1 to 16"),
         (["--idle-timeout", "-1"], "seconds"),

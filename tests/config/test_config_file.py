@@ -121,6 +121,7 @@ def test_environment_sets_what_tells_of_a_machine_alone() -> None:
 VALUES = {
     "text": "a \"b\" \\ 'c' ü\t\x7f",
     "whole": "4",
+    "limit": "-1",
     "number": "0.5",
     "switch": "true",
     "size": "2G",

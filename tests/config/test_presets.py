@@ -42,7 +42,9 @@ def test_what_a_preset_says_goes_to_load_to_the_sampling_and_to_answers() -> Non
 
 def test_every_option_has_one_use() -> None:
     for name in PRESET_OPTIONS:
-        value: Any = {"whole": 7, "length": 7, "number": 0.5, "switch": True}.get(OPTIONS[name].kind, "equality")
+        value: Any = {"whole": 7, "limit": 7, "length": 7, "number": 0.5, "switch": True}.get(
+            OPTIONS[name].kind, "equality"
+        )
         if OPTIONS[name].choices:
             value = OPTIONS[name].choices[0]
         preset = parse_preset("p", {"model": "m", name: value}, "here")
@@ -94,7 +96,7 @@ def test_a_modelfile_says_what_a_preset_does(tmp_path: Path) -> None:
     found, notes = read_modelfile(text, tmp_path / "Modelfile")
     assert found == {
         "model": str(tmp_path / "mine.gguf"), "temperature": 0.5, "top-k": 40, "context": 512,
-        "stop": ["A B", "C"],
+        "max-tokens": -1, "stop": ["A B", "C"],
         "system": 'You are\n# no comment\n"good".',
         "messages": [{"role": "user", "content": "What is\tit?"}, {"role": "assistant", "content": "It\nis."}],
     }  # fmt: skip

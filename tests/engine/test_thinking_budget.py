@@ -129,7 +129,8 @@ def test_reasoning_that_the_model_opens_is_counted_behind_its_mark(tiny_model: P
             for n in range(len(whole.token_ids))
             if CLOSE in engine.tokenizer.decode(whole.token_ids[opening : opening + n])
         )
-        assert engine.generate("2 + 2?", thinking_budget=num).token_ids == whole.token_ids
+        for enough in (num, -1):
+            assert engine.generate("2 + 2?", thinking_budget=enough).token_ids == whole.token_ids
         cut = engine.generate("2 + 2?", thinking_budget=8)
         closing = tuple(engine.tokenizer.encode(TAGS.closing, special=True).tolist())
         assert cut.token_ids[: opening + 8 + len(closing)] == (*whole.token_ids[: opening + 8], *closing)
@@ -164,7 +165,7 @@ def test_what_may_follow_is_a_function_of_the_answer_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"thinking_budget": -1}, "wanted a whole number from 0"),
+        ({"thinking_budget": -2}, "wanted a whole number from 0, or -1"),
         ({"thinking_budget": 3.0}, "wanted a whole number from 0"),
         ({"thinking_budget": 3, "response_format": {"type": "json_object"}}, "has to begin with"),
         ({"thinking_budget": 3, "banned": "\n\n"}, "is banned"),
