@@ -5,12 +5,17 @@ import json
 import os
 import shlex
 import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec import UsageError
 from edgespec.cli.arguments import checked_name, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import info, warn
+
+if TYPE_CHECKING:
+    from edgespec.config.config_file import Setting
 
 _DEFAULT = "default"
 
@@ -19,6 +24,7 @@ def add_config(parser: CommandParser) -> None:
     """Add the commands below config, and their arguments."""
     described = {
         "show": ("print every option, its value and where that comes from (the default action)", _show),
+        "get": ("print the value of an option", _get),
         "path": ("print where the configuration file is", _path),
         "set": ("set an option in the file", _change),
         "unset": ("remove an option from the file, so that its default holds", _change),
@@ -28,8 +34,8 @@ def add_config(parser: CommandParser) -> None:
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)
         action.set_defaults(run=run, value=None)
-        if name in ("set", "unset"):
-            choices = list(OPTIONS) if name == "set" else None  # a line of the file may be of no option
+        if name in ("get", "set", "unset"):
+            choices = list(OPTIONS) if name != "unset" else None  # a line of the file may be of no option
             names = f"one of: {', '.join(OPTIONS)}"
             action.add_argument("key", metavar="KEY", type=_option_name, choices=choices, help=names)
         if name == "set":
@@ -45,16 +51,10 @@ def _option_name(word: str) -> str:
     return name if (name := word.replace("_", "-")) in OPTIONS else word
 
 
-def _show(options: argparse.Namespace) -> int:
-    from edgespec.config.config_file import (
-        Setting,
-        config_path,
-        default_home,
-        read_environment,
-        read_what_is_valid,
-    )
+def _read(path: Path) -> "tuple[dict[str, Setting], list[str]]":
+    """Every option as it is set, without secrets, and what is wrong with the file."""
+    from edgespec.config.config_file import Setting, default_home, read_environment, read_what_is_valid
 
-    path = config_path()
     in_file, problems = read_what_is_valid(path)
     home = str(default_home()) if not problems else in_file.get("home", Setting("", _DEFAULT)).value
     found = {"home": Setting(home, _DEFAULT)} | in_file | read_environment(os.environ)
@@ -62,6 +62,27 @@ def _show(options: argparse.Namespace) -> int:
     settings |= {
         name: each._replace(value="…") for name, each in settings.items() if OPTIONS[name].is_secret and each.value
     }
+    return settings, problems
+
+
+def _get(options: argparse.Namespace) -> int:
+    from edgespec.config.config_file import config_path
+
+    settings, problems = _read(config_path())
+    setting = settings[options.key]
+    if setting.value is None and not options.json:
+        info(f"{options.key} is not set: {OPTIONS[options.key].help}")
+    else:
+        text = setting.value if isinstance(setting.value, str) else json.dumps(setting.value)
+        print_result(options, {options.key: setting.value}, text)
+    return _tell_of(problems)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from edgespec.config.config_file import config_path
+
+    path = config_path()
+    settings, problems = _read(path)
     values = {
         name: "" if each.value is None else json.dumps(each.value, ensure_ascii=False)
         for name, each in settings.items()
@@ -76,10 +97,15 @@ def _show(options: argparse.Namespace) -> int:
         },
         *(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {settings[name].origin}" for name, text in values.items()),
     )
+    return _tell_of(problems)
+
+
+def _tell_of(problems: list[str]) -> int:
+    """Say what is wrong with the configuration file; the exit code."""
     for problem in problems:
         warn(problem)
     if problems:
-        info(f"such lines have no effect here, and end other commands: edgespec config edit opens {path}")
+        info("such lines have no effect here, and end other commands: edgespec config edit opens the file")
     return UsageError.exit_code if problems else 0
 
 

@@ -11,7 +11,7 @@ from copy import copy
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from edgespec.config.options import OLD_NAMES
+from edgespec.config.options import OLD_NAMES, OPTIONS
 from edgespec.system.console import discard_output
 from edgespec.system.printable import printable
 
@@ -44,6 +44,8 @@ _OTHER_NAMES = {
 # Further names of commands here, by the command above them.
 _SHORT_NAMES = {
     ("edgespec", "version"): "--version",
+    ("edgespec config", "list"): "show",
+    ("edgespec config", "ls"): "show",
     ("edgespec models", "ls"): "list",
     ("edgespec models", "rm"): "remove",
     ("edgespec preset", "ls"): "list",
@@ -63,6 +65,7 @@ _OTHER_FLAGS = {
 }
 # Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
 _SHORT, _PART_END, _DEFAULT = 64, re.compile(r"(?:; |\. )(?![^(]*\))"), re.compile(r" \(default: [^)]*\)$")
+_MOST_KNOWN = 20  # that a message lists
 _NUMBERS = {
     "int": "a whole number",
     "float": "a number",
@@ -205,10 +208,13 @@ class CommandParser(argparse.ArgumentParser):
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
             other = _OTHER_NAMES.get(match["word"]) if what == "command" else None
+            if self.prog == "edgespec config" and match["word"].replace("_", "-") in OPTIONS:
+                other = f"get {match['word']}"
             if other:
                 self.exit(2, f"{self.prog}: no {what} '{match['word']}'; did you mean {self.prog} {other}?\n")
             hint = _suggest(match["word"], known, cutoff) or "."
-            message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
+            names = f"Known are {', '.join(known)}" if len(known) <= _MOST_KNOWN else "The help lists all of them"
+            message = f"no {what} '{match['word']}'{hint} {names}"
         if match := _NUMBER.fullmatch(message):
             message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"
         self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")

@@ -24,6 +24,7 @@ from edgespec.system.console import info, log_to_stderr, warn
             "unrecognized arguments: --temprature; did you mean --temperature?",
         ),
         ("chat --no-memory", "unrecognized arguments: --no-memory; did you mean --no-answer-cache?"),
+        ("config get nothing-like-it", "no key 'nothing-like-it'. The help lists all of them"),
         ("config set no-memory true", "edgespec config set: no key 'no-memory'; did you mean no-answer-cache?"),
         (
             "export x --output y --precision int99",
@@ -78,6 +79,12 @@ def test_commands_of_other_programs_lead_to_those_here(
     assert ended.value.code == 2
     word = line.partition(" ")[0]
     assert capsys.readouterr().err == f"edgespec: no command '{word}'; did you mean edgespec {meant}?\n"
+
+
+def test_the_name_of_an_option_behind_config_leads_to_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "threads"])
+    assert capsys.readouterr().err.endswith("did you mean edgespec config get threads?\n")
 
 
 def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:

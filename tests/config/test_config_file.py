@@ -216,6 +216,13 @@ def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.Capt
     assert list(document["options"]) == list(OPTIONS)
     assert document["options"]["threads"] == {"value": 3, "origin": f"{path}:2"}
     assert document["options"]["seed"] == {"value": 0, "origin": "default"}
+    assert main(["config", "get", "threads"]) == main(["config", "get", "overflow"]) == 0
+    assert capsys.readouterr() == ("3\nerror\n", "")
+    assert main(["config", "get", "drafter_threads"]) == 0
+    assert capsys.readouterr() == (
+        "",
+        "edgespec: drafter-threads is not set: CPU threads for a drafter model (default: as many as MODEL has)\n",
+    )
     assert main(["config", "unset", "threads"]) == 0
     assert main(["config"]) == 0
     assert str(path) in capsys.readouterr().out.splitlines()[0]
