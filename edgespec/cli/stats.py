@@ -33,13 +33,16 @@ def _first_day(text: str) -> date:
     """The day of a date, or the first of so many days or weeks up to today."""
     try:
         if found := _PERIOD.fullmatch(text):
-            days = int(found[1]) * (7 if found[2] == "w" else 1)
-            return date.today() - timedelta(max(days - 1, 0))
-        return date.fromisoformat(text)
+            first = date.today() - timedelta(int(found[1]) * (7 if found[2] == "w" else 1) - 1)
+        else:
+            first = date.fromisoformat(text)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"'{text}' is no day; wanted 7d, 4w or a date such as 2026-11-30"
         ) from None
+    if first > date.today():
+        raise argparse.ArgumentTypeError(f"'{text}' begins after today; today alone is 1d")
+    return first
 
 
 def _stats(options: argparse.Namespace) -> None:

@@ -102,3 +102,10 @@ def test_a_day_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], since
     with pytest.raises(SystemExit, match="2"):
         main(["stats", "--since", since])
     assert f"'{since}' is no day; wanted 7d" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("since", ["0d", "0w", "2999-01-01"])
+def test_a_period_that_has_not_begun_is_refused(capsys: pytest.CaptureFixture[str], since: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["stats", "--since", since])
+    assert f"'{since}' begins after today; today alone is 1d" in capsys.readouterr().err
