@@ -155,7 +155,8 @@ class _Export:
 def _report_source(planned: PlannedModel, report: Report) -> None:
     loaded = planned.loaded
     if loaded.num_left_out:
-        report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
+        count = f"{loaded.num_left_out} tensor{'s' * (loaded.num_left_out > 1)}"
+        report(f"leaving out {count} {loaded.use_of_left_out}")
     for note in (*loaded.notes, *loaded.vocabulary.notes):
         report(note)
     report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")

@@ -11,6 +11,7 @@ mistral3 that sees or hears is read without these parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError
@@ -251,6 +252,7 @@ FAMILIES = {
     ),
 }
 
+_NEAR = 0.7  # from 0 to 1, of names of families
 THROUGH_PYTORCH = "edgespec export SOURCE --exporter transformers"
 
 
@@ -323,8 +325,10 @@ def family_of(path: object, architecture: str, advice: str = "") -> Family:
         return FAMILIES[architecture]
     needs = next((need for starts, need in _LACKING.items() if architecture.startswith(starts)), None)
     lacking, advice = (f", which needs {needs}", "") if needs else ("", advice)
+    near = get_close_matches(architecture, FAMILIES, cutoff=_NEAR) if not needs else []
+    newer = f"; near it by name are {', '.join(near)}, and a newer edgespec may read it" if near else ""
     known = ", ".join(FAMILIES)
-    raise SourceError(f"{path} is of the family '{architecture}'{lacking}; known are {known}{advice}")
+    raise SourceError(f"{path} is of the family '{architecture}'{lacking}{newer}; known are {known}{advice}")
 
 
 def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:

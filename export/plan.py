@@ -9,7 +9,7 @@ from edgespec.export.adapters import merge_adapter, say_left_out_adapters
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import THROUGH_PYTORCH
 from edgespec.export.folder_size import folder_bytes
-from edgespec.export.heads.dialects import is_head
+from edgespec.export.heads.dialects import is_recognized
 from edgespec.export.layout import lay_out, num_weights, rule_of
 from edgespec.export.options import ExportOptions, require_head_size, require_layers
 from edgespec.export.precision import FEW_WEIGHTS, Rule, choose_precision
@@ -109,7 +109,7 @@ def _read_model(source: Path, context_length: int | None, sizes: Sizes) -> Loade
     try:
         return read_source(source, context_length, sizes)
     except SourceError:
-        if source.is_dir() and is_head(source):
+        if is_recognized(source):
             raise SourceError(
                 f"{source} is a drafting head, which runs beside its target alone; export both, and use the pair: "
                 f"edgespec export TARGET --drafter {quote(source)} --output PAIR"

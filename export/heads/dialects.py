@@ -52,8 +52,13 @@ def is_head(path: Path) -> bool:
     """True if a file or folder is a drafting head, and not a model that runs by itself."""
     if path.is_file():
         return path.suffix == ".safetensors" or is_pickle(path)
+    return is_recognized(path)
+
+
+def is_recognized(path: Path) -> bool:
+    """True if the settings or the tensors of a file or folder are those of a drafting head."""
     try:
-        settings = SourceSettings(path, read_json(path / "config.json"))
+        settings = SourceSettings(path, read_json(path / "config.json") if path.is_dir() else {})
         if any(settings.get(key) is not None for key in _SETTINGS_OF_HEADS):
             return True
         source = read_head(path)

@@ -18,7 +18,8 @@ from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.dialects import DIALECTS, is_head
 from edgespec.export.heads.head_source import HeadPlan, read_head
 from edgespec.export.heads.mtp import read_mtp
-from edgespec.export.options import Trimming
+from edgespec.export.options import ExportOptions, Trimming
+from edgespec.export.plan import plan_model
 from edgespec.export.sources import LoadedSource, read_source
 
 WEIGHTS = made_heads.target_weights()
@@ -382,6 +383,9 @@ def test_layers_of_qwen_for_multi_token_prediction_have_gates_and_read_the_norme
     text = made_heads.target_config() | {"model_type": "qwen3_5_text", "partial_rotary_factor": 0.25}
     alone = replace(made, config={"model_type": "qwen3_5", "text_config": text}).write(tmp_path / "mtp")
     assert is_head(alone)
+    for given in (alone, next(alone.glob("*.safetensors"))):  # without its target
+        with pytest.raises(SourceError, match=r"which runs beside its target alone; .*--drafter"):
+            plan_model(given, ExportOptions(precision="fp32"))
     target = read_source(made_heads.write_target(tmp_path / "hf"))
     export_head(plan_head(target, read_head(alone), "fp32"), tmp_path / "out", "head")
     reference = Reference(
