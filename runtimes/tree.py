@@ -203,11 +203,8 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         ManifestError: The folder has none.
         DeviceUnavailable: The device cannot run it.
     """
-    if manifest.kv_cache.convolutions or manifest.kv_cache.recurrence:
-        raise ManifestError(
-            f"{manifest.name} has layers of another kind than attention, which run chains of guesses, not trees; "
-            "use another drafter"
-        )
+    if why := manifest.kv_cache.why_no_trees:
+        raise ManifestError(f"{manifest.name} {why}; use another drafter, such as suffix")
     if not _has_trees(manifest):
         raise ManifestError(
             f"{manifest.name} has no graph for trees of drafts; export it again, with edgespec export "

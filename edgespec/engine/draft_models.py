@@ -169,7 +169,7 @@ def _candidates(
 def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
     """Raises UsageError: The model cannot draft several branches in one pass."""
     if is_translated or not can_run_trees(model.manifest, device):
-        why = "has no tree graph for its device"
+        why = model.manifest.kv_cache.why_no_trees or "has no tree graph for its device"
         if is_translated:
             why = "has another vocabulary than the target, and a translated drafter drafts one branch only"
         raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")

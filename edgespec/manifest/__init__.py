@@ -391,8 +391,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     named = [layer for each in (kv.convolved_layers, kv.sharing_layers, *parts, layers) for layer in each]
     if max(named, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
         yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
-    is_mixed = kv.convolutions or kv.recurrence
-    if is_mixed and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
+    if kv.why_no_trees and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):
         yield "layers of another kind take others with attention, a shared_buffer cache and no graph for trees"
     if (kv.other_heads or kv.sharing_layers) and (kv.form != "shared_buffer" or not kv.attention_layers):
         yield "layers that share keys and values, or differ in heads, take a shared_buffer cache of some of them"

@@ -116,6 +116,13 @@ class KVCache:
     sharing_layers: tuple[Index, ...] = ()
 
     @property
+    def why_no_trees(self) -> str | None:
+        """Why a graph with this cache runs no trees of guesses; None where it may."""
+        if self.convolutions is None and self.recurrence is None:
+            return None
+        return "has layers of another kind than attention, which run chains of guesses, not trees"
+
+    @property
     def convolved_layers(self) -> tuple[int, ...]:
         return self.convolutions.layers if self.convolutions else ()
 

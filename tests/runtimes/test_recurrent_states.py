@@ -13,7 +13,7 @@ from families import FAMILIES, weights_of
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import Pass
 from edgespec.decoding.tree import Tree
-from edgespec.errors import DeviceUnavailable, ManifestError
+from edgespec.errors import DeviceUnavailable, ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.manifest.caches import KEPT_STATES
@@ -110,6 +110,8 @@ def test_an_onnxruntime_without_the_operator_is_named(
 def test_a_drafter_that_needs_trees_is_refused(recurrent_model: Path) -> None:
     with pytest.raises(ManifestError, match="layers of another kind than attention, which run chains"):
         load(recurrent_model, drafter="lookahead", device="cpu")
+    with pytest.raises(UsageError, match="which run chains of guesses, not trees; for 'hedged' use another"):
+        load(recurrent_model, drafter=str(recurrent_model), schedule="hedged", device="cpu")
 
 
 @pytest.mark.slow
