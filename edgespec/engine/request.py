@@ -21,7 +21,7 @@ from edgespec.draft.text_drafters import constrained
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
-from edgespec.system.arguments import advise, explains_arguments, require_kind
+from edgespec.system.arguments import advise, explains_arguments, plain_number, require_kind
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse, parse_tools
@@ -233,7 +233,7 @@ def answer_settings(
 
     Of max_tokens and thinking_budget -1 is no limit.
     """
-    given: dict[str, Any] = dict(options)
+    given: dict[str, Any] = {name: plain_number(value) for name, value in options.items()}
     for name in _LIMITS:
         if type(given.get(name)) is int and given[name] == -1:
             given[name] = None
@@ -358,6 +358,8 @@ def advice_of(function: str) -> dict[str, str]:
         if function in ("Conversation", "Engine.chat") and name in SamplingOptions.__annotations__:
             where += f", or to {function} in sampling="
         said[name] = f"{name} is an option of an answer; give it to {where}"
+    if function in ("Conversation", "Engine.chat"):
+        said["prompt"] = "Engine.generate answers messages; Conversation.load goes on with a saved conversation"
     return said
 
 

@@ -28,7 +28,7 @@ def require_path(name: str, given: object, wanted: str = "the path of a file") -
     raise UsageError(f"{name} is {given!r:.60}; wanted {wanted}")
 
 
-def _plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """A number of another library, such as numpy, as one of Python; anything else as it is."""
     if not isinstance(value, Real) or isinstance(value, int | float):
         return value
@@ -97,7 +97,7 @@ def explains_arguments(
             if each not in known:
                 advice = advise(each, known, elsewhere(name))
                 raise TypeError(f"{name}() got an unexpected keyword argument '{each}'{advice}")
-        return {each: _plain(value) for each, value in given.items()}
+        return {each: plain_number(value) for each, value in given.items()}
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:

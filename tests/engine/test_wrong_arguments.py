@@ -120,9 +120,11 @@ def test_a_setting_of_a_conversation_is_checked_when_it_is_set(engine: Engine, n
 
 
 def test_a_setting_that_is_none_says_where_it_goes(engine: Engine) -> None:
-    talk = engine.chat()
+    talk, name = engine.chat(), "messages"
     with pytest.raises(AttributeError, match=r"no setting 'temperature'; .* give it to say or stream"):
         talk.temperature = 0.7  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no setting 'messages'; Engine\.generate answers messages"):
+        setattr(talk, name, [])
     with pytest.raises(AttributeError, match=r"no setting 'max_new_tokens'; did you mean max_tokens\?"):
         talk.max_new_tokens = 7  # type: ignore[attr-defined]
     talk.max_tokens, talk.sampling, talk.tools = -1, None, None  # type: ignore[assignment]
@@ -190,6 +192,9 @@ def test_numbers_of_numpy_are_numbers(tiny_model: Path, tmp_path: Path) -> None:
         assert len(engine.generate("the in", **asked).token_ids) == 2
         with pytest.raises(UsageError, match=r"max_tokens is 2\.5; wanted a whole number"):
             engine.generate("the in", **{**asked, "max_tokens": np.float32(2.5)})
+        talk = engine.chat()
+        talk.max_tokens = asked["max_tokens"]
+        assert len(talk.say("the in").token_ids) == 2
 
 
 def test_what_is_open_has_no_copies(engine: Engine) -> None:
