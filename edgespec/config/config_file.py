@@ -16,7 +16,7 @@ import platformdirs
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import replace_file, write_advice
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes, parse_bytes
 
@@ -261,9 +261,8 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, tomlkit.dumps(document).encode(), 0o666)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path} ({error.strerror}); set EDGESPEC_CONFIG to a file that you may write"
-        ) from None
+        advice = write_advice(error, "set EDGESPEC_CONFIG to a file that you may write")
+        raise UsageError(f"cannot write {path} ({error.strerror}); {advice}") from None
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.config.config_file import check_value
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS, SAMPLING_OPTIONS, Value
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import replace_file, write_advice
 from edgespec.system.text_files import decode_text, read_plain
 
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
@@ -165,7 +165,8 @@ class PresetFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             replace_file(path, tomlkit.dumps(preset.document()).encode(), 0o666)
         except OSError as error:
-            raise EdgeSpecError(f"cannot write {path} ({error.strerror}); change its permissions") from None
+            advice = write_advice(error, "change its permissions")
+            raise EdgeSpecError(f"cannot write {path} ({error.strerror}); {advice}") from None
         return path
 
     def remove(self, name: str) -> Path:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from edgespec.errors import ManifestError
 from edgespec.manifest.caches import CACHE_DTYPES, CACHE_FORMS, Index, KVCache, Size, Width
+from edgespec.system.disk import replace_file
 from edgespec.system.file_hashes import FileRecord, require_size
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
 
@@ -326,8 +327,8 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write edgespec.json into a folder."""
-    (folder / FILE_NAME).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    """Write edgespec.json into a folder. Raises OSError: It cannot be written, and is as it was."""
+    replace_file(folder / FILE_NAME, (json.dumps(asdict(manifest), indent=1) + "\n").encode(), 0o666)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -20,6 +20,7 @@ from edgespec.setup.given_names import note_name, note_source, require_name
 from edgespec.setup.home import ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
+from edgespec.system.disk import write_advice
 from edgespec.system.file_hashes import verify_files
 
 
@@ -196,14 +197,17 @@ class Inventory:
         if self.home.current_name(name) != model or self.home.presets.has(name):  # it may have a former name again
             self.require_free(name)
         presets = self.presets_of(model)
-        folder = self.home.models / name
+        before, folder = self.home.models / model, self.home.models / name
         try:
-            os.rename(self.home.models / model, folder)
+            os.rename(before, folder)
             note_name(self.home.path, model, name)
+            if (folder / FILE_NAME).is_file() and not folder.is_symlink():
+                write_manifest(folder, replace(read_manifest(folder), name=name))
         except OSError as error:
-            raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); close what uses it") from None
-        if (folder / FILE_NAME).is_file() and not folder.is_symlink():
-            write_manifest(folder, replace(read_manifest(folder), name=name))
+            if folder.exists():
+                os.rename(folder, before)
+            advice = write_advice(error, "close what uses it")
+            raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); {advice}") from None
         for preset in presets:
             self.home.presets.write(replace(preset, model=name))
         self.home.uses.forget(model)

@@ -1,5 +1,6 @@
 """Keeping house: plans, cards, and the models of the home."""
 
+import errno
 import json
 import os
 import shlex
@@ -267,6 +268,17 @@ def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
     engine.close()
     assert main(["models", "rm", "tiny"]) == 0
     assert not list((home.path / "used").iterdir())
+
+
+@pytest.mark.parametrize("part", ["setup.inventory.note_name", "manifest.replace_file"])
+def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
+    home: ModelHome, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"edgespec.{part}", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert main(["models", "rename", "tiny", "small"]) == 1
+    assert capsys.readouterr().err == "edgespec: cannot rename tiny (No space left on device); free some space\n"
+    assert [model.name for model in Inventory(home).models()] == ["tiny"]
+    assert read_manifest(home.models / "tiny").name == "tiny"
 
 
 def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
