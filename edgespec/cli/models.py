@@ -276,14 +276,18 @@ def _may_remove(inventory: "edgespec.Inventory", model: str) -> bool:
     return False
 
 
-def _prune(options: argparse.Namespace) -> None:
-    downloads, num_bytes = edgespec.Inventory(model_home()).prune(is_dry=options.dry_run)
+def _prune(options: argparse.Namespace) -> int:
+    home = model_home()
+    num_before = len([*home.downloads])
+    downloads, num_bytes = edgespec.Inventory(home).prune(is_dry=options.dry_run)
     verb = "would delete" if options.dry_run else "deleted"
     lines = [f"{verb} {each.source} ({format_bytes(each.bytes)})" for each in downloads]
     lines += [f"{verb} what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
     deleted = "would_delete" if options.dry_run else "deleted"
     document = {deleted: [asdict(each) for each in downloads], "export_bytes": num_bytes}
-    print_result(options, document, *(lines or ["there are no downloads"]))
+    if lines or not num_before:
+        print_result(options, document, *(lines or ["there are no downloads"]))
+    return int(len(downloads) < num_before)
 
 
 def _learned(options: argparse.Namespace) -> None:
