@@ -26,6 +26,7 @@ def loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict
             wrong = "refuses the api-key that is set" if key else "wants a key"
             raise EdgeSpecError(f"the server at {url} {wrong}; give the key in EDGESPEC_API_KEY") from None
         why = getattr(error, "reason", error)
+        why = getattr(why, "strerror", None) or why
         raise EdgeSpecError(
             f"no server of edgespec answers at {url} ({why}); start one with: edgespec serve, or give the port of "
             "one that runs with --port"

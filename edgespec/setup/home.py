@@ -173,7 +173,7 @@ class ModelHome:
             return f"{path} does not exist; {part}"
         if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
             return f"there is no file or folder {path} (seen from {Path.cwd()}); check its name"
-        near = _near_names(model, (*CATALOG, *filter(self._own_folder, self.names())))
+        near = near_names(model, (*CATALOG, *filter(self._own_folder, self.names())))
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         meant += "names here have no tags, as those of ollama have; " if ":" in split_precision(model)[0] else ""
         if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
@@ -225,7 +225,7 @@ class ModelHome:
                 f"'{source}' is the prepared model {folder}, and can be used as it is; to export again, give "
                 f"{again}"
             )
-        if near := _near_names(source, CATALOG):
+        if near := near_names(source, CATALOG):
             raise ModelError(f"there is no file or folder {source}; did you mean the model {' or '.join(near)}?")
 
     def source_of(self, model: str) -> LocalSource:
@@ -434,7 +434,7 @@ def _hub_id(name: str) -> HubId | None:
     return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
 
 
-def _near_names(model: str, names: Iterable[str]) -> list[str]:
+def near_names(model: str, names: Iterable[str]) -> list[str]:
     """Names like one that no model has; that of ollama's llama3.2:latest begins like llama-3.2-1b."""
     known = {name.casefold(): name for name in names}
     wanted, _, tag = model.casefold().partition(":")

@@ -17,7 +17,7 @@ from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, 
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, note_source, require_name
-from edgespec.setup.home import ModelHome
+from edgespec.setup.home import ModelHome, near_names
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
 from edgespec.system.disk import write_advice
@@ -108,7 +108,7 @@ class Inventory:
         if model in {own.name for own in self.models()}:
             return self.home.models / model
         if not model or not Path(model).is_dir():
-            raise ModelError(f"'{model}' is not a prepared model and not a folder; see edgespec models list")
+            raise ModelError(f"'{model}' is not a prepared model and not a folder; {self._advice(model)}")
         folder = Path(model)
         if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
             raise ModelError(
@@ -267,7 +267,11 @@ class Inventory:
             return f"'{model}' is a preset, not a prepared model; edgespec preset rm {model} deletes it"
         if (now := self.home.current_name(model)) != model:
             return f"the model '{model}' has been renamed; give the name that it has now: {now}"
-        return f"'{model}' is not a prepared model; see edgespec models list"
+        return f"'{model}' is not a prepared model; {self._advice(model)}"
+
+    def _advice(self, model: str) -> str:
+        near = near_names(model, self.home.names())
+        return f"did you mean {' or '.join(near)}?" if near else "see edgespec models list"
 
     def _sources(self, folder: Path) -> set[Path]:
         """The downloads that the models of a folder were exported from, as far as they are here."""

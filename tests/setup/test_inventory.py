@@ -275,6 +275,8 @@ def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     home: ModelHome, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(f"edgespec.{part}", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert main(["models", "rename", "tinny", "small"]) == 3
+    assert "'tinny' is not a prepared model; did you mean tiny?" in capsys.readouterr().err
     assert main(["models", "rename", "tiny", "small"]) == 1
     assert capsys.readouterr().err == "edgespec: cannot rename tiny (No space left on device); free some space\n"
     assert [model.name for model in Inventory(home).models()] == ["tiny"]
