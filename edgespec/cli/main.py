@@ -252,7 +252,8 @@ def _quotations(name: str, value: object) -> tuple[str, ...]:
     """How messages quote the value of an option: a text in quotes, a number behind the name."""
     if isinstance(value, str):
         return (f"'{value}'",)
-    return (f"{name} is {value};", f"{attribute_name(name)} is {value};", f"{name} is {value}, ")
+    names = (name, attribute_name(name), f"(--{name})")  # as in "the number of threads (--threads) is 0;"
+    return (*(f"{each} is {value};" for each in names), f"{name} is {value}, ")
 
 
 def _stdout_problem() -> str:

@@ -7,13 +7,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+import edgespec
 from edgespec.config.options import OLD_NAMES, OPTIONS
+from edgespec.system.command_line import quote
 from edgespec.system.console import discard_output
-from edgespec.system.printable import printable
+from edgespec.system.printable import one_line, printable
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
@@ -208,6 +211,8 @@ class CommandParser(argparse.ArgumentParser):
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
             other = _OTHER_NAMES.get(match["word"]) if what == "command" else None
+            if what == "command" and not other and _is_for_chat(match["word"]):
+                other = f"chat {quote(one_line(match['word'], 60))}"
             if self.prog == "edgespec config" and match["word"].replace("_", "-") in OPTIONS:
                 other = f"get {match['word']}"
             if other:
@@ -240,6 +245,14 @@ def _in_short(action: argparse.Action) -> argparse.Action:
         begin, default = _PART_END.split(text, maxsplit=1)[0], _DEFAULT.search(text)
         short.help = begin + (default[0] if default and default[0] not in begin else "")
     return short
+
+
+def _is_for_chat(word: str) -> bool:
+    """True for what is no command, but a prompt or a model."""
+    with suppress(edgespec.EdgeSpecError):  # the configuration names no home
+        home = edgespec.ModelHome(edgespec.default_home())
+        return " " in word or word in (*edgespec.CATALOG, *home.names(), *home.presets.names())
+    return False
 
 
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:

@@ -1032,6 +1032,13 @@ def test_full_stdout_is_reported_in_one_line(command: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (1, "edgespec: cannot write to stdout (No space left on device)\n")
 
 
+def test_an_error_names_the_variable_that_set_a_number(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_THREADS", "0")
+    assert run(capsys, "chat", tiny_model, "x")[2].endswith("(threads is set in EDGESPEC_THREADS)\n")
+
+
 def test_misspelt_variable_is_reported_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,18 @@ def test_the_name_of_an_option_behind_config_leads_to_its_value(capsys: pytest.C
     assert capsys.readouterr().err.endswith("did you mean edgespec config get threads?\n")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("smollm2-135m", "chat smollm2-135m"), ("Why is the sky blue?", "chat 'Why is the sky blue?'")],
+)
+def test_a_model_or_a_prompt_without_a_command_leads_to_chat(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([word])
+    assert capsys.readouterr().err == f"edgespec: no command '{word}'; did you mean edgespec {meant}?\n"
+
+
 def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([])
