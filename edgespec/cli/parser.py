@@ -37,6 +37,11 @@ _OTHER_NAMES = {
     "ls": "models list",
     "pull": "models pull",
     "download": "models pull",
+    "info": "models show",
+    "delete": "models remove",
+    "default": "config set model NAME",
+    "embed": "serve, and then POST /v1/embeddings",
+    "logs": "chat, and then /chats",
     "rm": "models remove",
     "remove": "models remove",
     "server": "serve",
@@ -64,6 +69,14 @@ _OTHER_FLAGS = {
     "--num-ctx": "--context",
     "--ctx-size": "--context",
     "-c": "--context",
+    "-s": "--system",
+    "-a": "--attach",
+    "-f": "--attach",
+    "--file": "--attach",
+    "-t": "--threads",
+    "-ngl": "--device",
+    "--n-gpu-layers": "--device",
+    "--keepalive": "--idle-timeout",
     "--format": "--schema",
 }
 # Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
@@ -180,7 +193,7 @@ class CommandParser(argparse.ArgumentParser):
                 each.metavar == "MODEL" for each in self._get_positional_actions()
             ):
                 hint = f"; the model needs no flag: {self.prog} MODEL"
-            elif not hint and "--prompt" in flags:
+            elif not extras[0].startswith("-") and "--prompt" in flags:
                 hint = "; a prompt is one argument, in quotes"
             self.error(f"unrecognized arguments: {' '.join(extras)}{hint}")
         return found, extras
@@ -210,13 +223,16 @@ class CommandParser(argparse.ArgumentParser):
             what = match["what"].lower() if match["what"].isupper() else match["what"]
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
-            other = _OTHER_NAMES.get(match["word"]) if what == "command" else None
+            is_first = self.prog in ("edgespec", "edgespec models")
+            other = (
+                f"edgespec {_OTHER_NAMES[match['word']]}" if is_first and match["word"] in _OTHER_NAMES else None
+            )
             if what == "command" and not other and _is_for_chat(match["word"]):
-                other = f"chat {quote(one_line(match['word'], 60))}"
+                other = f"edgespec chat {quote(one_line(match['word'], 60))}"
             if self.prog == "edgespec config" and match["word"].replace("_", "-") in OPTIONS:
-                other = f"get {match['word']}"
+                other = f"{self.prog} get {match['word']}"
             if other:
-                self.exit(2, f"{self.prog}: no {what} '{match['word']}'; did you mean {self.prog} {other}?\n")
+                self.exit(2, f"{self.prog}: no {what} '{match['word']}'; did you mean {other}?\n")
             hint = _suggest(match["word"], known, cutoff) or "."
             names = f"Known are {', '.join(known)}" if len(known) <= _MOST_KNOWN else "The help lists all of them"
             message = f"no {what} '{match['word']}'{hint} {names}"
