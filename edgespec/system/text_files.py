@@ -13,6 +13,7 @@ from edgespec.system.units import format_bytes
 _NO_MARK = "UTF-16 without a byte order mark"
 _ENDS = ("unexpected end of data", "truncated data")  # as Python's codecs say it
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_MOST_OF_STDIN = 1 << 26  # 64 MB, sixteen million tokens; yes and /dev/zero have no end
 _POINTER = b"version https://git-lfs"
 POINTER = (
     "is a pointer of Git LFS (large file storage), not the file itself; run git lfs pull in its folder, or "
@@ -120,11 +121,13 @@ def explain_unreadable(path: Path, wanted: str) -> Iterator[None]:
 
 
 def read_stdin() -> str:
-    """All of stdin as text, with the line ends of Unix. Raises UsageError: it is no text."""
+    """All of stdin as text, with the line ends of Unix. Raises UsageError: it is no text, or has no end."""
     buffer = getattr(sys.stdin, "buffer", None)
     if buffer is None:  # a stream of text that stands in for it
         return sys.stdin.read()
-    data: bytes = buffer.read()
+    data: bytes = buffer.read(_MOST_OF_STDIN + 1)
+    if len(data) > _MOST_OF_STDIN:
+        raise UsageError(f"stdin has more than {format_bytes(_MOST_OF_STDIN)}; give a part of it")
     try:
         text = decode_text(data)
     except ValueError as error:

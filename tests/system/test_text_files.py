@@ -66,6 +66,13 @@ def test_bytes_on_stdin_that_are_no_text_are_refused(
         read_stdin()
 
 
+def test_a_pipe_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.system.text_files._MOST_OF_STDIN", 4)
+    stdin_of(monkeypatch, b"y\ny\ny\n")
+    with pytest.raises(UsageError, match="stdin has more than 4 bytes; give a part of it"):
+        read_stdin()
+
+
 def test_utf_16_without_a_mark_is_no_text_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding in ("utf-16-le", "utf-16-be"):
         with pytest.raises(ValueError, match="UTF-16 without a byte order mark"):
