@@ -202,8 +202,11 @@ class CommandParser(argparse.ArgumentParser):
         """Refuse a flag in the place of a command, with the nearest one, or with a command that has it."""
         name = flag.partition("=")[0]
         commands = self.commands.choices if self.commands else {}
-        owner = next((each.prog for each in commands.values() if name in each._option_string_actions), "")
-        hint = f"; it is a flag of {owner}" if owner else _suggest(name, [*self._option_string_actions])
+        owners = [each.prog for each in commands.values() if name in each._option_string_actions]
+        if len(owners) > 3:
+            hint = f"; it goes behind the command, as in {owners[0]} {name}"
+        else:
+            hint = f"; it is a flag of {owners[0]}" if owners else _suggest(name, [*self._option_string_actions])
         self.error(f"unrecognized arguments: {flag}{hint}")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -49,6 +49,10 @@ from edgespec.system.console import info, log_to_stderr, warn
         ("-V", "edgespec: unrecognized arguments: -V\n"),
         ("--verison", "edgespec: unrecognized arguments: --verison; did you mean --version?"),
         ("-p hello", "edgespec: unrecognized arguments: -p; it is a flag of edgespec chat"),
+        (
+            "--json models list",
+            "unrecognized arguments: --json; it goes behind the command, as in edgespec chat --json",
+        ),
         ("devices extra", "edgespec devices: unrecognized arguments: extra\n"),
         ("chat --schedule pipline", "edgespec chat: no --schedule 'pipline'; did you mean pipelined?"),
     ],
