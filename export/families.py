@@ -6,7 +6,7 @@ olmo2, olmo3, gemma2, gemma3, phi3 (Phi-3, 3.5 and 4), ernie4_5, seed_oss, glm4,
 gpt_oss, with shared experts too qwen2_moe, qwen3_5_moe, qwen3_next, hunyuan_v1_moe and ernie4_5_moe, and with
 experts that sigmoids choose lfm2_moe, glm4_moe, minimax_m2 and dots1. granitemoehybrid (Granite 4) has two
 entries, since some have experts. falcon_h1 has a Mamba-2 layer beside attention in each layer. A gemma3, gemma4 or
-mistral3 that sees or hears is read without these parts.
+mistral3 that sees or hears is read without these parts; Qwen2-VL and Qwen3-VL are qwen2 and qwen3 without them.
 """
 
 from collections.abc import Mapping
@@ -308,10 +308,14 @@ _LACKING = {
             "glm-dsa",
         ),
         *("minicpm3", "longcat"),
-    ): Lacking("latent attention, whose keys and values are of low rank", _NONE, "GLM-4.5-Air or Qwen3-30B-A3B"),
+    ): Lacking(
+        "latent attention, whose keys and values are of low rank",
+        "no ONNX Runtime up to 1.32 has attention over these, and whole heads would take several times the memory",
+        "GLM-4.5-Air or Qwen3-30B-A3B",
+    ),
     ("llama4",): Lacking("experts that sigmoids choose, in every other layer", _ANY, "Qwen3-30B-A3B"),
-    ("qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "qwen3vl"): Lacking(
-        "positions in several dimensions, for images", _ANY, "Qwen3.5, whose text part is read"
+    ("qwen3_vl_moe",): Lacking(
+        "experts that its files store turned by a quarter", _ANY, "a GGUF file of it, or Qwen3-VL-8B"
     ),
     ("bert", "roberta", "modernbert", "t5", "whisper"): Lacking(
         "tokens that see those behind them: it writes no text", _ANY, "Qwen3-Embedding, for vectors of texts"

@@ -35,6 +35,9 @@ _GGUF_NAMES = {
     "minimax-m2": "minimax_m2",
     "granitehybrid": "granitemoehybrid",
     "falcon-h1": "falcon_h1",
+    "qwen2vl": "qwen2",
+    "qwen3vl": "qwen3",
+    "qwen3vlmoe": "qwen3_moe",
 }
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
@@ -50,7 +53,9 @@ _READ = {
 }
 _READ_OF = {
     "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
-    **dict.fromkeys(("qwen35.", "qwen35moe."), ("rope.dimension_sections",)),  # of images alone
+    **dict.fromkeys(  # of images alone
+        ("qwen35.", "qwen35moe.", "qwen2vl.", "qwen3vl.", "qwen3vlmoe."), ("rope.dimension_sections",)
+    ),
     "gemma4.": (
         *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
         "rope.dimension_count_swa",
@@ -80,6 +85,8 @@ _FURTHER = {
 _FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
 # Families of models that have parts that see or hear beside a text decoder.
 _SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
+# Models that see whose text part is of another family. Positions in three dimensions are all one for text.
+_TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
 # Windows by architecture and context length of GGUF files from before they stated them.
@@ -297,6 +304,8 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
     if architecture == "gemma4_unified":  # without towers, which changes nothing for text
         architecture = "gemma4"
         inner = {**(settings if inner is None else inner), "model_type": architecture}
+    if architecture in _TEXT_OF:
+        inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
     defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
     if inner:
         seeing = (

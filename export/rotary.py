@@ -139,7 +139,7 @@ def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wante
     if kind == "dynamic" and rope.get("alpha"):  # a larger base, whatever the length
         base = theta * math.pow(rope.number("alpha"), rotated / (rotated - 2))
         return plain_rotary(base, rotated)
-    if kind == "default":
+    if kind in ("default", "mrope"):  # in three dimensions, which are one for text
         return Rotary(inv_freq)
     if kind == "linear":
         return Rotary(inv_freq / np.float32(rope.number("factor")))

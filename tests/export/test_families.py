@@ -216,6 +216,8 @@ def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("gemma3", "language_model.model.", "vision_tower."),
         ("gemma3", "model.language_model.", "model.vision_tower."),
         ("qwen3_5", "model.language_model.", "model.visual."),
+        ("qwen3", "model.language_model.", "model.visual."),
+        ("qwen2", "model.", "visual."),
         ("gemma4", "model.language_model.", "model.audio_tower."),
         ("gemma4", "model.language_model.", "model.embed_vision."),
     ],
@@ -225,11 +227,28 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
     weights |= {vision + "encoder.layers.0.mlp.fc1.weight": np.ones((2, 2), np.float32)}
     inner = old_config(family) if family in OLD_CONFIGS else FAMILIES[family]["config"]
     config = {"model_type": family, "text_config": inner, "vision_config": {"hidden_size": 2}}
+    if family == "qwen3":
+        config |= {"model_type": "qwen3_vl", "text_config": inner | {"model_type": "qwen3_vl_text"}}
+    if family == "qwen2":  # without a text_config, as the first ones
+        rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+        config = inner | {"model_type": "qwen2_5_vl", "vision_config": {}, "rope_parameters": rope}
     tiny.write_huggingface(tmp_path / "hf", weights, config=config)
     assert largest_difference(tmp_path / "hf", tmp_path / "out", family) < 1e-4
     said: list[str] = []
     export_model(tmp_path / "hf", tmp_path / "again", report=said.append)
     assert any("leaving out 1 tensor that see" in line for line in said)
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen3", "qwen3vl"), ("qwen2", "qwen2vl")])
+def test_gguf_of_the_text_part_of_a_model_that_sees_is_read(tmp_path: Path, family: str, name: str) -> None:
+    config = FAMILIES[family]["config"]
+    keys = GGUF_KEYS[family] | {
+        "block_count": config["num_hidden_layers"],
+        "rope.dimension_sections": [2, 3, 3, 0],
+    }
+    override = {f"{name}.{key}": value for key, value in keys.items()}
+    tiny.write_gguf(tmp_path / "a.gguf", weights_of(family), architecture=name, override=override)
+    assert largest_difference(tmp_path / "a.gguf", tmp_path / "out", family) < 1e-4
 
 
 def test_a_gemma4_without_towers_is_read_as_one_with_them(tmp_path: Path) -> None:
