@@ -114,6 +114,16 @@ def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -
     assert "talk to a model" in capsys.readouterr().out
 
 
+def test_a_command_by_itself_has_all_of_its_arguments() -> None:
+    whole = command_parser()
+    assert whole.commands is not None
+    helps = {name: [leaf.format_help() for leaf in each.leaves()] for name, each in whole.commands.choices.items()}
+    for name in helps:
+        commands = command_parser(name).commands
+        assert commands is not None
+        assert [leaf.format_help() for leaf in commands.choices[name].leaves()] == helps[name]
+
+
 @pytest.mark.parametrize("columns", [80, 100, 200])
 def test_help_of_each_command_fits_the_terminal_and_has_examples(
     columns: int, monkeypatch: pytest.MonkeyPatch
