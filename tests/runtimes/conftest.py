@@ -25,8 +25,8 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mamba_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with random weights, a layer of attention and three Mamba-2 layers."""
-    return _exported(tmp_path_factory.mktemp("mamba"), "granitemoehybrid-mamba")
+    """A model folder with random weights, and a Mamba-2 layer beside attention in each of three layers."""
+    return _exported(tmp_path_factory.mktemp("mamba"), "falcon_h1-normed")
 
 
 @pytest.fixture(params=["recurrent_model", "mamba_model"])
