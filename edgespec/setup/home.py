@@ -192,7 +192,7 @@ class ModelHome:
         return f"edgespec models pull {quote(model)}" if is_source else ""
 
     def _noted_source(self, name: str) -> str | None:
-        """What a model of this home, which may be gone, was exported from; None where that is unknown or gone."""
+        """The source of a model of this home, which may be gone; None where it is unknown or gone."""
         source = source_of(self.path, name)
         return source if source and (os.path.exists(source) or source in CATALOG or _hub_id(source)) else None
 

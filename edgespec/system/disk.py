@@ -40,7 +40,7 @@ def _disk_full(folder: Path, needed_bytes: int, free_bytes: int, reason: str = "
 
 
 def write_advice(error: OSError, otherwise: str) -> str:
-    """What to do where a small file cannot be written: to free space, or something else."""
+    """The advice where a small file cannot be written: to free space, or something else."""
     return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
 
 
