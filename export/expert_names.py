@@ -14,6 +14,7 @@ STACKED: _Held = {
     "mlp.experts.gate_up_proj": ("gate", "up"),
     "mlp.experts.down_proj": ("down",),
 }
+TURNED: _Held = {name: parts if name == "mlp.gate" else ("T", *parts) for name, parts in STACKED.items()}
 _GRANITE: _Held = {
     "block_sparse_moe.router.layer": ("router",),
     "block_sparse_moe.input_linear": ("gate", "up"),

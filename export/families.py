@@ -314,9 +314,6 @@ _LACKING = {
         "GLM-4.5-Air or Qwen3-30B-A3B",
     ),
     ("llama4",): Lacking("experts that sigmoids choose, in every other layer", _ANY, "Qwen3-30B-A3B"),
-    ("qwen3_vl_moe",): Lacking(
-        "experts that its files store turned by a quarter", _ANY, "a GGUF file of it, or Qwen3-VL-8B"
-    ),
     ("bert", "roberta", "modernbert", "t5", "whisper"): Lacking(
         "tokens that see those behind them: it writes no text", _ANY, "Qwen3-Embedding, for vectors of texts"
     ),

@@ -20,6 +20,7 @@ from edgespec.export.expert_names import (
     MLP_EXPERTS,
     PARTS,
     STACKED,
+    TURNED,
 )
 from edgespec.export.families import FAMILIES, Family
 from edgespec.export.routing import Routing
@@ -387,8 +388,8 @@ def _expert_tensors(
         name = next((name for name in known if name in stored), known[column])
         if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in PARTS):
             found[f"{i}.{role}"] = take(name, *shapes[role])
-    if held is MLP_EXPERTS and f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj" in stored:
-        held = STACKED
+    if held is MLP_EXPERTS and (stack := stored.get(f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj")):
+        held = STACKED if stack.columns == config.hidden_size else TURNED
     if is_gguf and f"{prefix}.{layers[0]}.ffn_gate_up_exps.weight" in stored:
         held = GGUF_STACKED
     for i, (name, (*mark, last)) in product(layers, held.items()):

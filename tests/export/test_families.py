@@ -251,6 +251,14 @@ def test_gguf_of_the_text_part_of_a_model_that_sees_is_read(tmp_path: Path, fami
     assert largest_difference(tmp_path / "a.gguf", tmp_path / "out", family) < 1e-4
 
 
+def test_experts_of_a_model_that_sees_are_stored_turned(tmp_path: Path) -> None:
+    weights = weights_of("qwen3_moe")
+    weights |= {name: each.swapaxes(1, 2).copy() for name, each in weights.items() if "experts" in name}
+    config = {"model_type": "qwen3_vl_moe", "text_config": FAMILIES["qwen3_moe"]["config"]}
+    tiny.write_huggingface(tmp_path / "hf", weights, config=config)
+    assert largest_difference(tmp_path / "hf", tmp_path / "out", "qwen3_moe") < 1e-4
+
+
 def test_a_gemma4_without_towers_is_read_as_one_with_them(tmp_path: Path) -> None:
     weights = {name.replace("model.", "model.language_model.", 1): w for name, w in weights_of("gemma4").items()}
     inner = FAMILIES["gemma4"]["config"] | {"model_type": "gemma4_unified_text"}
