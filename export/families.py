@@ -319,11 +319,21 @@ _LACKING = {
     ),
 }
 
+# What is no model by itself, by the starts of the names in GGUF files.
+_PARTS = {
+    ("clip",): "the part of a model that sees or hears; give the file of its text part",
+    ("eagle3", "dflash", "dspark", "gemma4-assistant"): (
+        "a drafting head, which is read from safetensors alone; give --drafter its folder or hub id"
+    ),
+}
+
 
 def family_of(path: object, architecture: str, advice: str = "") -> Family:
     """The differences of a family. Raises SourceError: It is not read, with what it needs where that is known."""
     if architecture in FAMILIES:
         return FAMILIES[architecture]
+    if part := next((part for starts, part in _PARTS.items() if architecture.startswith(starts)), None):
+        raise SourceError(f"{path} is {part}")
     needs = next((need for starts, need in _LACKING.items() if architecture.startswith(starts)), None)
     lacking, advice = (f", which needs {needs}", "") if needs else ("", advice)
     near = get_close_matches(architecture, FAMILIES, cutoff=_NEAR) if not needs else []

@@ -577,6 +577,8 @@ def test_setting_that_the_graph_lacks_is_refused(
         ),
         (("kimi_linear", "kimi-linear"), r"\(KDA\) beside latent attention: no ONNX Runtime.*Qwen3\.6-35B-A3B"),
         (("deepseek", "nemotron"), "family '[a-z]*'; known are"),  # dense or with ordinary attention
+        (("clip",), "is the part of a model that sees or hears; give the file of its text part"),
+        (("eagle3", "dflash-draft"), "is a drafting head, which is read from safetensors alone; give"),
         (("qwen36", "qwen3_6"), r"near it by name are .*qwen3_5.*, and a newer edgespec may read it; known are"),
     ],
 )
