@@ -7,6 +7,7 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
 │   └── ToolError             2  a tool that is wrong, or whose schema no grammar can ensure
 ├── ModelError                3  model missing or invalid
+│   ├── NotOnHub              3  the hub says that it has no such repository, revision or file
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
 │   │   └── PrecisionLoss     3  an export that is right, in a precision that loses too much
@@ -170,6 +171,10 @@ class ModelError(EdgeSpecError):
 
 class UnsuitedModel(ModelError):
     """A model is asked for what it was not trained for: text, or vectors of texts."""
+
+
+class NotOnHub(ModelError):
+    """The hub says that it has no such repository, revision or file."""
 
 
 class SourceError(ModelError):

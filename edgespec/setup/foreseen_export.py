@@ -9,7 +9,7 @@ than in 4 bits (docs/log/devices.md).
 import shutil
 from pathlib import Path
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, NotOnHub
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup.catalog import CATALOG
 from edgespec.setup.repository import HubId, parse_hub_id
@@ -30,12 +30,17 @@ def judge(models: Path, precision: str, form: str, preview: Preview) -> None:
 
 
 def published(name: str, hub: HubFolder) -> HubId | None:
-    """The file in 4 bits that the makers of a catalogue model publish; None where it cannot be had."""
+    """The file in 4 bits that the makers of a catalogue model publish; None where there is none.
+
+    Offline none is what was never fetched. Raises ModelError: The hub does not answer.
+    """
     gguf = parse_hub_id(CATALOG[name].gguf) if name in CATALOG else None
     if gguf is not None:
         try:
             hub.choose(gguf)
         except ModelError as error:
+            if not (isinstance(error, NotOnHub) or hub.is_offline):
+                raise
             hub.report(f"taking safetensors, which are three times as large: {error}")
             return None
     return gguf

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, NotOnHub
 from edgespec.setup.catalog import HubRepository
 from edgespec.setup.repository import Commit, HubId, RemoteFile
 from edgespec.system.disk import sync
@@ -128,11 +128,11 @@ def explain_errors(repository: str, revision: str) -> Iterator[None]:
             "hf auth login"
         ) from None
     except RevisionNotFoundError:
-        raise ModelError(
+        raise NotOnHub(
             f"{repository} has no revision '{revision}'; give one of its branches, tags or commits"
         ) from None
     except RepositoryNotFoundError:
-        raise ModelError(
+        raise NotOnHub(
             f"{repository} is not a file or folder on this machine and not a repository of the hub; check the "
             "spelling, or if it is private, log in with: hf auth login"
         ) from None

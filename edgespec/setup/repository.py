@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, NotOnHub
 from edgespec.system.split_files import part_names, whole_name
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
@@ -127,14 +127,14 @@ def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: st
             f"'{choice}' fits {len(found)} files of {commit.repository}; name one. {_list_sizes(few)}"
         )
     if not found:
-        raise ModelError(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")
+        raise NotOnHub(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")
     return _require_whole(commit, models[found[0]])
 
 
 def _require_whole(commit: Commit, files: list[RemoteFile]) -> list[RemoteFile]:
     first = PurePosixPath(files[0].name)
     if missing := {str(first.with_name(part)) for part in part_names(first.name)} - {file.name for file in files}:
-        raise ModelError(
+        raise NotOnHub(
             f"{commit.repository} lacks {min(missing)}, a part of one model with {first}; choose another file"
         )
     return files
