@@ -143,18 +143,19 @@ class OllamaWriter:
         return monotonic() - self.begun_s
 
     def _end(self, answers: Answers, reason: str, loaded_s: float) -> dict[str, Any]:
-        stats, made_s = answers.stats[0], monotonic() - self.begun_s - loaded_s
-        prompt_s = stats.num_read / stats.prefill_tokens_per_second if stats.prefill_tokens_per_second else 0.0
-        rate = stats.decode_tokens_per_second
+        stats, total = answers.stats[0], nanoseconds(monotonic() - self.begun_s)
+        load, prompt = nanoseconds(loaded_s), nanoseconds(stats.time_to_first_token_s or 0.0)
+        rate, rest = stats.decode_tokens_per_second, max(1, total - load - prompt)
         return {
             "done": True,
             "done_reason": _REASONS.get(reason, "length"),
-            "total_duration": nanoseconds(loaded_s + made_s),
-            "load_duration": nanoseconds(loaded_s),
+            "total_duration": total,
+            "load_duration": load,
             "prompt_eval_count": answers.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(prompt_s),
+            "prompt_eval_duration": prompt,
             "eval_count": stats.num_emitted,
-            "eval_duration": nanoseconds(stats.num_emitted / rate if rate else made_s - prompt_s),
+            # The rate is that of the passes after the first, in which all tokens might take more than is left.
+            "eval_duration": min(nanoseconds(stats.num_emitted / rate), rest) if rate else rest,
             "speculation": answers.usage()["speculation"],
         }
 

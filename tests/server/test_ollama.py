@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import tiny
 from embedding_models import write_folder
 from scripted import scripted_engine
 from served import Served, home_with, serving, table_engine
+from table_decoder import TableDecoder
 
 from edgespec import Engine, Inventory, SamplingParams, load
+from edgespec.decoding.decoder import Pass, Rows
 from edgespec.export.convert import export_model
 from edgespec.server.errors import ApiError
 from edgespec.server.model_host import DEFAULT_S
@@ -60,7 +63,8 @@ def ask(served: Served, path: str, **fields: Any) -> dict[str, Any]:
     for each in (whole, lines[-1]):
         assert all(type(value) is int and value > 0 for key, value in each.items() if key.endswith("_duration"))
         assert datetime.fromisoformat(each["created_at"]).tzinfo is not None
-        assert each["total_duration"] >= each["load_duration"]
+        parts = ("load_duration", "prompt_eval_duration", "eval_duration")
+        assert each["total_duration"] >= sum(each[part] for part in parts)
     pieces = [each.get("message", each) for each in lines]
     message = whole.get("message", whole)
     content = "content" if path == CHAT else "response"
@@ -91,6 +95,19 @@ def test_a_chat_is_the_engines_answer(served: Served, engine: Engine) -> None:
         9,
     )
     assert found["speculation"]["drafter"] == "suffix"
+
+
+class SlowTable(TableDecoder):
+    def run(self, given: Pass) -> Rows:
+        sleep(0.01)  # beside which all else of a request is short
+        return super().run(given)
+
+
+def test_durations_of_a_short_answer_are_no_more_than_the_whole(tiny_model: Path, tmp_path: Path) -> None:
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model, SlowTable(tiny.VOCAB, seed=3))) as slow:
+        found = ask(slow, CHAT, options={"num_predict": 2})
+    assert found["eval_duration"] > 10_000_000
 
 
 def test_options_are_those_of_the_engine(served: Served, engine: Engine) -> None:
