@@ -115,10 +115,10 @@ def pull(
         progress=progress,
     )
     inventory, wanted, form = Inventory(place), _text("model", model), form_of(_text("device", device))
-    if name is not None and not ((here := place.find(wanted, form)) and here.name == name):
+    if name is not None and not ((here := place.place_of(wanted, form)) and here.name == name):
         inventory.require_free(name)
     lacks, has = partial(is_known_to_lack_half_floats, device), partial(nvidia_bytes, device)
-    folder = inventory.repaired(partial(place.resolve, wanted, form, lacks_half_floats=lacks, nvidia_bytes=has))
+    folder = inventory.repaired(wanted, form, lacks_half_floats=lacks, nvidia_bytes=has)
     if name is not None and folder.name != name:
         if folder.parent != place.models:
             raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out the name")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,28 @@ def test_a_damaged_model_is_found_and_pulled_again(home: Path, tiny_gguf: Path) 
     with pytest.raises(IntegrityError, match=r"tokenizer\.json"):
         models.verify(model.name)
     models.verify(models.pull(tiny_gguf).name)
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "a pipe", "cut short"])
+def test_a_model_that_cannot_be_read_says_how_to_repair_it_which_loses_no_file(
+    home: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    folder = Path(models.pull(tiny_gguf).path)
+    (folder / "notes.txt").write_text("mine")
+    if damage == "cut short":
+        os.truncate(folder / "model.onnx.data", 10)
+    else:
+        (folder / "edgespec.json").unlink()
+    if damage == "a pipe":
+        os.mkfifo(folder / "edgespec.json")
+    way, code = f"repair it: edgespec models pull {tiny_gguf}", 6 if damage == "cut short" else 3
+    for command in (["chat", str(tiny_gguf), "-p", "hi"], ["models", "verify", folder.name], ["models", "list"]):
+        assert main(command) == (0 if command[-1] == "list" else code)
+        assert way in "".join(capsys.readouterr())
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    assert main(["models", "verify", folder.name]) == 0
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_export_has_a_name_or_a_folder_and_the_precision_that_is_wished(

@@ -21,6 +21,8 @@ from edgespec.system.typed_json import read_as, read_json, require_known_fields
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
+EXPORT_AGAIN = "export the model again"
+NO_MANIFEST = "make one with: edgespec export SOURCE"
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _HEAD_KINDS = ("recurrent", "steps", "block")
 POOLING_KINDS = ("last", "mean")
@@ -331,8 +333,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     replace_file(folder / FILE_NAME, (json.dumps(asdict(manifest), indent=1) + "\n").encode(), 0o666)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, *, has_files: bool = True) -> Manifest:
     """Read edgespec.json and check that every file it lists is in the folder and as long as stated.
+
+    has_files: False to read it alone, of a folder that may lack files.
 
     Raises:
         ManifestError: There is no manifest, or it has another schema or a bad value, or a file is missing.
@@ -342,9 +346,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         stated = read_json(path, _LARGEST_BYTES)
     except FileNotFoundError:
-        raise ManifestError(
-            f"{folder} has no {FILE_NAME}, so it is no model folder; make one with: edgespec export SOURCE"
-        ) from None
+        raise ManifestError(f"{folder} has no {FILE_NAME}, so it is no model folder; {NO_MANIFEST}") from None
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
     except ValueError as error:
@@ -356,7 +358,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     manifest = parse_manifest(path, stated)
     _require_listed(path, manifest)
-    for name, record in manifest.files.items():
+    for name, record in manifest.files.items() if has_files else ():
         require_size(folder, name, record)
     return manifest
 

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.config.presets import PresetFolder
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec.errors import (
+    DeviceUnavailable,
+    EdgeSpecError,
+    IntegrityError,
+    ManifestError,
+    ModelError,
+    UsageError,
+    in_flags,
+)
 from edgespec.export.settings import describe_unfinished
-from edgespec.manifest import FILE_NAME, Manifest, Origin, read_manifest
+from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
@@ -87,6 +95,36 @@ class ModelHome:
     def find(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
         """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
         return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
+
+    def place_of(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
+        """As find(), also for a folder that lacks its manifest; raises as resolve() does."""
+        wanted = _Wanted(form, split_precision(model)[1], is_prepared=True, may_be_damaged=True, **about)
+        return self._resolve(model, wanted)
+
+    @contextmanager
+    def advise_repair(self, folder: Path) -> Iterator[None]:
+        """Name the command that repairs a damaged folder of this home in errors that say to export it again."""
+        try:
+            yield
+        except (ManifestError, IntegrityError) as error:
+            problem, _, advice = in_flags(str(error)).rpartition("; ")
+            if advice in (EXPORT_AGAIN, NO_MANIFEST) and (way := self._repair(folder)):
+                raise type(error)(f"{problem}; repair it: {way}") from None
+            raise
+
+    def _repair(self, folder: Path) -> str:
+        """The command that prepares a damaged model of this home again; empty where none is known."""
+        if folder.parent != self.models or folder.is_symlink():
+            return ""
+        name, _, precision = folder.name.rpartition("-")
+        known = [folder.name, f"{name}:{precision}"] if name in CATALOG else [folder.name]
+        wanted = [each for each in known if split_precision(each)[0] in CATALOG]
+        wanted += filter(None, [self._noted_source(folder.name), _repository(folder)])
+        for each in wanted:
+            with suppress(EdgeSpecError):
+                if self.place_of(each) == folder:
+                    return f"edgespec models pull {quote(each)}"
+        return ""
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
         """As resolve() does; None where the model is not prepared and may not be prepared now."""
@@ -367,6 +405,11 @@ class ModelHome:
                 self.report(
                     "the device has no half floats: the model is prepared in fp32, which takes more memory"
                 )
+        if wanted.may_be_damaged and os.path.lexists(folder):
+            return folder
+        if os.path.lexists(folder):
+            way = self._repair(folder) or "name it in edgespec models pull as here, with its --device"
+            raise ModelError(f"{folder} is damaged: it has no {FILE_NAME}; repair it: {way}")
         if wanted.is_prepared:
             return None
         precision = asked or ("fp16" if form == "npu" else usual)
@@ -421,6 +464,7 @@ class _Wanted:
     lacks_half_floats: Callable[[], bool] = lambda: False
     nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported
+    may_be_damaged: bool = False  # a folder without its manifest is found too
 
 
 def _folder_name(name: str, form: str, precision: str | None) -> str:
@@ -432,6 +476,15 @@ def _hub_id(name: str) -> HubId | None:
     """The hub id that name is, unless a file or folder has that name."""
     hub_id = parse_hub_id(name)
     return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
+
+
+def _repository(folder: Path) -> str | None:
+    """The hub id that a damaged model folder was exported from, by what is left of its manifest."""
+    with suppress(EdgeSpecError, OSError, ValueError):
+        source = read_manifest(folder, has_files=False).source
+        if source.repository:
+            return f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
+    return None
 
 
 def near_names(model: str, names: Iterable[str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from time import time
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from edgespec.config.presets import Preset
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
@@ -17,11 +17,13 @@ from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, 
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, note_source, require_name
-from edgespec.setup.home import ModelHome, near_names
+from edgespec.setup.home import DeviceFacts, ModelHome, near_names
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
 from edgespec.system.disk import write_advice
 from edgespec.system.file_hashes import verify_files
+
+_MEASURED = ("experience.json", "row_proofs.json", "device_checks.json", COMPILED)  # on what is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,21 @@ class Inventory:
             raise EdgeSpecError(f"{self.home.path} is not a folder; set EDGESPEC_HOME to one, or home= in Python")
         for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
             if folder.is_dir() and not folder.name.startswith("."):
-                yield _describe(folder, self.home.uses.last(folder.name))
+                yield self._describe(folder)
 
     def describe(self, model: str) -> PreparedModel:
         """A model as models() lists it, given by name or folder. Raises ModelError: the model is not prepared."""
-        folder = self.find(model)
-        return _describe(folder, self.home.uses.last(folder.name))
+        return self._describe(self.find(model))
+
+    def _describe(self, folder: Path) -> PreparedModel:
+        try:
+            with self.home.advise_repair(folder):
+                return _describe(folder, self.home.uses.last(folder.name))
+        except (EdgeSpecError, OSError) as error:
+            size = 0
+            with suppress(OSError):
+                size = sum(path.stat().st_size for path in _files(folder))
+            return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
 
     def find(self, model: str) -> Path:
         """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
@@ -125,34 +136,49 @@ class Inventory:
         """
         folder = self.find(model)
         require_pair_file(folder)
-        parts = part_folders(folder) if read_pair(folder) is not None else [folder]
-        found = [_verify_folder(part) for part in parts]
+        with self.home.advise_repair(folder):
+            parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+            found = [_verify_folder(part) for part in parts]
         return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
 
-    def repaired(self, resolve: Callable[[], Path]) -> Path:
-        """The folder that a function resolves a model to; prepared once more where a file of it is damaged.
+    def repaired(self, model: str, form: str, **about: Unpack[DeviceFacts]) -> Path:
+        """The folder that a model is resolved to; prepared once more where a file of it is damaged or missing.
+
+        What else lies in the folder stays there.
 
         Raises EdgeSpecError: It cannot be prepared again, and stays as it is.
         """
-        began = time()
-        folder = resolve()
-        if folder.parent != self.home.models or folder.is_symlink():
+        resolve = partial(self.home.resolve, model, form, **about)
+        if (folder := self.home.place_of(model, form, **about)) is None:
+            return resolve()
+        if folder.is_symlink() or not folder.is_dir():
+            if not (folder / FILE_NAME).is_file():
+                raise ModelError(f"{folder} is in the way: it is a link or no folder; move it away")
+            return folder
+        if folder.parent != self.home.models:
             return folder
         try:
-            if (folder / FILE_NAME).stat().st_mtime < began:  # else it was prepared just now
-                self.verify(folder.name)
+            _verify_folder(folder) if read_pair(folder) is None else self.verify(folder.name)
             return folder
         except (EdgeSpecError, OSError) as error:
-            self.home.report(f"{error}; preparing it again")
+            self.home.report(f"{str(error).rpartition('; ')[0] or error}; preparing it again")
+        self.require_unused(folder.name)
         aside = folder.with_name(f".{folder.name}.damaged.partial")
-        os.rename(folder, aside)
         try:
-            return resolve()
-        except EdgeSpecError:
+            os.rename(folder, aside)
+        except OSError as error:
+            advice = write_advice(error, "close what uses it")
+            raise EdgeSpecError(f"cannot replace {folder} ({error.strerror}); {advice}") from None
+        try:
+            repaired = resolve()
+        except BaseException:
             os.rename(aside, folder)
             raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        for path in aside.iterdir():
+            if path.name not in _MEASURED and not os.path.lexists(repaired / path.name):
+                os.rename(path, repaired / path.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        return repaired
 
     def export(self, source: str, output: Path, revision: str | None = None, **settings: Any) -> Manifest:
         """Export a source, which is fetched if need be, to a folder; raises as locate() and export_model() do.
@@ -297,16 +323,12 @@ class Inventory:
 
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:
-    size = 0
-    try:
-        size = sum(path.stat().st_size for path in _files(folder))
-        require_pair_file(folder)
-        is_pair = read_pair(folder) is not None
-        first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
-        manifests = [read_manifest(part) for part in first]
-        others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
-    except (EdgeSpecError, OSError) as error:
-        return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+    size = sum(path.stat().st_size for path in _files(folder))
+    require_pair_file(folder)
+    is_pair = read_pair(folder) is not None
+    first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
+    manifests = [read_manifest(part) for part in first]
+    others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
     form = " + ".join(manifest.form for manifest in manifests)
     if others:
         form += f" ({', '.join(manifest.form for manifest in others)})"

@@ -310,7 +310,8 @@ def _find_folder(
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
-    return read_folder(folder, models.report), pair
+    with models.advise_repair(folder):
+        return read_folder(folder, models.report), pair
 
 
 def _name_drafters(
