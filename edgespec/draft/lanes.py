@@ -173,7 +173,7 @@ class ThreadLane:
                 self._run_job(run)
 
     def _run_job(self, run: _RunningJob) -> None:
-        started = self._clock()
+        started, ended = self._clock(), None
         try:
             for step in run.job.steps(run.cancel):
                 with self._lock:
@@ -186,11 +186,14 @@ class ThreadLane:
                     # Waking a thread takes time from both: once for all steps that it waits for.
                     if len(run.done) >= run.num_wanted:
                         self._changed.notify_all()
+            else:
+                ended = max(started, run.begun_s)  # with its last step, not when the system lets this thread go on
         except BaseException as error:  # raised again where the steps are asked for
             run.error = None if run.cancel.is_set() else error
         with self._lock:
             run.is_over = True
-            self.intervals.append(Interval(self._name, run.job.work, started, self._clock(), len(run.done)))
+            ended = self._clock() if ended is None else ended
+            self.intervals.append(Interval(self._name, run.job.work, started, ended, len(run.done)))
             self._changed.notify_all()
 
 

@@ -134,6 +134,23 @@ def test_virtual_steps_are_there_when_their_time_has_come() -> None:
     assert [(each.start_s, each.end_s, each.num_tokens) for each in lane.intervals] == [(100, 130, 3)]
 
 
+def test_work_ends_with_its_last_step_however_late_the_thread_goes_on() -> None:
+    lane, goes_on = ThreadLane("drafter"), Event()
+
+    def steps(cancel: Flag) -> Iterator[int]:
+        yield 0
+        goes_on.wait(60)
+
+    lane.start(Job(steps))
+    waited(lane, 1)
+    asked_at = lane._clock()
+    goes_on.set()
+    waited(lane, 2)
+    (work,) = lane.intervals
+    assert work.start_s <= work.end_s <= asked_at
+    lane.stop()
+
+
 @pytest.mark.parametrize("is_virtual", [False, True])
 def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
     clock, own = VirtualClock(), VirtualClock()
