@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from edgespec import (
     svg_picture,
 )
 from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
-from edgespec.chat.saved_chats import SUFFIX, export_text, running_mark
+from edgespec.chat.saved_chats import SUFFIX, export_text, free_name, running_mark
 from edgespec.chat.session import ChatSession
 from edgespec.system.console import print_stderr, warn
 from edgespec.system.disk import has_content, hold_lock, replace_file
@@ -153,18 +153,22 @@ class AutosaveFile:
                 self._mark.enter_context(hold_lock(mark, timeout_s=0.0))
         self.on_path(path)
 
-    def write(self, transcript: Transcript) -> None:
-        """Write the conversation; in a new file if another process has written this one meanwhile."""
+    def write(self, transcript: Transcript) -> str | None:
+        """Write the conversation; return its name.
+
+        If another process has written its file meanwhile, it has a new file, and a name of its own.
+        """
         if self.path is None and not any(message.role != "system" for message in transcript.messages):
-            return
+            return transcript.name
         try:
             with defer_signals():  # a write that Ctrl-C left half done would look like another process's
-                self._write(transcript)
+                transcript = self._write(transcript)
             self.has_failed = False
         except OSError as error:
             if not self.has_failed:
                 self.has_failed = True
                 self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
+        return transcript.name
 
     def go_on_in(self, path: Path) -> None:
         """Write another file from now on."""
@@ -175,18 +179,26 @@ class AutosaveFile:
         """Leave the file as it is; the next write makes another one."""
         self.path, self._seen = None, None
 
-    def _write(self, transcript: Transcript) -> None:
+    def _write(self, transcript: Transcript) -> Transcript:
+        """Returns what was written."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path
         if path is None or _fingerprint(path) != self._seen:
             path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
+        is_another = self.path is not None and path != self.path
+        if is_another and transcript.name:
+            transcript = replace(transcript, name=free_name(self.folder, transcript.name))
         transcript.write(path)
+        if is_another:
+            called = f", called {transcript.name}" if transcript.name else ""
+            self.report(
+                f"another program changed or deleted the file of this chat, which goes on in a new one{called}"
+            )
         if path != self.path:
-            if self.path:
-                self.report("another program changed or deleted the file of this chat, which goes on in a new one")
             self.path = path
             self._begin(path)
         self._seen = _fingerprint(path)
+        return transcript
 
 
 def _fingerprint(path: Path | None) -> tuple[int, int] | None:

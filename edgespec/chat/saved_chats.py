@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes
 
 _TITLE_CHARACTERS = 44
+_NAME_CHARACTERS = 50  # before a number; names have 60 at most
 SUFFIX = ".jsonl"
 PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the model has read of it
 # In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
@@ -123,6 +125,13 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
     chats = list_chats(folder)
     numbered = [next((each for each in chats if each.path == path), None) for path in listed] or chats
     named = [each for each in chats if each.transcript.name == wanted]
+    if len(named) > 1:
+        now = datetime.now()
+        places = [f"{i} ({_when(each.changed, now)})" for i, each in enumerate(numbered, 1) if each in named]
+        raise UsageError(
+            f"{len(named)} chats are called {wanted}; in place of the name give a number of /chats: "
+            + " or ".join(places)
+        )
     if named:
         return named[0]
     if 0 < whole_number(wanted) <= len(numbered):
@@ -271,6 +280,13 @@ def take_prefix(session: ChatSession) -> None:
         session.info(f"{num_tokens} tokens were kept on the disk and are not read again")
 
 
+def free_name(folder: Path, name: str) -> str:
+    """A name that no saved chat has: this one, or with a number behind it, as in "recipes (2)"."""
+    taken = {each.transcript.name for each in _read_all(folder)}
+    stem = re.sub(r" \(\d+\)$", "", name)[:_NAME_CHARACTERS]
+    return next(each for each in chain([name], (f"{stem} ({i})" for i in count(2))) if each not in taken)
+
+
 def name_chat(session: ChatSession, name: str) -> None:
     folder = require_folder(session)
     if not name:
@@ -359,11 +375,7 @@ def delete_saved(session: ChatSession, wanted: str) -> None:
 def _deletable_chat(session: ChatSession, wanted: str) -> SavedChat:
     if not wanted:
         raise UsageError("/delete needs the name of a chat or its number; /chats lists them")
-    folder = require_folder(session)
-    chat = find_chat(folder, wanted, session.listed)
-    num_named = sum(each.transcript.name == wanted for each in list_chats(folder))
-    if num_named > 1:
-        raise UsageError(f"{num_named} chats are called {wanted}; /delete one by its number in /chats")
+    chat = find_chat(require_folder(session), wanted, session.listed)
     if chat.path == session.file:
         raise UsageError("this chat is open; /clear begins another one, and /delete can remove this one then")
     return chat

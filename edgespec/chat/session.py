@@ -108,7 +108,7 @@ class ChatSession:
 
     def save(self) -> None:
         if self.autosave:
-            self.autosave.write(self.transcript())
+            self.name = self.autosave.write(self.transcript())
 
     @property
     def file(self) -> Path | None:

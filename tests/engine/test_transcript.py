@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,6 +107,21 @@ def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -
     assert len(lines) == 1
     assert "goes on in a new one" in lines[0]
     assert [Transcript.read(path) for path in (second.path, first.path) if path] == [longer, TALK]
+
+
+def test_a_chat_that_goes_on_in_a_new_file_has_a_name_of_its_own(tmp_path: Path) -> None:
+    lines: list[str] = []
+    talk = replace(TALK, name="recipes")
+    first = AutosaveFile(tmp_path, lines.append)
+    assert first.write(talk) == "recipes"
+    for other in range(2, 4):
+        assert AutosaveFile(tmp_path, pytest.fail, first.path).write(replace(TALK, name=talk.name)) == talk.name
+        talk = replace(talk, name=first.write(talk))
+        assert talk.name == f"recipes ({other})"
+        assert lines.pop().endswith(f"which goes on in a new one, called {talk.name}")
+    assert first.path
+    first.path.unlink()
+    assert first.write(talk) == talk.name  # which no chat has any more
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
