@@ -292,11 +292,15 @@ def _uses_answer_cache(options: argparse.Namespace) -> bool:
 
 
 def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling that flags and configuration state. Raises UsageError: a value is out of range."""
+    """The sampling that flags and configuration state. Raises UsageError: A value is out of range, by its flag."""
     stated = {
         name: getattr(options, name) for name in map(attribute_name, SAMPLING_OPTIONS) if name in options.stated
     }
-    edgespec.SamplingParams(**stated)
+    try:
+        edgespec.SamplingParams(**stated)
+    except UsageError as error:
+        name, _, rest = str(error).partition(" ")
+        raise UsageError(f"--{name.replace('_', '-')} {rest}") from None
     return stated
 
 

@@ -307,7 +307,7 @@ def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("line", "refused"),
-    [("temperature = -1", "temperature is -1.0; wanted"), ("top-p = 2.5", "top_p is 2.5; wanted")],
+    [("temperature = -1", "--temperature is -1.0; wanted"), ("top-p = 2.5", "--top-p is 2.5; wanted")],
 )
 def test_a_number_out_of_its_range_is_refused_with_the_line_that_set_it(
     path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], line: str, refused: str
