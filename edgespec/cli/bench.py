@@ -123,6 +123,8 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
 
     require_positive(options, "per-category", "max-tokens", "rounds")
     _require_other_drafters(options)
+    if options.drafter == "none":
+        info("--drafter none drafts nothing, so plain decoding is measured against itself")
     read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
     prompts = read or own_prompts(options.per_category)
     journal = _open_journal(options, prompts)

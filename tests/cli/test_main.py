@@ -1066,8 +1066,9 @@ def test_invalid_prompts_are_reported_with_their_line(
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(text.encode("latin-1"))
-    code, _, err = run(capsys, "bench", "no-such-model", "--prompts", path)
+    code, _, err = run(capsys, "bench", "no-such-model", "--drafter", "none", "--prompts", path)
     assert code == 2
+    assert "so plain decoding is measured against itself" in err
     assert f"{path} is not a prompts file (JSON Lines with turns or prompt): {words}" in err
 
 
