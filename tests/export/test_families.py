@@ -500,7 +500,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
         ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
-        ("gemma", {}, "family 'gemma'; known are"),
+        ("gemma", {}, "family 'gemma'; near it by name are gemma4"),
         ("minimax-m1", {}, "recurrent layers"),
         ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
         ("glm4moe", {**_GLM, "expert_group_count": 3}, "uses 1 of 3 groups of its 8 experts"),
