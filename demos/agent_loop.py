@@ -58,7 +58,7 @@ def answer(engine: Engine, question: str, tools: Tools, may_call: Callable[[Tool
         if not step.tool_calls:
             return step.text
         for call in step.tool_calls:
-            result = make_call(tools, call) if may_call(call) else "the user does not want this call"
+            result = make_call(tools, call) if may_call(call) is True else "the user does not want this call"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return f"(no answer yet; this program takes {MAX_STEPS} steps at most)"
 

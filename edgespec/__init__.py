@@ -101,7 +101,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
     from edgespec.setup.wish import AcceptanceName, Wish
-    from edgespec.system.arguments import explains_arguments, require_kind, require_path
+    from edgespec.system.arguments import explains_arguments, require_function, require_kind, require_path
     from edgespec.system.progress import TERMINAL, LoadProgress, silent
     from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, read_template
     from edgespec.text.pdf import read_pdf
@@ -114,7 +114,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     )
     from edgespec.text.tokenizer import TextStream, Tokenizer
     from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, in_order, join_calls
-    from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools
+    from edgespec.tools.tool import Tool, ToolCall, ToolUse, parse_tools, result_text
     from edgespec.types import (
         FinishReason,
         Overflow,
@@ -202,14 +202,14 @@ _MODULES = {
     "setup.snapshot": "LocalSource Preview",
     "setup.usage": "Usage UsageFile UsageKey",
     "setup.wish": "AcceptanceName Wish",
-    "system.arguments": "explains_arguments require_kind require_path",
+    "system.arguments": "explains_arguments require_function require_kind require_path",
     "system.progress": "LoadProgress TERMINAL silent",
     "text.chat_template": "CallMessage Message ResultMessage Turn read_template",
     "text.pdf": "read_pdf",
     "text.prompt_encoder": "PromptEncoder find_thinking_switch parse_ids parse_messages split_begun",
     "text.tokenizer": "TextStream Tokenizer",
     "tools.call_events": "CallArguments CallEnd CallStart in_order join_calls",
-    "tools.tool": "Tool ToolCall ToolUse parse_tools",
+    "tools.tool": "Tool ToolCall ToolUse parse_tools result_text",
     "types": "FinishReason Overflow Precision Report Role Row TokenIds ToolChoice append",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -34,6 +34,7 @@ from edgespec import (
     memory_bytes,
     nvidia_bytes,
     open_decoder,
+    require_function,
     require_kind,
     require_path,
     require_runtime,
@@ -269,8 +270,8 @@ def _require_switches(**given: object) -> None:
 
 def _function(name: str, given: Callable[[Any], None] | None) -> Callable[[Any], None]:
     """What takes lines or progress; None shows nothing. Raises UsageError: It is no function."""
-    if given is not None and not callable(given):
-        raise UsageError(f"{name} is {given!r:.60}; wanted a function, or None")
+    if given is not None:
+        require_function(name, given, "a function, or None")
     return given or silent
 
 

@@ -19,9 +19,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any, BinaryIO, TextIO
 
-import msgspec
-
-from edgespec import ToolCall, UsageError, cut_result, parse_tools
+from edgespec import ToolCall, UsageError, cut_result, parse_tools, result_text
 
 _MODULE = "edgespec_tool_file"  # not the file's own name, which may be that of a module that it imports
 
@@ -108,18 +106,9 @@ def _call(functions: Functions, call: ToolCall, path: Path) -> dict[str, Any]:
             import asyncio  # takes 50 ms
 
             result = asyncio.run(result)
-        return {"text": cut_result(_as_text(call.name, result)), "is_error": False}
+        return {"text": cut_result(result_text(call.name, result)), "is_error": False}
     except BaseException as error:  # also SystemExit: the model is told, and the next call finds the process
         return {"text": cut_result(f"error: {describe_error(error, path)}"), "is_error": True}
-
-
-def _as_text(name: str, result: object) -> str:
-    if isinstance(result, str):
-        return result
-    try:
-        return msgspec.json.encode(result).decode()
-    except Exception as error:
-        raise TypeError(f"{name} gave a {type(result).__name__}, which is no JSON ({error})") from None
 
 
 class _Printed:

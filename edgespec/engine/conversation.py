@@ -17,9 +17,9 @@ from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, checked_setting, lists_options
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.system.arguments import require_kind, require_path
+from edgespec.system.arguments import require_function, require_kind, require_path
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, runners_among
+from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, is_yes, runners_among
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -221,22 +221,25 @@ class Conversation:
 
         Args:
             max_steps: The most answers that are made; the last one may still ask for calls.
-            may_call: Whether a call may be run, such as by asking the user. By default functions may, and tools of
-                MCP servers that allow names.
+            may_call: Whether a call may be run, such as by asking the user: True, or False. By default functions
+                may, and tools of MCP servers that allow names.
 
-        Raises UsageError: A tool cannot be run here, or not without may_call; else as in stream.
+        Raises UsageError: A tool cannot be run here, or not without may_call, or this gives no True or False;
+            else as in stream.
         """
         if type(max_steps) is not int or max_steps < 1:
             raise UsageError(f"max_steps is {max_steps!r:.60}; wanted a whole number from 1")
-        if may_call is not None and not callable(may_call):
-            raise UsageError(f"may_call is {may_call!r:.60}; wanted a function that takes a ToolCall, or None")
+        if may_call is not None:
+            require_function("may_call", may_call, "a function that takes a ToolCall, or None")
         runners = runners_among(self.tools, is_asked=may_call is not None)
         answer = self.say(text, **options)
         for _ in range(max_steps - 1):
             if not self.calls:
                 break
-            may = may_call or (lambda call: True)
-            results = [runners[call.name](call) if may(call) else REFUSED for call in self.calls]
+            results = [
+                runners[call.name](call) if may_call is None or is_yes(may_call(call), call.name) else REFUSED
+                for call in self.calls
+            ]
             answer = self.give_results(results, **options).completion()
         return answer
 

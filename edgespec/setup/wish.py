@@ -14,7 +14,7 @@ from edgespec.errors import UsageError
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
 from edgespec.setup.planner import ScheduleChoice
-from edgespec.system.arguments import require_kind, require_path
+from edgespec.system.arguments import require_function, require_kind, require_path
 from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes
 from edgespec.types import Report
@@ -40,11 +40,6 @@ def _is_one_of(choice: Any) -> _Check:
             raise UsageError(f"{name} is {value!r}; wanted {' or '.join(get_args(choice))}")
 
     return check
-
-
-def _is_function(name: str, value: object) -> None:
-    if not callable(value):
-        raise UsageError(f"{name} is {value!r}; wanted a function")
 
 
 def _is_length(name: str, value: int | str) -> None:
@@ -109,8 +104,8 @@ class Wish:
     max_parallel: Annotated[int | None, _are_answers] = None
     context: Annotated[int | None, _is_context] = None
     home: Annotated[str | Path | None, lambda name, value: require_path(name, value, "a folder")] = None
-    report: Annotated[Report, _is_function] = TERMINAL.report
-    progress: Annotated[ReportProgress, _is_function] = TERMINAL.progress
+    report: Annotated[Report, require_function] = TERMINAL.report
+    progress: Annotated[ReportProgress, require_function] = TERMINAL.progress
 
     def __post_init__(self) -> None:
         for name, kind in type(self).__annotations__.items():

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
-from inspect import Parameter, iscoroutinefunction, signature
+from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,6 +26,20 @@ def require_path(name: str, given: object, wanted: str = "the path of a file") -
     except UnicodeEncodeError:  # half of a surrogate pair
         pass
     raise UsageError(f"{name} is {given!r:.60}; wanted {wanted}")
+
+
+def require_function(name: str, value: object, wanted: str = "a function") -> None:
+    """Raises UsageError: It is no function, or one of asyncio, which nothing here would wait for."""
+    if not callable(value):
+        raise UsageError(f"{name} is {value!r:.60}; wanted {wanted}")
+    if is_asynchronous(value):
+        raise UsageError(f"{name} is an async function, which is not awaited here; wanted a plain function")
+
+
+def is_asynchronous(function: Callable[..., object]) -> bool:
+    """True if a call of it gives what has to be awaited or iterated over by asyncio."""
+    call = type(function).__call__  # of an object that can be called
+    return any(test(each) for each in (function, call) for test in (iscoroutinefunction, isasyncgenfunction))
 
 
 def plain_number(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Tools that a model may call, and its calls, in the shape of OpenAI's API. Knows nothing of models."""
 
+import inspect
 import json
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +11,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from edgespec.errors import ToolError, UsageError
+from edgespec.system.arguments import is_asynchronous
 from edgespec.tools.function_arguments import describe_function, schema_of, typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
@@ -250,7 +255,7 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
 
     is_asked: Somebody says before each call whether it may be run.
 
-    Raises UsageError: One is a dict, which nobody can run, or needs a yes that nobody gives.
+    Raises UsageError: One is a dict or no plain function, which nobody can run, or needs a yes that nobody gives.
     """
     runners: dict[str, Runner] = {}
     for i, tool in enumerate(tools):
@@ -262,6 +267,7 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
                 )
             runners[tool.name] = tool.run
         elif callable(tool):
+            _require_plain(tool, f"tools[{i}]")
             runners[tool.__name__] = partial(_run_function, tool)
         else:
             raise UsageError(
@@ -271,10 +277,60 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
     return runners
 
 
+def _require_plain(function: Callable[..., Any], where: str) -> None:
+    """Raises ToolError: A call of it gives what has to be awaited or iterated over."""
+    name = function.__name__
+    if is_asynchronous(function):
+        raise _wrong(
+            where,
+            f"is the async function {name}, which is not awaited here; wanted a plain function, such as one that "
+            f"returns asyncio.run({name}(…))",
+        )
+    if inspect.isgeneratorfunction(function):
+        raise _wrong(
+            where, f"is the generator {name}; wanted a function that returns all at once, such as list({name}(…))"
+        )
+
+
+def is_yes(answer: object, name: str) -> bool:
+    """Whether a call may be run, by what may_call gave. Raises UsageError: That is no True, False or None."""
+    if answer is None or isinstance(answer, bool):
+        return answer is True
+    _close(answer)
+    raise UsageError(f"may_call gave {answer!r:.60} for {name}, which was not run; wanted True or False")
+
+
+def result_text(name: str, result: object) -> str:
+    """What a function gave as text: JSON, where it is none. Raises TypeError: It cannot be written as JSON."""
+    if isinstance(result, str):
+        return result
+    try:
+        return msgspec.json.encode(result, enc_hook=_plain_value).decode()
+    except Exception as error:
+        _close(result)
+        raise TypeError(f"{name} gave a {type(result).__name__}, which is no JSON ({error})") from None
+
+
+def _plain_value(value: Any) -> Any:
+    """Paths, arrays and numbers of numpy, and values of pydantic, as JSON has them. Raises TypeError: Others."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+def _close(answer: object) -> None:
+    """End a coroutine, of which Python would say that nobody awaited it."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+
+
 def _run_function(function: Callable[..., Any], call: ToolCall) -> str:
     """The result of a called function, as text; what was wrong, as the model may then try another call."""
     try:
-        given = function(**call.parse(function))
-        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+        return result_text(call.name, function(**call.parse(function)))
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"

@@ -1,14 +1,16 @@
 """Calls of tools through an engine, with a decoder that answers by rule."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import TOOL_TEMPLATE, scripted_engine
 
-from edgespec import Conversation, Engine, UsageError
+from edgespec import Conversation, Engine, ToolCall, ToolError, UsageError
 from edgespec.tools.call_events import CallEnd, TextPart, in_order, join_calls
 
 WEATHER = {
@@ -322,6 +324,66 @@ def test_what_a_function_raises_and_a_refusal_are_told_to_the_model(make: Make) 
         talk.tools = [WEATHER]
         with pytest.raises(UsageError, match=r"tools\[0\] is no function"):
             talk.run("Weather?")
+
+
+@pytest.mark.parametrize("given", ["no", 1])
+def test_a_call_is_run_after_true_alone(make: Make, given: Any) -> None:
+    ran: list[str] = []
+
+    def get_weather(city: str) -> None:
+        ran.append(city)
+
+    async def may_call(call: ToolCall) -> bool:
+        return False
+
+    wrong: Any = may_call
+    with make(CALL) as engine:
+        talk = engine.chat(tools=[get_weather])
+        with pytest.raises(UsageError, match=r"may_call is an async function.*wanted a plain function"):
+            talk.run("Weather?", may_call=wrong)
+        assert not talk.messages
+        with pytest.raises(UsageError, match=r"may_call gave .* for get_weather, which was not run"):
+            talk.run("Weather?", may_call=lambda call: given)
+        assert talk.run("Weather?", may_call=lambda call: False, max_steps=2).tool_calls
+        assert not ran
+
+
+def test_functions_that_give_no_result_are_refused(make: Make) -> None:
+    async def get_weather(city: str) -> str:
+        return "sunny"
+
+    def list_weather(city: str) -> Iterator[str]:
+        yield "sunny"
+
+    with make(CALL) as engine:
+        for function, said in (
+            (get_weather, "the async function|asyncio.run"),
+            (list_weather, "the generator|list"),
+        ):
+            assert engine.generate(ASK, tools=[function], max_tokens=1)  # whose caller runs its calls
+            talk = engine.chat(tools=[function])
+            with pytest.raises(ToolError, match=said.replace("|", ".*")):
+                talk.run("Weather?")
+            assert not talk.messages
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (np.array([1.5, 2]), "[1.5,2.0]"),
+        ({"at": Path("x"), "t": date(2026, 1, 2)}, '{"at":"x","t":"2026-01-02"}'),
+        (object(), "error: TypeError: get_weather gave a object, which is no JSON (JSON has no object)"),
+    ],
+)
+def test_results_are_json_or_errors(make: Make, result: object, said: str) -> None:
+    def get_weather(city: str) -> object:
+        return result
+
+    with make(CALL) as engine:
+        talk = engine.chat(tools=[get_weather])
+        talk.run("Weather?", max_steps=2)
+        (told,) = [step.content for step in talk.rounds[-1].steps if step.role == "tool"]
+        assert told.startswith(said)
 
 
 def test_a_conversation_with_calls_is_saved_and_goes_on(make: Make, tmp_path: Path) -> None:
