@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from urllib.parse import urlsplit
 
 from edgespec.engine.tool_process import ToolProcess
-from edgespec.errors import UsageError
-from edgespec.system.arguments import explains_arguments, require_kind
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.arguments import explains_arguments, require_function, require_kind
 from edgespec.system.printable import one_line
 from edgespec.system.progress import TERMINAL, silent
 from edgespec.system.text_files import explain_unreadable
@@ -77,11 +77,11 @@ class McpServers:
         """
         if not isinstance(allow, Collection) or not all(isinstance(name, str) for name in allow):
             raise UsageError(f"allow is {allow!r:.60}; wanted names of tools, or {ALL}")
-        if report is not None and not callable(report):
-            raise UsageError(f"report is {report!r:.60}; wanted a function, or None")
+        if report is not None:
+            require_function("report", report, "a function, or None")
         self._process = open_servers(servers, timeout_s=timeout_s)
         allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
-        self._lock = Lock()
+        self._lock, self._is_closed = RLock(), False
         self.tools = tuple(
             replace(tool, run=self._run, is_allowed=tool.name in allowed) for tool in self._process.tools
         )
@@ -95,11 +95,18 @@ class McpServers:
         self.close()
 
     def close(self) -> None:
-        """End the servers."""
-        self._process.close()
+        """End the servers, and a call that is being run."""
+        self._is_closed = True
+        self._process.end_call()
+        with self._lock:  # until that call has ended
+            self._process.close()
 
     def _run(self, call: ToolCall) -> str:
         with self._lock:  # one call at a time
+            if self._is_closed:
+                raise EdgeSpecError(
+                    f"{call.name} cannot be run: its MCP servers are closed; start McpServers again"
+                )
             return self._process.run(call).text
 
 

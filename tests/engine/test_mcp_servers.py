@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rule_chat import RuleEngine
 
-from edgespec import Conversation, McpServers, ToolCall, UsageError
+from edgespec import Conversation, EdgeSpecError, McpServers, ToolCall, UsageError
 from edgespec.engine import mcp_servers
 from edgespec.engine.mcp_servers import McpServer, open_servers
 from edgespec.engine.mcp_worker import _Tools
@@ -147,6 +147,17 @@ def test_run_calls_what_is_allowed_or_what_somebody_says_yes_to(servers: McpServ
     assert told(conversation) == [REFUSED]
     conversation.run("go", may_call=lambda call: call.name == "variable")
     assert told(conversation) == ["not set"]
+
+
+@needs_mcp
+@pytest.mark.slow
+def test_closed_servers_are_not_started_again() -> None:
+    before = len(psutil.Process().children(recursive=True))
+    with McpServers(TINY) as closed:
+        pass
+    with pytest.raises(EdgeSpecError, match="add cannot be run: its MCP servers are closed"):
+        run(closed, call("add", a=1, b=2))
+    assert len(psutil.Process().children(recursive=True)) == before
 
 
 @needs_mcp
