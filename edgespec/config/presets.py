@@ -176,7 +176,8 @@ class PresetFolder:
         try:
             path.unlink()
         except OSError as error:
-            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); change its permissions") from None
+            advice = write_advice(error, "change its permissions")
+            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); {advice}") from None
         return path
 
     def _file(self, name: str) -> Path:

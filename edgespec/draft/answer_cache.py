@@ -87,7 +87,9 @@ class AnswerCache:
             count = f"{len(new)} answers are" if len(new) != 1 else "1 answer is"
             self._report(f"{count} not saved in {self.path}: {error} (waited {_PATIENCE_S:g} s)")
         except OSError as error:
-            self._report(f"this session's answers are not saved: cannot write {self.path} ({error.strerror})")
+            self._report(
+                f"these answers cannot help to draft later ones: cannot write {self.path} ({error.strerror})"
+            )
 
     def read(self) -> TokenIds:
         """All answers in the file, oldest first, each with _END after it, [num_tokens]."""

@@ -20,7 +20,7 @@ from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import download, file_url, is_reachable
 from edgespec.setup.repository import RemoteFile
 from edgespec.setup.snapshot import NEW, explain_folder_errors, is_new, mark_new, mark_old
-from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
+from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, write_advice
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.units import format_bytes
@@ -205,7 +205,8 @@ class Downloads:
         except TimeoutError as error:
             raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
         except OSError as error:
-            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); fix its permissions") from None
+            advice = write_advice(error, "change its permissions")
+            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); {advice}") from None
         return size
 
 

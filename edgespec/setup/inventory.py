@@ -23,6 +23,7 @@ from edgespec.setup.snapshot import Preview
 from edgespec.system.disk import write_advice
 from edgespec.system.file_hashes import verify_files
 
+_IN_USE = "close what uses it, or change the permissions of the folder that it lies in"
 _MEASURED = ("experience.json", "row_proofs.json", "device_checks.json", COMPILED)  # on what is damaged
 
 
@@ -167,7 +168,7 @@ class Inventory:
         try:
             os.rename(folder, aside)
         except OSError as error:
-            advice = write_advice(error, "close what uses it")
+            advice = write_advice(error, _IN_USE)
             raise EdgeSpecError(f"cannot replace {folder} ({error.strerror}); {advice}") from None
         try:
             repaired = resolve()
@@ -232,7 +233,7 @@ class Inventory:
         except OSError as error:
             if folder.exists():
                 os.rename(folder, before)
-            advice = write_advice(error, "close what uses it")
+            advice = write_advice(error, _IN_USE)
             raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); {advice}") from None
         for preset in presets:
             self.home.presets.write(replace(preset, model=name))
@@ -264,7 +265,8 @@ class Inventory:
             else:
                 shutil.rmtree(folder)
         except OSError as error:
-            raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
+            advice = write_advice(error, "change its permissions")
+            raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); {advice}") from None
         self.home.uses.forget(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)

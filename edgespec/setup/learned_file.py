@@ -25,7 +25,7 @@ from edgespec.draft.learned_head import MOST_ROWS, Count, LearnedHead, ShadowCou
 from edgespec.draft.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
-from edgespec.system.disk import hold_lock, replace_file
+from edgespec.system.disk import hold_lock, replace_file, write_advice
 from edgespec.system.file_hashes import file_record
 from edgespec.types import Report
 
@@ -74,7 +74,8 @@ class LearnedFile:
                 f"{self.path} is {error}, which learns and would write it again; end that session first"
             ) from None
         except OSError as error:
-            raise EdgeSpecError(f"cannot remove {self.path} ({error.strerror}); fix its permissions") from None
+            advice = write_advice(error, "change its permissions")
+            raise EdgeSpecError(f"cannot remove {self.path} ({error.strerror}); {advice}") from None
 
     def read(self, report: Report = lambda line: None) -> LearnedHead | None:
         """Read the file; None where there is none, or one that cannot be used, which is reported."""

@@ -40,8 +40,12 @@ def _disk_full(folder: Path, needed_bytes: int, free_bytes: int, reason: str = "
 
 
 def write_advice(error: OSError, otherwise: str) -> str:
-    """The advice where a small file cannot be written: to free space, or something else."""
-    return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
+    """The advice where a small file cannot be written or removed: what the error calls for, or something else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if error.errno == errno.EROFS:
+        return "nothing can be changed on that disk: mount it for writing, or choose another place"
+    return otherwise
 
 
 @contextmanager

@@ -85,6 +85,19 @@ def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.Capture
     assert main(["models", "verify"]) == 3
 
 
+def test_a_disk_that_is_read_only_is_named(
+    home: ModelHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree"), (Path, "unlink")):
+        monkeypatch.setattr(module, name, refuse)
+    for command in ("models rename tiny mine", "models remove tiny --yes", "preset create poet --from tiny -q"):
+        assert main(command.split()) == 1
+        assert "nothing can be changed on that disk" in capsys.readouterr().err, command
+
+
 @pytest.mark.parametrize("name", ["..", "../home", "", "nothing", "/etc"])
 def test_what_is_no_model_of_the_home_is_never_removed(home: ModelHome, name: str) -> None:
     with pytest.raises(ModelError, match="not a prepared model"):
