@@ -34,6 +34,7 @@ from edgespec.chat.type_ahead import TypeAhead
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.config.options import OPTIONS
+from edgespec.system.console import lines_wait
 from edgespec.system.signals import HeldCtrlC
 
 _MAX_BYTES = 1 << 20  # of the history, from its end
@@ -219,7 +220,7 @@ class ChatInput:
             status = replace(status, hint=f"{_WAITS}; lines after it: {more}" if more else _WAITS)
         try:
             self._is_sent = False
-            with create_app_session(self._input, self._output):
+            with lines_wait(), create_app_session(self._input, self._output):
                 line = self._session.prompt(
                     [("class:prompt", _PROMPT)],
                     default=default,

@@ -723,13 +723,14 @@ def test_a_home_that_cannot_be_written_is_reported_once_and_the_chat_goes_on(
 ) -> None:
     for name in ("history", "chats"):
         place = tmp_path / name
-        place.mkdir() if name == "history" else place.write_text("in the way")
+        place.symlink_to("nowhere/x") if name == "history" else place.write_text("in the way")
     terminal = chat(tiny_model, tmp_path, *SHORT)
     for text in ("the in", "an on"):
         terminal.ask(text, "tokens/s")
     terminal.leave()
     flat = terminal.written.replace("\r\n", " ")
-    assert flat.count("what you type is not saved") == 1
+    assert flat.count("edgespec: what you type is not saved") == 1
+    assert "the in\x1b" in flat.partition("edgespec: what you type")[0], "not written over what was typed"
     assert flat.count("this conversation is not saved") == 1
 
 
