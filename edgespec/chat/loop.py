@@ -61,7 +61,21 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
         print(json.dumps(document), flush=True)
     if was_pressed:
         raise KeyboardInterrupt
-    return 0
+    preset = session.engine.preset
+    is_json = session.conversation.response_format or (preset and "response_format" in preset.answer_options)
+    return _report_cut_json(reply) if is_json else 0
+
+
+def _report_cut_json(reply: Reply) -> int:
+    """Warn where an answer that has to be JSON ended before it was whole; the exit code."""
+    done = reply.completion()
+    with suppress(ValueError):
+        if done.finish_reason != "tool_calls":
+            json.loads(done.answer)
+        return 0
+    reason = format_stop(done.finish_reason, is_once=True) or "a stop string (--stop) ended it"
+    warn(f"the answer is no whole JSON: {reason}")
+    return EdgeSpecError.exit_code
 
 
 def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
@@ -97,7 +111,7 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
         session.info("")
         is_new = preset is not None and 2 * len(rounds) == len(preset.messages)
         session.info("so begins the preset" if is_new else f"continued: {describe_resumed(session)}")
-    history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
+    history = HistoryFile(default_home() / "history", warn) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
         session.permit = partial(user.permit, show=session.info)
         try:
