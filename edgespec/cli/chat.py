@@ -3,8 +3,9 @@
 import argparse
 import logging
 import os
+import stat
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -353,10 +354,20 @@ def _read_pipe(options: argparse.Namespace) -> str:
         is_prompt = is_prompt and not any(each.startswith(word) for each in known)
         advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""
         came = "white space alone came on stdin" if text else "nothing came on stdin"
-        raise UsageError(
-            f"the prompt is empty: {came}. The command before the pipe wrote nothing, or failed{advice}"
-        )
+        if _is_stdin_a_pipe():
+            came += ". The command before the pipe wrote nothing, or failed"
+        elif not word.strip():
+            came, advice = f"the words given are white space alone, and {came}", ""
+        else:
+            came += "; give one with --prompt, or run it in a terminal to talk"
+        raise UsageError(f"the prompt is empty: {came}{advice}")
     return text.removesuffix("\n")
+
+
+def _is_stdin_a_pipe() -> bool:
+    with suppress(AttributeError, OSError, ValueError):  # it is closed
+        return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
+    return False
 
 
 def _find_continued(options: argparse.Namespace) -> Path | None:

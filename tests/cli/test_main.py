@@ -81,10 +81,27 @@ def test_a_pipe_that_is_empty_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     for text, came in (("", "nothing"), (" \n", "white space alone")):
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        code, out, err = run(capsys, "chat", *arguments)
+        reading, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+        with open(reading) as pipe:
+            monkeypatch.setattr("sys.stdin", pipe)
+            code, out, err = run(capsys, "chat", *arguments)
         assert (code, out) == (2, "")
         assert f"{came} came on stdin. The command before the pipe wrote nothing, or failed" in err
+
+
+def test_a_prompt_that_is_missing_without_a_pipe_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        for word, found in (
+            ("   ", "the words given are white space alone, and nothing came on stdin"),
+            ("smollm2-135m", "nothing came on stdin; give one with --prompt, or run it in a terminal"),
+        ):
+            code, out, err = run(capsys, "chat", word)
+            assert (code, out, "pipe" in err, found in err) == (2, "", False, True)
 
 
 def test_a_word_before_an_empty_pipe_is_told_from_a_model(
@@ -618,6 +635,9 @@ def test_an_answer_matches_the_schema_of_a_file(
     code, out, _ = run(capsys, "chat", tiny_model, *options)
     assert code == 0
     assert json.loads(out)["x"] in (1, 22)
+    code, out, err = run(capsys, "chat", tiny_model, *options, "--stop", "x")
+    assert (code, out.strip()) == (1, '{"')
+    assert "the answer is no whole JSON: a stop string (--stop) ended it" in err
 
 
 @pytest.mark.parametrize(
