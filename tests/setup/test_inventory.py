@@ -366,6 +366,7 @@ def test_pull_fetches_a_pair_at_its_commits(
         return LocalSource(path=tiny_gguf, origin=Origin(repository=hub_id.repository, revision=revision))
 
     monkeypatch.setattr("edgespec.setup.home.HubFolder.fetch", fetched)
+    monkeypatch.setattr("edgespec.setup.home.published", lambda name, hub: None)
     assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
     folders = json.loads(capsys.readouterr().out)
     pair = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
