@@ -243,9 +243,7 @@ def _texts(parsed: _Parsed) -> list[str]:
 
 def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     require_kind("system", system, (str, NoneType), "a text")
-    if isinstance(prompt, (Mapping, Message, CallMessage, ResultMessage)):
-        raise UsageError(f"the prompt is one message; put it in a list: [{prompt!r:.60}]")
-    if not isinstance(prompt, str) and not is_conversation(prompt):
+    if not isinstance(prompt, (str, Mapping)) and not is_conversation(prompt):
         raise UsageError(f"the prompt is {prompt!r:.60}; wanted a text, a list of messages or token ids")
     turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
     return turns if system is None else [Message("system", system), *turns]
@@ -254,8 +252,10 @@ def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
 def parse_messages(messages: Iterable[object]) -> list[Turn]:
     """The turns of a conversation, from messages and from dicts in the form of OpenAI's API.
 
-    Raises UsageError: One is no message, or the result of a call stands before it.
+    Raises UsageError: One is no message, or the result of a call stands before it; or they are a single message.
     """
+    if isinstance(messages, (Mapping, Message, CallMessage, ResultMessage)):
+        raise UsageError(f"the prompt is one message; put it in a list: [{messages!r:.60}]")
     turns = [_message(each) for each in messages]
     require_answerable(turns)
     return turns

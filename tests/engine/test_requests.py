@@ -20,6 +20,7 @@ from edgespec import (
     Engine,
     FormatError,
     LoadProgress,
+    Message,
     ModelError,
     SamplingParams,
     UsageError,
@@ -68,6 +69,7 @@ def test_ids_of_a_prompt_are_the_prompt(engine: Engine, as_given: Any) -> None:
     [
         (b"the in", {}, "the prompt is b'the in'; wanted a text"),
         (MESSAGES[0], {}, "the prompt is one message; put it in a list: "),
+        (Message("user", "hi"), {}, "the prompt is one message; put it in a list: "),
         ({"role": "user", "content": "hi"}, {}, "the prompt is one message; put it in a list: "),
         ([1.5], {}, "the prompt has 1.5; wanted token ids, which are whole numbers"),
         ([True], {}, "the prompt has True; wanted token ids, which are whole numbers"),
