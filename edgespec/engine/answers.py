@@ -164,7 +164,9 @@ class Completion:
 
             is_blue = engine.generate("Is the sky blue?", schema=bool, max_tokens=8).parse(bool)
 
-        Raises ValueError: It is no JSON, or none of that type, such as an answer that was cut short.
+        Raises:
+            ValueError: It is no JSON, or none of that type, such as an answer that was cut short.
+            FormatError: No JSON can be of that type.
         """
         kind = self.schema if kind is None else kind
         try:

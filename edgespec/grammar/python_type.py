@@ -111,7 +111,12 @@ def _require_zones(stated: Any) -> None:
 
 
 def read_value(stated: Any, text: str) -> Any:
-    """The value of JSON text, in the type that stated is; raises ValueError: It is none."""
+    """The value of JSON text, in the type that stated is.
+
+    Raises:
+        ValueError: It is none.
+        FormatError: No JSON can be of this type.
+    """
     if stated is None or isinstance(stated, _JSON_PARTS):
         return json.loads(text)
     if hasattr(stated, "model_validate_json"):
@@ -120,6 +125,9 @@ def read_value(stated: Any, text: str) -> Any:
         return msgspec.json.decode(text, type=stated, dec_hook=typed_value)
     except msgspec.ValidationError as error:
         raise ValueError(explained(str(error), json.loads(text))) from None
+    except TypeError:
+        read_schema(stated)  # says why in plain words
+        raise
 
 
 def convert_value(stated: Any, value: Any) -> Any:

@@ -111,6 +111,8 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
     assert is_near(answer.parse())
     with pytest.raises(ValueError, match=r"finish reason stop, is not what was asked for: .*kind"):
         answer.parse(River)
+    with pytest.raises(FormatError, match="an enum has values that are neither all texts nor all whole numbers"):
+        answer.parse(Mixed)
     with pytest.raises(ValueError, match="finish reason length, is no JSON"):
         engine.generate(PROMPT, max_tokens=3).parse()
 
