@@ -22,8 +22,16 @@ _POLL_S = 0.01  # between two tries for a lock
 
 
 def require_disk_space(folder: Path, needed_bytes: int, reserve_bytes: int = 0) -> None:
-    """Raises DiskFull: The disk of `folder` has fewer free bytes than are needed and held in reserve."""
-    free = shutil.disk_usage(folder).free
+    """Check the room for files that are to be written.
+
+    Raises:
+        DiskFull: The disk of `folder` has fewer free bytes than are needed and held in reserve.
+        EdgeSpecError: It lies on no disk, such as /proc.
+    """
+    usage = shutil.disk_usage(folder)
+    if not usage.total:
+        raise EdgeSpecError(f"no file can be written in {folder}, which lies on no disk; choose another folder")
+    free = usage.free
     if free < needed_bytes + reserve_bytes:
         stays = f", {format_bytes(reserve_bytes)} more must stay free," if reserve_bytes else ""
         raise _disk_full(folder, needed_bytes, free, stays=stays)

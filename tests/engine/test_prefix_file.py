@@ -166,6 +166,9 @@ def test_what_cannot_be_kept_or_is_not_there_is_said(tiny_model: Path, tmp_path:
         engine.generate(TEXT, max_tokens=4)
         with pytest.raises(EdgeSpecError, match=r"cannot write .*: No such file"):
             engine.save_prefix(tmp_path / "nowhere" / "kept")
+        if Path("/proc/self").exists():
+            with pytest.raises(EdgeSpecError, match="no file can be written in /proc, which lies on no disk"):
+                engine.save_prefix("/proc/kept")
     with load(tiny_model, drafter="none") as engine, engine.stream(TEXT, max_tokens=500) as answer:
         next(answer)
         with pytest.raises(EdgeSpecError, match="an answer is being made"):
