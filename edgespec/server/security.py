@@ -42,10 +42,10 @@ def require_key_on_network(host: str, key: str | None) -> None:
         raise UsageError(
             "--api-key or EDGESPEC_API_KEY is empty; give a key, or leave it out on the loopback address"
         )
-    if key is not None and not (key.isprintable() and key == key.strip()):
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise UsageError(
-            "--api-key or EDGESPEC_API_KEY has white space at an end, or a character that no header can have, so "
-            "that no client could send it; give a key of letters, digits and signs"
+            "--api-key or EDGESPEC_API_KEY has white space at an end, or a character that no header of HTTP can "
+            "hold, so that no client could send it; give a key of the letters a to z, digits and signs"
         )
     if key is None and not is_loopback(host):
         raise UsageError(
