@@ -91,8 +91,8 @@ def _create(options: argparse.Namespace) -> None:
         info(f"{who} prepares its model when it is first used; to do so {when}: {home.way_to(preset.model)}")
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
         info(
-            f"for its {', '.join(loading)} a server loads the model of {name} anew, and closes it as others have "
-            "it, unless --max-models gives room for both"
+            f"{name} sets {', '.join(loading)}, so a server loads a copy of its model for it alone. It keeps the "
+            "copy beside the model itself with --max-models 2; else it closes one to load the other"
         )
     if preset.tools:
         info(

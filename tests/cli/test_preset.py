@@ -75,7 +75,7 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     assert "describes: poet, short" in run(capsys, "models", "ls")[1]
     assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
     _, _, err = run(capsys, "preset", "create", "wide", "--from", "tiny", "--context", 64)
-    assert "for its context a server loads the model of wide anew" in err
+    assert "wide sets context, so a server loads a copy of its model for it alone" in err
     assert "no preset 'none'" in run(capsys, "preset", "rm", "wide", "none")[2]
     assert (home / "presets" / "wide.toml").exists(), "all or none"
     assert run(capsys, "preset", "create", "third", "--from", "tiny")[0] == 0
