@@ -5,7 +5,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from edgespec import EdgeSpecError
+from edgespec import EdgeSpecError, UsageError
 
 _WAIT_S = 3.0
 _MOST_BYTES = 1 << 20
@@ -14,8 +14,13 @@ _MOST_BYTES = 1 << 20
 def loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict[str, Any]]]:
     """The address of a server, and the models that it has loaded, as ollama's API tells of them.
 
-    Raises EdgeSpecError: No server answers there, or it refuses the key.
+    Raises EdgeSpecError: No server answers there, or it refuses the key, or no header can hold that.
     """
+    if key and not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            "--api-key or EDGESPEC_API_KEY has a character that no header of HTTP can hold; give the key of the "
+            "server"
+        )
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

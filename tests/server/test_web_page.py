@@ -166,6 +166,9 @@ def test_ps_lists_what_a_server_has_loaded(
     said = capsys.readouterr().err
     assert "no server of edgespec answers at http://127.0.0.1:" in said
     assert "edgespec serve, or give the port of one that runs with --port\n" in said
+    monkeypatch.setenv("EDGESPEC_API_KEY", "s✓cret")
+    assert main(["models", "ps"]) == 2
+    assert "EDGESPEC_API_KEY has a character that no header of HTTP can hold" in capsys.readouterr().err
 
 
 # -- in a browser ------------------------------------------------------------------------------------
