@@ -7,7 +7,7 @@ after a yes. Knows nothing of the protocol.
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -75,7 +75,8 @@ class McpServers:
             EdgeSpecError: The package mcp is not installed, or a server does not start.
             UsageError: An argument makes no sense.
         """
-        if not isinstance(allow, Collection) or not all(isinstance(name, str) for name in allow):
+        is_list = isinstance(allow, Collection) and not isinstance(allow, Mapping)
+        if not is_list or not all(isinstance(name, str) for name in allow):
             raise UsageError(f"allow is {allow!r:.60}; wanted names of tools, or {ALL}")
         if report is not None:
             require_function("report", report, "a function, or None")

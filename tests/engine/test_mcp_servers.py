@@ -212,6 +212,9 @@ def test_words_that_are_no_server_are_refused() -> None:
             open_servers([wrong])
     with pytest.raises(UsageError, match="timeout_s is 0"):
         open_servers(["x"], timeout_s=0)
+    allow: Any = {"add": False}
+    with pytest.raises(UsageError, match=r"allow is .*wanted names of tools"):
+        McpServers("x", allow=allow)
     assert mcp_servers._read("https://tools.example/mcp?a=1") == {
         "tools.example": McpServer(url="https://tools.example/mcp?a=1")
     }
