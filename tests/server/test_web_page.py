@@ -308,6 +308,8 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.evaluate("attach([new File(['a ``` b\\n'], 'notes.md'), new File(['\\0'], 'x.bin')])")
         page.wait_for("document.querySelectorAll('#files .file').length === 1")
         assert "x.bin is no text" in texts(page, "#alert")[0]
+        page.evaluate("attach([new File(['\\n '], 'empty.txt')])")
+        page.wait_for("$('alert').textContent === 'empty.txt is empty; there is nothing to attach'")
         page.evaluate("attach([new File(['%PDF-1.7'], 'x.pdf')])")
         page.wait_for(
             "document.getElementById('alert').textContent.includes('x.pdf is a PDF that cannot be read')"
@@ -348,7 +350,7 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.wait_for("document.querySelectorAll('.note').length === 1 && running === null")
         assert texts(page, ".assistant") == ["yes"]
         assert [text.strip() for text in texts(page, "details.thinking div")] == ["hm"]
-        assert texts(page, ".user .file") == ["notes.md · 2 lines"]
+        assert texts(page, ".user .file") == ["notes.md · 1 line"]
 
 
 @pytest.mark.slow
