@@ -247,6 +247,45 @@ def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model:
         assert texts(page, ".turn") == []
 
 
+def answer_at_length(prompt: str) -> str:
+    return "word " * 3000 if "long" in prompt.rpartition("user")[2] else "yes"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_answer_that_was_broken_off_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    names = ModelNames(home_with(tmp_path / "home", tiny=tiny_model))
+
+    def open_engine(name: str) -> Any:
+        return scripted_engine(tiny_model, tmp_path / "scripted", answer_at_length)
+
+    with serving(names, open_engine) as served, chromium.browser(tmp_path / "profile") as page:
+        page.open(served.url.removesuffix("v1"))
+        page.wait_for("$('model').value")
+        page.type("long\n")
+        page.wait_for("(partial?.[1].text ?? '').length > 20")
+        page.open(served.url.removesuffix("v1"))
+        page.wait_for("$('model').value")
+        assert (texts(page, ".note"), texts(page, ".user")) == (["interrupted"], ["long"])
+        assert texts(page, ".again button") == ["Continue", "Try again"]
+        length = len(texts(page, ".assistant")[0])
+        page.evaluate("document.querySelector('.again button').click()")
+        page.wait_for(f"(partial?.[1].text ?? '').length > {length + 20}")
+        served.server.should_exit = True
+        page.wait_for("running === null")
+        assert texts(page, ".note") == ["the server is shutting down"]
+        assert texts(page, ".again button") == ["Continue", "Try again"]
+        served.thread.join(60)
+        page.evaluate("document.querySelectorAll('.again button')[1].click()")
+        page.wait_for("running === null")
+        assert "not sent: no connection to the server" in texts(page, "#alert")[0]
+        assert len(texts(page, ".assistant")[0]) > length + 20, "the begun answer stays"
+        assert texts(page, ".again button") == ["Continue", "Try again"]
+        page.type("next\n")
+        page.wait_for("running === null")
+        assert page.evaluate("$('text').value") == "next"
+
+
 @pytest.mark.slow
 @needs_browser
 def test_escape_stops_an_answer_which_stays(tiny_model: Path, tmp_path: Path) -> None:
