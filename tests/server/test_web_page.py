@@ -245,6 +245,92 @@ def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model:
         page.evaluate("document.getElementById('clear').click()")
         page.open(url)
         assert texts(page, ".turn") == []
+        assert texts(page, ".kept > :first-child") == ["<b>hi</b> <|im_end|>"]
+
+
+def chats(page: chromium.Page) -> list[list[str]]:
+    """The beginnings of the texts of each chat that the browser keeps, sorted."""
+    found = page.evaluate("chats().map(each => JSON.parse(each.raw).turns.map(turn => turn.text.slice(0, 10)))")
+    return sorted(found)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_of_several_tabs_every_chat_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+    with in_browser(tiny_model, tmp_path, answer_at_length) as (page, url):
+        page.evaluate("""localStorage.setItem('edgespec chat', '[{"role": "user", "text": "old"}]')""")
+        page.open(url)
+        page.wait_for("$('model').value")
+        assert texts(page, ".user") == ["old"], "an earlier version saved it"
+        page.evaluate("$('clear').click()")
+        page.type("one\n")
+        page.wait_for("turns.length === 2 && running === null")
+        with page.in_another_tab(url):
+            page.wait_for("$('model').value")
+            assert texts(page, ".user") == ["one"]
+            page.evaluate("$('clear').click()")
+            page.type("two\n")
+            page.wait_for("turns.length === 2 && running === null")
+        page.type("more\n")
+        page.wait_for("turns.length === 4 && running === null")
+        both = [["old"], ["one", "yes", "more", "yes"], ["two", "yes"]]
+        assert chats(page) == both
+        with page.in_another_tab(url):
+            page.wait_for("$('model').value")
+            page.type("here\n")
+            page.wait_for("turns.length === 6 && running === null")
+        page.wait_for("turns.length === 6")  # an idle tab follows
+        page.type("long\n")
+        page.wait_for("turns.length === 6 && running !== null && partial[1].text")
+        with page.in_another_tab(url):
+            page.wait_for("$('model').value")
+            page.type("too\n")
+            page.wait_for("running !== null")
+        page.press("Escape")
+        page.wait_for("running === null")
+        assert "in another tab too. Both are kept" in texts(page, "#alert")[0]
+        begun = [*both[1], "here", "yes", "long", "word word "]
+        assert begun in chats(page)
+        assert any(found[:7] == begun[:7] and "too" in found for found in chats(page))
+        page.evaluate(
+            "[...document.querySelectorAll('.kept')].find(e => e.textContent.includes('two')).children[0].click()"
+        )
+        assert texts(page, ".user") == ["two"]
+        delete = (
+            "[...document.querySelectorAll('.kept')].find(e => e.textContent.includes('old')).lastChild.click()"
+        )
+        page.evaluate(f"{delete}; {delete}")
+        assert ["old"] not in chats(page)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_oldest_chats_go_with_a_word_where_there_is_no_room(tiny_model: Path, tmp_path: Path) -> None:
+    with in_browser(tiny_model, tmp_path, "yes") as (page, _):
+        page.wait_for("$('model').value")
+        page.evaluate(
+            """for (let i = 0; i < 4; i++) localStorage.setItem(`edgespec chat/${i}`, JSON.stringify(
+              { at: i, turns: [{ role: "user", text: `chat ${i} ${"x".repeat(i ? 10 : 3.9e6)}` }] }))"""
+        )
+        page.type("new\n")
+        page.wait_for("running === null && turns.length === 2")
+        assert page.evaluate("chats().length") == 5
+        page.evaluate("turns = [{ role: 'user', text: 'n'.repeat(2e5) }]; save()")
+        assert "went, as at most 50 chats" in texts(page, "#alert")[0]
+        assert "“chat 0 xxx" in texts(page, "#alert")[0]
+        assert [text[:6] for (text,) in chats(page)] == ["chat 1", "chat 2", "chat 3", "nnnnnn"]
+        page.evaluate("turns = [{ role: 'user', text: 'm'.repeat(5e6) }]; save()")
+        assert "does not keep the chat: it has 5.0 million characters" in texts(page, "#alert")[0]
+        page.evaluate(
+            """const set = Storage.prototype.setItem;
+            Storage.prototype.setItem = function (name, value) {
+              if (value.includes("oooo")) throw new DOMException("full", "QuotaExceededError");
+              set.call(this, name, value);
+            }"""
+        )
+        page.evaluate("turns = [{ role: 'user', text: 'oooo' }]; save()")
+        assert "does not keep the chat: full" in texts(page, "#alert")[0]
+        assert len(chats(page)) == 4, "none was given up for nothing"
 
 
 def answer_at_length(prompt: str) -> str:

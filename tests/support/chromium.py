@@ -20,15 +20,28 @@ _PATIENCE_S = 60
 
 
 class Page:
-    """The browser's only page."""
+    """The page of the tab that the browser shows."""
 
     def __init__(self, from_browser: int, to_browser: int) -> None:
         self._reader, self._writer = os.fdopen(from_browser, "rb"), os.fdopen(to_browser, "wb", buffering=0)
-        self._number, self._rest, self._session = 0, b"", {}
+        self._number, self._rest = 0, b""
+        self._session = self._new_tab()
+
+    def _new_tab(self) -> dict[str, str]:
+        self._session: dict[str, str] = {}
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {
-            "sessionId": self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        }
+        return {"sessionId": self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+
+    @contextmanager
+    def in_another_tab(self, url: str) -> Iterator[None]:
+        """Everything within the block is done in a new tab, which stays open."""
+        first = self._session
+        self._session = self._new_tab()
+        self.open(url)
+        try:
+            yield
+        finally:
+            self._session = first
 
     def close(self) -> None:
         self._writer.close()
