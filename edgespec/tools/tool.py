@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from edgespec.errors import ToolError, UsageError
-from edgespec.system.arguments import is_asynchronous
 from edgespec.tools.function_arguments import describe_function, schema_of, typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
@@ -280,7 +279,7 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
 def _require_plain(function: Callable[..., Any], where: str) -> None:
     """Raises ToolError: A call of it gives what has to be awaited or iterated over."""
     name = function.__name__
-    if is_asynchronous(function):
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise _wrong(
             where,
             f"is the async function {name}, which is not awaited here; wanted a plain function, such as one that "
