@@ -220,7 +220,8 @@ def main(
                 info(line)
             prepare(options)
             code = int(options.run(options) or 0)
-        sys.stdout.flush()
+        if problem := _stdout_problem():
+            raise EdgeSpecError(problem)
         return code
     except SystemExit:  # of --help and of what cannot be parsed
         if problem := _stdout_problem():

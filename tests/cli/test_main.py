@@ -1039,7 +1039,7 @@ def test_doctor_refuses_invalid_options(
 @pytest.mark.skipif(
     not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that is always full"
 )
-@pytest.mark.parametrize("command", [["--help"], ["help", "chat"], ["models", "list"]])
+@pytest.mark.parametrize("command", [["--help"], ["models", "list"], ["simulate", "--machine", "list"]])
 def test_full_stdout_is_reported_in_one_line(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
