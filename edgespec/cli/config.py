@@ -137,8 +137,13 @@ def _edit(options: argparse.Namespace) -> int:
             path.write_text(COMMENT, encoding="utf-8")
         subprocess.run([*shlex.split(editor), str(path)], check=True)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        reason = (
+            f"it ended with exit code {error.returncode}"
+            if isinstance(error, subprocess.CalledProcessError)
+            else error
+        )
         raise UsageError(
-            f"cannot edit {path} with '{editor}' ({error}); set EDITOR to a program that edits text"
+            f"cannot edit {path} with '{editor}' ({reason}); set EDITOR to a program that edits text"
         ) from None
     _, problems = read_what_is_valid(path)
     for problem in problems:

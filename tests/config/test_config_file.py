@@ -256,6 +256,9 @@ def test_a_broken_file_is_shown_edited_and_reset(
     )
     assert main(["config", "edit"]) == 0
     assert read_settings()["threads"].value == 4
+    monkeypatch.setenv("VISUAL", f"{sys.executable} -c 'raise SystemExit(4)'")
+    assert main(["config", "edit"]) == 2
+    assert "(it ended with exit code 4); set EDITOR" in capfd.readouterr().err
     path.write_text(text)
     assert main(["config", "reset"]) == 0
     assert (read_file(path), path.with_name("config.toml.bak").read_text()) == ({}, text)
