@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from threading import RLock
@@ -129,6 +130,10 @@ def open_servers(
             servers[name if number == 1 else f"{name}{number}"] = server
     if not servers:
         raise UsageError("there is no MCP server; give a command, an address, or a file with mcpServers")
+    if find_spec("mcp") is None:
+        raise EdgeSpecError(
+            'tools of MCP servers need the package mcp, which is missing; pip install "edgespec[mcp]"'
+        )
     begin = {
         "servers": {name: asdict(server) for name, server in servers.items()},
         "taken": sorted(taken),

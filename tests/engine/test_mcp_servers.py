@@ -206,6 +206,13 @@ def test_a_file_that_names_no_servers_is_refused(tmp_path: Path, content: str, s
         open_servers([str(path)])
 
 
+def test_a_missing_package_is_no_wrong_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "find_spec", lambda name: None)
+    with pytest.raises(EdgeSpecError, match="need the package mcp") as raised:
+        open_servers(["server"])
+    assert raised.value.exit_code == 1, "as for other packages"
+
+
 def test_words_that_are_no_server_are_refused() -> None:
     for wrong in ("", "it's"):
         with pytest.raises(UsageError):
