@@ -71,7 +71,7 @@ _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
 
 
 def find_command(name: str) -> Command | None:
-    name = _OTHER_NAMES.get(name, name)
+    name = _OTHER_NAMES.get(name.lower(), name.lower())
     return next((command for command in COMMANDS if command.name == name), None)
 
 
@@ -389,7 +389,7 @@ def _plan(session: ChatSession, argument: str) -> None:
     session.info(session.describe_plan(session.model, session.drafter))
 
 
-_file_command("trace", "save when model and drafter worked on the last answer", trace_to)
+_file_command("trace", "save when model and drafter worked on the last answer", trace_to, "trace.svg")
 
 
 @_command("multi", Argument.NONE, "let Enter make new lines and Alt-Enter send, or back")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
+from textwrap import wrap as break_lines
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -23,6 +24,7 @@ from edgespec.chat.plain import LastLine, Printer, is_plain
 from edgespec.chat.status import format_origin_shares
 from edgespec.system.console import print_stderr
 from edgespec.system.printable import printable
+from edgespec.system.terminal import terminal_width
 
 _MAX_WIDTH = 100  # longer lines are hard to read
 # Colours of the target and of drafters without a model; models share the others.
@@ -128,7 +130,10 @@ def origin_style(origin: str) -> str:
 def print_line(line: str) -> None:
     """Print a line of the chat's own on stderr, dim where that shows, broken between words."""
     if is_plain(sys.stderr):
-        print_stderr(line)
+        width = max(10, (terminal_width(sys.stderr) or len(line) + 1) - 1)
+        for each in line.split("\n"):
+            pieces = break_lines(each, width, break_long_words=False, break_on_hyphens=False)
+            print_stderr("\n".join(pieces) if len(each) > width else each)
         return
     console = console_of(sys.stderr)
     wrap = LineWrap(lambda: max(10, console.width - 1))
