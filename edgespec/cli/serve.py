@@ -87,16 +87,18 @@ def _serve(options: argparse.Namespace) -> int:
             print_result(options, {"url": url, "models": served}, url)
             sys.stdout.flush()  # a program may wait for it
             page = "" if options.no_web else f"; a page to chat at {url.removesuffix('/v1')}"
-            info(f"serving {', '.join(served) or 'no model: none is prepared'}{page}; Ctrl-C ends the server")
-            _tell_of_presets(names)
+            info(f"serving {', '.join(served) or 'no model: none is ready'}{page}; Ctrl-C ends the server")
+            _tell_of_unusable(names)
 
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
         server = make_server(app, services.drain, limits, tell)
         return asyncio.run(run_server(server, listening, services, first))
 
 
-def _tell_of_presets(names: "ModelNames") -> None:
-    """Name the presets that clients cannot use, or not as they are in a chat or at once."""
+def _tell_of_unusable(names: "ModelNames") -> None:
+    """Name the models and presets that clients cannot use, or not as they are in a chat or at once."""
+    for name, problem in names.damages().items():
+        info(f"the model '{name}' cannot be used: {problem}")
     home, later = names.home, {preset.name for preset in names.unprepared()}
     for name in home.presets.names():
         if name in later:

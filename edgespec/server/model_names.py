@@ -12,11 +12,14 @@ from edgespec import (
     CATALOG,
     FILE_NAME,
     EdgeSpecError,
+    IntegrityError,
     Manifest,
+    ManifestError,
     ModelHome,
     Preset,
     check_preset,
     find_thinking_switch,
+    in_flags,
     read_template,
     read_whole_model,
     split_precision,
@@ -124,7 +127,8 @@ class ModelNames:
     def require(self, asked: str | None) -> str:
         """The name of a model that is served; without one, that of the command line or the only one.
 
-        Raises ApiError: 404, there is no such model, with similar names; 400, none is named among several.
+        Raises ApiError: 404, there is no such model, with similar names; 503, its files are damaged; 400, none is
+        named among several.
         """
         names = self.names()
         plain = (asked or "").removesuffix(LATEST)
@@ -135,9 +139,11 @@ class ModelNames:
             if self.own_name or len(names) == 1:
                 return names[0]
             raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
+        self._require_whole(asked, plain, self.home.current_name(plain))
         if self.home.presets.has(asked):
             with _explained(self.home):
                 model = self.home.presets.read(asked).model
+            self._require_whole(Path(model).name.replace(":", "-"))  # as the folder of a precision is called
             raise ApiError(
                 404,
                 f"the preset '{asked}' is of the model '{Path(model).name[:_NAME_LENGTH]}', which is not prepared "
@@ -157,6 +163,28 @@ class ModelNames:
             param="model",
             code="model_not_found",
         )
+
+    def damages(self) -> dict[str, str]:
+        """The models of the home whose files are damaged, and what is wrong."""
+        found = {}
+        for name in sorted(self.home.names()):
+            folder = self.home.models / name
+            try:
+                with self.home.advise_repair(folder):
+                    read_whole_model(folder, name)
+            except (IntegrityError, ManifestError) as error:  # and no others: a drafting head is whole
+                found[name] = in_flags(str(error)).replace(f"{self.home.models}{os.sep}", "")
+            except (EdgeSpecError, OSError):
+                continue
+        return found
+
+    def _require_whole(self, *names: str) -> None:
+        """Raises ApiError: 503, the files of the model that has one of these names are damaged."""
+        damages = self.damages()
+        for name in names:
+            if name in damages:
+                said = f"the model '{name}' cannot be used: {damages[name]}"
+                raise ApiError(503, said, param="model", code="model_damaged")
 
     def manifest(self, name: str) -> Manifest | None:
         """The manifest of a model before it is loaded; None where it has yet to be prepared."""

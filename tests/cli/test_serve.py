@@ -87,6 +87,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
 ) -> None:
     """S13, in a process of its own."""
     (tmp_path / "presets").mkdir()
+    (tmp_path / "models" / "broken").mkdir(parents=True)
     of_tiny, gguf = f"model = {json.dumps(str(tiny_model))}\n", json.dumps(str(tiny_gguf))
     for name, text in {
         "damaged": "model = [",
@@ -120,6 +121,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert "tokens need not be read again; they are kept in" in said
         assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said
+        assert "the model 'broken' cannot be used: broken has no edgespec.json" in said
         assert f"the preset 'damaged' cannot be used: {tmp_path / 'presets' / 'damaged.toml'}: " in said
         assert "the preset 'hot' cannot be used: temperature is -1.0" in said
         assert (

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import ge
@@ -610,3 +611,19 @@ def test_answers_that_share_passes_keep_their_own_formats(served: Served) -> Non
 
     with ThreadPoolExecutor(4) as pool:
         assert all(re.fullmatch(f"{i}[ab]{{8}}", text) for i, text in enumerate(pool.map(ask, range(8))))
+
+
+def test_a_damaged_model_is_refused_with_what_is_wrong_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    home = home_with(tmp_path)
+    shutil.copytree(tiny_model, home.models / "cut")
+    os.truncate(home.models / "cut" / "model.onnx.data", 10)
+    home.presets.path.mkdir()
+    (home.presets.path / "mine.toml").write_text('model = "cut"\n')
+    with serving(ModelNames(home), lambda name: pytest.fail("it cannot be loaded")) as served:
+        assert served.client.get("/v1/models").json()["data"] == []
+        for asked in ("cut", "cut:latest", "mine"):
+            answer = served.post(CHAT, {"model": asked, "messages": HI})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "model_damaged")
+            assert error["message"].startswith("the model 'cut' cannot be used: cut/model.onnx.data has 10 bytes")
+        assert served.post(CHAT, {"model": "other", "messages": HI}).status_code == 404
