@@ -353,6 +353,12 @@ def test_an_answer_that_was_broken_off_goes_on(tiny_model: Path, tmp_path: Path)
         page.open(served.url.removesuffix("v1"))
         page.wait_for("$('model').value")
         assert (texts(page, ".note"), texts(page, ".user")) == (["interrupted"], ["long"])
+        ended = "() => { isLeaving = true; return Promise.reject(new TypeError('the page closes')); }"
+        page.evaluate(f"fetch = {ended}; ask({{ role: 'user', text: 'early' }})")
+        page.open(served.url.removesuffix("v1"))
+        page.wait_for("$('model').value")
+        assert (texts(page, ".user"), texts(page, ".again button")) == (["long", "early"], ["Try again"])
+        page.evaluate("turns = turns.slice(0, 2); save(); show(chat)")
         assert texts(page, ".again button") == ["Continue", "Try again"]
         length = len(texts(page, ".assistant")[0])
         page.evaluate("document.querySelector('.again button').click()")
