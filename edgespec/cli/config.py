@@ -6,12 +6,13 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import edgespec
 from edgespec import UsageError
-from edgespec.cli.arguments import checked_name, print_result
+from edgespec.cli.arguments import attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
-from edgespec.config.options import OPTIONS
+from edgespec.config.options import OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
@@ -117,10 +118,13 @@ def _path(options: argparse.Namespace) -> None:
 
 
 def _change(options: argparse.Namespace) -> None:
-    from edgespec.config.config_file import config_path, set_option
+    from edgespec.config.config_file import config_path, parse_value, set_option
 
     path = config_path()
     text = options.value and checked_name(options.key, options.value)
+    if text and options.key in SAMPLING_OPTIONS:  # each chat would refuse what no answer can have
+        given: Any = parse_value(options.key, text, "config set")
+        edgespec.SamplingParams(**{attribute_name(options.key): given})
     value = set_option(path, options.key, text)
     text = f"{options.key} is {'not set' if value is None else json.dumps(value)} in {path}"
     print_result(options, {"path": str(path), options.key: value}, text)

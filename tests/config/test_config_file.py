@@ -277,9 +277,15 @@ def test_an_unknown_line_may_be_removed(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "code"),
-    [("model", "nope", 3), ("drafter", "suffix+nope", 3), ("device", "cup", 2), ("drafter-device", "gpx", 2)],
+    [
+        ("model", "nope", 3),
+        ("drafter", "suffix+nope", 3),
+        ("device", "cup", 2),
+        ("drafter-device", "gpx", 2),
+        ("top-p", "2.0", 2),
+    ],
 )
-def test_names_of_nothing_are_not_stored(
+def test_what_every_command_would_refuse_is_not_stored(
     path: Path, key: str, value: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "set", key, value]) == code
