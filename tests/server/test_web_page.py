@@ -242,6 +242,11 @@ def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model:
             assert page.evaluate("document.querySelector('.assistant a').href") == "https://example.org/a"
             assert page.evaluate("window.hit === undefined && document.querySelector('#log img, #log b') === null")
             page.open(url)
+        (tmp_path / "home" / "models" / "broken").mkdir()
+        page.evaluate("listModels('broken')")
+        (said,) = texts(page, "#alert")
+        assert said.startswith("the model 'broken' cannot be used: broken has no edgespec.json")
+        assert said.endswith(". other is chosen in its place.")
         page.evaluate("document.getElementById('clear').click()")
         page.open(url)
         assert texts(page, ".turn") == []
