@@ -439,7 +439,8 @@ def test_reader_that_leaves_early_ends_the_command_quietly(
 def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
     line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
     done = shell(line, PYTHONUNBUFFERED=unbuffered)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    measured = "edgespec: measuring passes of several widths: tiny\n"  # of whoever loads the model first
+    assert (done.returncode, done.stderr.removeprefix(measured).count("\n")) == (1, 1)
     assert "No space left" in done.stderr
 
 
