@@ -207,7 +207,10 @@ def _describe_layers(target: DraftingTarget, known: KnownDrafter) -> PossibleDra
         return None
     kept = num_layers * _SHARE_OF_LAYERS[0] // _SHARE_OF_LAYERS[1]
     kept_bytes = target.size.file_bytes * kept // num_layers
-    memory_bytes, obstacle = target.memory_of(_with_layers(target.size.manifest, kept), kept_bytes)
+    manifest = _with_layers(target.size.manifest, kept)
+    if not manifest.kv_cache.attention_layers:
+        return None  # an export refuses such a drafter
+    memory_bytes, obstacle = target.memory_of(manifest, kept_bytes)
     output = folder_for(target, known)
     on = {"device": device} if (device := target.devices.get("device")) else {}
     return PossibleDrafter(

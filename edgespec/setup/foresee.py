@@ -215,8 +215,16 @@ def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None 
 def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> ModelSize:
     shape = entry.shape
     num_bytes = file_bytes(entry) if precision == "source" else bytes_of_shape(shape, precision)
-    num_layers = shape.num_cached_layers or shape.num_layers
-    kv_cache = KVCache(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    num_layers, num_cached = shape.num_layers, shape.num_cached_layers or shape.num_layers
+    kv_cache = KVCache(
+        num_layers=num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        # Those without keys and values of their own, of whatever kind, evenly among the others.
+        sharing_layers=tuple(
+            i for i in range(num_layers) if i * num_cached // num_layers == (i + 1) * num_cached // num_layers
+        ),
+    )
     size = _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
     gathered = _gathered_bytes(shape, precision) if shape.num_gathered else 0
     return size._replace(manifest=replace(size.manifest, gathered_bytes=gathered))
@@ -228,7 +236,15 @@ def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSiz
 
     planned = plan_model(source, ExportOptions(precision=precision, form=form))
     config, cost = planned.loaded.config, planned.cost
-    kv_cache = KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    kv_cache = KVCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        convolutions=config.convolutions,
+        recurrence=config.recurrence,
+        other_heads=config.other_heads,
+        sharing_layers=config.sharing_layers,
+    )
     sizes = config.vocab_size, config.context_length, cost.write_bytes
     return _make_up(name, cost.precision, kv_cache, *sizes, form)
 

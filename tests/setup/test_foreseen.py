@@ -45,7 +45,9 @@ def test_models_of_the_catalogue_are_foreseen_in_half_floats_for_a_large_gpu(
 def test_models_of_the_catalogue_are_foreseen_without_a_download(name: str, tmp_path: Path) -> None:
     home = ModelHome(tmp_path, offline=True)
     found, num_bytes = foresee_model(home, name, "gpu")
-    assert found.kv_cache.num_layers == (CATALOG[name].shape.num_cached_layers or CATALOG[name].shape.num_layers)
+    shape = CATALOG[name].shape
+    assert found.kv_cache.num_layers == shape.num_layers
+    assert len(found.kv_cache.attention_layers) == (shape.num_cached_layers or shape.num_layers)
     assert num_bytes == file_bytes(CATALOG[name])
     npu, npu_bytes = foresee_model(home, name, "npu")
     assert (npu.precision, npu.kv_cache.form) == ("fp16", "static")
