@@ -285,8 +285,11 @@ FILE_NAME = "row_proofs.json"
 _VERSION = 1  # raised when passes or their proof change
 
 
-def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
-    """The key of a proof: the graph, the device, ONNX Runtime, and what its kernels are chosen by."""
+def proof_key(manifest: Manifest, device: Device, num_threads: int | None, width: int = 0) -> str:
+    """The key of a proof: the graph, the device, ONNX Runtime, and what its kernels are chosen by.
+
+    width: Tokens that each pass is padded to; 0 where passes are not padded.
+    """
     graph = manifest.files.get(manifest.graph)
     parts = [
         f"version {_VERSION}",
@@ -296,6 +299,7 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> st
         f"{processor_name()} {platform.machine()} {_instruction_sets()}",
         f"L2 {read_l2_bytes()}",
         f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
+        *([f"passes of {width} tokens"] if width else []),
     ]
     return ", ".join(parts)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
+from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
@@ -39,9 +40,23 @@ def settle_mode(
 
 
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
-    """The proof of a target from an earlier session; None without one."""
-    key = proof_key(target.manifest, placement.device, placement.num_threads)
+    """The proof of a target from an earlier session; None without one, or where the width of passes is unknown."""
+    if placement.device.memory == "cpu":
+        return _read(target, placement, 0)
+    check = DeviceChecks(target.folder, target.manifest, placement.device).read()
+    shapes = check.shapes[True] if check else None
+    return _read(target, placement, shapes.rows[0] if shapes else 0) if check else None
+
+
+def _read(target: ModelFolder, placement: Placement, width: int) -> RowProof | None:
+    key = proof_key(target.manifest, placement.device, placement.num_threads, width)
     return read_row_proof(target.folder, key)
+
+
+def _width_of(decoder: Decoder) -> int:
+    """The one width that passes are padded to; 0 where they are not."""
+    widths = decoder.can.widths
+    return widths[0] if len(widths) == 1 else 0
 
 
 def settle_rows(
@@ -54,7 +69,8 @@ def settle_rows(
 ) -> None:
     """Prove what an open target of a placement promises, unless that is known.
 
-    A line tells where deterministic mode would be the default and does not hold.
+    A line tells where deterministic mode would be the default and does not hold. On a GPU an open target tells
+    the width of its passes, and a proof that was known before may be of another one.
 
     Raises:
         DeviceUnavailable: A user asks for it where it does not hold.
@@ -62,6 +78,8 @@ def settle_rows(
         RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
     """
     if placement.deterministic:
+        if placement.device.memory != "cpu":
+            known = _read(target, placement, _width_of(decoder))
         try:
             proof = known or _prove(target, decoder, placement, report)
         except MemoryExhausted:
@@ -86,7 +104,7 @@ def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: 
     finally:
         show_progress("")
     if target.manifest.is_ours:
-        key = proof_key(target.manifest, placement.device, placement.num_threads)
+        key = proof_key(target.manifest, placement.device, placement.num_threads, _width_of(decoder))
         write_row_proof(target.folder, key, proof, report)
     if proof.seconds > _QUIET_S:
         verdict = "do not change" if proof.holds else "can change"

@@ -9,7 +9,8 @@ import growing
 import numpy as np
 import pytest
 from double import branch_logits, tree_logits
-from fake_cuda import FakeGpu, install
+from fake_cuda import PASSES_MS, FakeGpu, install
+from row_proofs import FAILS
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.tree import Tree
@@ -19,7 +20,9 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.kv_caches import make_cache
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.setup import row_proof
 from edgespec.types import append
 
 slow = pytest.mark.slow
@@ -177,6 +180,27 @@ def test_nor_does_one_where_rows_cost_something(
     copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
     widths = (4,) if deterministic else (1, 4, 8, 32, 64)
     expect_no_new_width(gpu, copy, tiny_drafter, how, deterministic, widths)
+
+
+def test_a_proof_counts_for_the_width_of_its_passes_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    skipped = shutil.ignore_patterns("device_checks.json", "row_proofs.json")
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=skipped)
+    holds, proved = replace(FAILS, holds=True, num_different=0), list[int]()
+
+    def prove(decoder: OnnxDecoder, *about: object, **how: object) -> RowProof:
+        proved.append(decoder.can.widths[0])
+        return holds
+
+    monkeypatch.setattr(row_proof, "prove_rows", prove)
+    for passes_ms in (PASSES_MS, INT4_MS, PASSES_MS, PASSES_MS):
+        install(monkeypatch, FakeGpu(), passes_ms=passes_ms)
+        with load(copy, device="cuda", drafter="none") as engine:
+            assert engine.is_deterministic
+        if len(proved) < 2 or passes_ms is INT4_MS:
+            (copy / "device_checks.json").unlink()
+    assert proved == [16, 4]
 
 
 def expect_no_new_width(
