@@ -69,7 +69,6 @@ _GEMMA = Family(
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
-        "rms_norm_eps": 1e-6,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
@@ -116,7 +115,7 @@ _QWEN3_5 = Family(
     gain_addend=1.0,
     names=_MLP_NORM_BEHIND,
     has_delta=True,
-    defaults={"full_attention_interval": 4},
+    defaults={"full_attention_interval": 4, "partial_rotary_factor": 0.25},
 )
 FAMILIES = {
     "llama": Family(paired_in=_GGUF),
@@ -144,9 +143,9 @@ FAMILIES = {
         is_local_plain=True,
         has_layer_sizes=True,
         defaults={
-            "rms_norm_eps": 1e-6,
             "attention_multiplier": 1.0,
             "head_dim": 256,
+            "sliding_window": 512,
             "tie_word_embeddings": True,
             "rope_parameters": {
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -159,6 +158,7 @@ FAMILIES = {
     "seed_oss": Family(needs=_BIASES, names=_MLP_NORM_BEHIND),
     "glm4": Family(
         norms=_AROUND,
+        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07},
         paired_in=(*_GGUF, "huggingface"),
         needs=_BIASES,
         fused=("gate_up",),
@@ -251,6 +251,59 @@ FAMILIES = {
         has_rounded_yarn=False,
     ),
 }
+# Further settings that transformers assumes where a config.json lacks them, and llama.cpp does not.
+_EPS = dict.fromkeys(
+    (
+        *("olmo2", "olmo3", "phi3", "ernie4_5", "exaone4", "hunyuan_v1_dense", "ministral3", "falcon_h1"),
+        *("mixtral", "olmoe", "hunyuan_v1_moe", "ernie4_5_moe", "glm4_moe", "gpt_oss"),
+    ),
+    1e-5,
+)
+_THETAS = {
+    "smollm3": 2e6,
+    "olmo3": 5e5,
+    "ernie4_5": 5e5,
+    "ernie4_5_moe": 5e5,
+    "mixtral": 1e6,
+    "minimax_m2": 5e6,
+    "gpt_oss": 1.5e5,
+}
+_WINDOWS = {"mistral": 4096, "olmo3": 4096, "exaone4": 4096, "gpt_oss": 128}
+_ROTARY = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "rope_theta": 1.5e5,
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "ministral3": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16384,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+
+def with_defaults(architecture: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config.json, and those that transformers assumes where that has none."""
+    assumed: dict[str, Any] = {"rms_norm_eps": _EPS.get(architecture, 1e-6)}
+    if architecture.startswith("granite"):
+        assumed["attention_multiplier"] = 1.0
+    for key, values in (("rope_theta", _THETAS), ("sliding_window", _WINDOWS), ("rope_parameters", _ROTARY)):
+        assumed |= {key: values[architecture]} if architecture in values else {}
+    assumed |= FAMILIES[architecture].defaults if architecture in FAMILIES else {}
+    given = {**assumed, **stated}
+    if not (stated.get("rope_parameters") or stated.get("rope_scaling")):
+        given["rope_parameters"] = assumed.get("rope_parameters")
+    elif not stated.get("rope_parameters") and architecture in _ROTARY:
+        given["rope_parameters"] = None
+    return given
+
 
 _NEAR = 0.7  # from 0 to 1, of names of families
 THROUGH_PYTORCH = "edgespec export SOURCE --exporter transformers"

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
-from edgespec.export.families import FAMILIES, GATED_EXPERTS, Family, family_of, family_of_huggingface
+from edgespec.export.families import (
+    FAMILIES,
+    GATED_EXPERTS,
+    Family,
+    family_of,
+    family_of_huggingface,
+    with_defaults,
+)
 from edgespec.export.layer_sizes import sizes_from_gguf, sizes_from_huggingface
 from edgespec.export.mixed_layers import kv_heads, mixed_from_gguf, mixed_from_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
@@ -306,7 +313,6 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
         inner = {**(settings if inner is None else inner), "model_type": architecture}
     if architecture in _TEXT_OF:
         inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
-    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
     if inner:
         seeing = (
             "vision_tower.",
@@ -321,7 +327,8 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
             for name, tensor in stored.items()
             if not name.removeprefix("model.").startswith(seeing)
         }
-    given = {**defaults, **settings, **(inner or {})}
+    given = {**settings, **(inner or {})}
+    given = with_defaults(str(given.get("model_type")).removesuffix("_text"), given)
     further = _FURTHER.get(architecture, "").format_map(given)
     stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
     return given | (_lfm2_settings(given) if architecture.startswith("lfm2") else {}), dict(stored)
@@ -458,7 +465,8 @@ def _layers_without_rotary(
         return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
     uses = stated.get("no_rope_layers")
     if uses is None:
-        uses = [int(architecture != "smollm3" or i % 4 != 3) for i in range(num_layers)]
+        every = stated.count("no_rope_layer_interval", 4)
+        uses = [int(architecture != "smollm3" or (i + 1) % every != 0) for i in range(num_layers)]
     if len(uses) != num_layers or not set(uses) <= {0, 1}:
         raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
     return frozenset(i for i, rotates in enumerate(uses) if not rotates)

@@ -1,4 +1,4 @@
-"""The sampling that the files of a source suggest, from the source to the manifest."""
+"""Settings that a source leaves out, and the sampling that its files suggest, from the source to the manifest."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import tiny
+from families import FAMILIES
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
+from edgespec.export.read_config import config_from_huggingface, decoder_part
 from edgespec.export.settings import SourceSettings, sampling_from_json
 from edgespec.export.sources import read_source
+from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import SuggestedSampling, read_manifest
 
 # As the files of three models have them, and of others that say less or otherwise.
@@ -70,3 +73,50 @@ def test_a_number_that_stands_for_each_layer_is_one_if_they_are_equal() -> None:
     for key in ("other", "none", "text"):
         with pytest.raises(SourceError, match="wanted a positive number"):
             stated.count(key)
+
+
+QUARTER, YARN = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}, {"rope_type": "yarn", "rope_theta": 1.5e5}
+YARN |= {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+MISTRAL = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+MISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "assumed"),
+    [  # what configuration_*.py of transformers has for each
+        *((family, "rope_parameters", QUARTER) for family in ("qwen3_5", "qwen3_5_moe", "qwen3_next")),
+        ("glm4", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        *((family, "rope_parameters", {"rope_theta": 5e5}) for family in ("ernie4_5", "ernie4_5_moe", "olmo3")),
+        ("mixtral", "rope_parameters", {"rope_theta": 1e6}),
+        ("smollm3", "rope_parameters", {"rope_theta": 2e6}),
+        ("minimax_m2", "rope_parameters", {"rope_theta": 5e6}),
+        ("gpt_oss", "rope_parameters", YARN),
+        ("ministral3", "rope_parameters", MISTRAL),
+        *((f, "attention_multiplier", 1.0) for f in ("granite", "granitemoe", "granitemoehybrid-mamba")),
+        *((family, "sliding_window", 4096) for family in ("mistral", "olmo3", "exaone4", "gemma2")),
+        ("gpt_oss", "sliding_window", 128),
+        ("gemma4", "sliding_window", 512),
+        ("qwen3", "rms_norm_eps", 1e-6),
+        ("exaone4", "rms_norm_eps", 1e-5),
+        ("glm4", "rms_norm_eps", 1.5625e-07),
+    ],
+)
+def test_setting_that_is_left_out_is_what_transformers_assumes(family: str, key: str, assumed: object) -> None:
+    config = {**FAMILIES[family]["config"], "head_dim": 64}  # of which a quarter can be rotated
+    rows = StoredTensor("model.embed_tokens.weight", Path("a"), 0, config["vocab_size"], 64, "F32")
+
+    def described(settings: dict[str, Any]) -> list[object]:
+        found = config_from_huggingface("a", *decoder_part(settings, {rows.name: rows}))
+        turned = [layer.rotary and (layer.rotary.inv_freq.tolist(), layer.rotary.scale) for layer in found.layers]
+        windows = [layer.sliding_window for layer in found.layers]
+        return [found.rms_eps, found.attention_scale, found.query_growth, found.context_length, turned, windows]
+
+    without = {name: value for name, value in config.items() if name != key}
+    assert described(without) == described(without | {key: assumed})
+
+
+def test_scaling_under_its_older_name_is_not_replaced_by_what_is_assumed() -> None:
+    config = {key: value for key, value in FAMILIES["gpt_oss"]["config"].items() if key != "rope_parameters"}
+    stated = decoder_part({**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {})[0]
+    assert stated["rope_parameters"] is None
+    assert stated["rope_theta"] == 1.5e5
