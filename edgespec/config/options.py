@@ -133,7 +133,8 @@ _OPTIONS: Mapping[str, Option] = {
         "switch",
         "the same text, to the byte, with any drafter and with none (default: wherever that is proved for MODEL "
         "on its device, which is checked once). --no-deterministic gives it up: passes without a draft are then "
-        "about a tenth faster, and rounding may then decide between two tokens that are about equally likely",
+        "about a tenth faster on the CPU, and rounding may then decide between two tokens that are about equally "
+        "likely",
     ),
     "exact": _speculation(
         "switch",
