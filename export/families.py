@@ -321,7 +321,7 @@ class Lacking(NamedTuple):
 
 
 _ANY = "it takes no newer ONNX Runtime, and edgespec does not write it yet"
-_NEW = "ONNX Runtime computes it from 1.32 on, and edgespec does not write it yet"
+_NEW = "ONNX Runtime has an operator for it, LinearAttention, and edgespec does not write it"
 _NONE = "no ONNX Runtime up to 1.32 computes all of it"
 GATED_EXPERTS = Lacking(
     "experts whose gates are GELUs",

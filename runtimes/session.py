@@ -113,8 +113,9 @@ def _require_operators(manifest: Manifest, device: Device) -> None:
 
     if not any(schema.name == RECURRENT_OPERATOR for schema in get_all_operator_schema()):
         raise DeviceUnavailable(
-            f"{manifest.name} has recurrent layers, for which ONNX Runtime has an operator from 1.32 on; this is "
-            f"{ort.__version__}: install a newer one (pip install -U onnxruntime)",
+            f"{manifest.name} has recurrent layers, which need an ONNX Runtime with the operator "
+            f"{RECURRENT_OPERATOR}, as 1.28 and newer ones have; this is {ort.__version__}: "
+            "pip install -U onnxruntime",
             device=device.name,
         )
 
