@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,13 @@ def test_what_cannot_be_done_is_a_public_error(home: Path, tiny_gguf: Path) -> N
     assert models.list() == ()
 
 
-def test_the_catalogue_says_what_a_model_takes() -> None:
+def test_the_catalogue_says_what_a_model_takes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = {model.name: model for model in models.catalog()}
     assert known.keys() == CATALOG.keys()
     assert known["qwen2.5-7b"].drafter == "qwen2.5-0.5b"
+    assert main(["models", "list", "--all"]) == 0
+    (row,) = re.findall(r"^llama-3\.2-1b .*", capsys.readouterr().out, re.MULTILINE)
+    assert str(known["llama-3.2-1b"].head) in row
     assert all(model.disk_bytes > 0 and model.memory_bytes > 0 for model in known.values())
     assert repr(known["smollm2-135m"]) == "<CatalogModel smollm2-135m, 0.1 GB to download>"
 

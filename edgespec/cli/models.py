@@ -138,15 +138,19 @@ def _catalog_row(model: "edgespec.CatalogModel") -> list[str]:
         format_bytes(model.fetch_bytes),
         format_bytes(model.memory_bytes),
         model.precision,
-        model.drafter or "",
+        _drafters(model),
         model.license + (", gated" if model.is_gated else ""),
         model.was_run or "no",
     ]
 
 
 def _advice_row(model: "edgespec.CatalogModel") -> list[str]:
-    drafters = ", ".join(filter(None, (model.drafter, model.head)))
-    return [model.name, f"{model.machine_gb} GB", format_bytes(model.memory_bytes), model.reason, drafters]
+    size = format_bytes(model.memory_bytes)
+    return [model.name, f"{model.machine_gb} GB", size, model.reason, _drafters(model)]
+
+
+def _drafters(model: "edgespec.CatalogModel") -> str:
+    return ", ".join(filter(None, (model.drafter, model.head)))
 
 
 def _pull(options: argparse.Namespace) -> None:

@@ -107,10 +107,11 @@ class CatalogEntry:
 
     @property
     def head(self) -> str | None:
-        """A drafting head on the hub that was made for it; None where none is known."""
+        """A drafting head that was made for it, as --drafter takes it: of the hub, or mtp. None: none is known."""
         named = plain_name(self.source.repository if isinstance(self.source, HubRepository) else "")
-        found = (each for each in KNOWN_DRAFTERS if each.way == "import" and named in each.targets)
-        return next((each.name for each in found), None)
+        names = [each.name for each in KNOWN_DRAFTERS if each.way == "import" and named in each.targets]
+        has_mtp = any(each.way == "mtp" and each.drafts_for({named}) for each in KNOWN_DRAFTERS)
+        return next(iter([*names, *["mtp"] * has_mtp]), None)
 
     @property
     def page(self) -> str:

@@ -61,7 +61,8 @@ class CatalogModel:
     fetch_bytes, disk_bytes, memory_bytes: Of its download, of the prepared model, and of plain decoding, about.
     is_gated: The hub asks to accept its terms first.
     was_run: Which file of it edgespec was tested with; None where it was not.
-    head: A drafting head on the hub that was made for it; None where none is known.
+    head: A drafting head that was made for it, as drafter= of export takes it: of the hub, or mtp for layers of
+        its own checkpoint. None where none is known.
     machine_gb: The memory of a machine on which a newcomer may begin with it, and the reason; 0 for the others.
     """
 

@@ -91,6 +91,8 @@ def test_newcomers_are_given_a_reason_and_a_model_that_fits_each_machine() -> No
         assert 0 < len(entry.reason) < 60
         assert memory_bytes(entry) < 0.8e9 * entry.machine_gb
     assert CATALOG["minicpm5-2b"].head == "openbmb/MiniCPM5-2B-DSpark"
+    heads = {name: CATALOG[name].head for name in ("qwen3.5-4b", "qwen3-8b")}
+    assert heads == {"qwen3.5-4b": "mtp", "qwen3-8b": "z-lab/Qwen3-8B-DFlash-b16"}
     assert CATALOG["qwen2.5-7b"].head is None
 
 
