@@ -91,7 +91,7 @@ _FURTHER = {
 }
 _FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
 # Families of models that have parts that see or hear beside a text decoder.
-_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
+_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
 # Models that see whose text part is of another family. Positions in three dimensions are all one for text.
 _TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 # The number of values within an MLP, by the first of these that a config.json has.
@@ -303,8 +303,8 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
 def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Settings and tensors of the text decoder.
 
-    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 or mistral3
-    and the layers for multi-token prediction of a mimo, which are read as a drafting head.
+    Fills in the settings that config.json omits, and leaves out the parts that see or hear and the layers for
+    multi-token prediction, of which those of a mimo are read as a drafting head.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     inner = settings.get("text_config") if architecture in _SEEING else None
@@ -328,10 +328,11 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
             if not name.removeprefix("model.").startswith(seeing)
         }
     given = {**settings, **(inner or {})}
-    given = with_defaults(str(given.get("model_type")).removesuffix("_text"), given)
+    family = str(given.get("model_type")).removesuffix("_text")
+    given = with_defaults(family, given)
     further = _FURTHER.get(architecture, "").format_map(given)
     stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
-    return given | (_lfm2_settings(given) if architecture.startswith("lfm2") else {}), dict(stored)
+    return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), dict(stored)
 
 
 def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:

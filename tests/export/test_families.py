@@ -218,6 +218,7 @@ def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("qwen3_5", "model.language_model.", "model.visual."),
         ("qwen3", "model.language_model.", "model.visual."),
         ("qwen2", "model.", "visual."),
+        ("lfm2", "model.language_model.", "model.vision_tower."),
         ("gemma4", "model.language_model.", "model.audio_tower."),
         ("gemma4", "model.language_model.", "model.embed_vision."),
     ],
@@ -227,6 +228,8 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
     weights |= {vision + "encoder.layers.0.mlp.fc1.weight": np.ones((2, 2), np.float32)}
     inner = old_config(family) if family in OLD_CONFIGS else FAMILIES[family]["config"]
     config = {"model_type": family, "text_config": inner, "vision_config": {"hidden_size": 2}}
+    if family == "lfm2":
+        config |= {"model_type": "lfm2_vl", "tie_word_embeddings": True}
     if family == "qwen3":
         config |= {"model_type": "qwen3_vl", "text_config": inner | {"model_type": "qwen3_vl_text"}}
     if family == "qwen2":  # without a text_config, as the first ones
