@@ -80,6 +80,11 @@ class Shape:
         return self.hidden_size * (attention + mlps) + self.other_weights
 
     @property
+    def num_expert_weights(self) -> int:
+        """Of a model whose MLPs are all mixtures of experts."""
+        return 0 if self.intermediate_size else self.other_weights
+
+    @property
     def num_vocabulary_weights(self) -> int:
         return (1 if self.is_tied else 2) * self.vocab_size * self.hidden_size
 

@@ -79,6 +79,7 @@ def _passes_s(size: ModelSize, probe: DeviceProbe, form: str) -> dict[int, float
 # Bytes that a weight takes in a file, scales and all; blocks of four bits with a head of eight.
 _BYTES_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.1, "w8a16": 1.1}
 _BYTES_IN_BLOCKS = 0.65
+_EXPERT_BYTES = 0.625  # of a weight that is rounded to four bits, with a scale for each 32 and no minimum
 _NPU_BYTES = 2.0  # half floats
 _NPU_CONTEXT = 1024
 
@@ -158,17 +159,23 @@ def file_bytes(entry: CatalogEntry) -> int:
     """The most that the weights file takes in the precision of the entry."""
     if isinstance(entry.source, CatalogFile):
         return int(SOURCE_GROWTH * entry.source.bytes)
-    return bytes_of_shape(entry.shape, entry.precision)
+    return bytes_of_shape(entry.shape, entry.precision, has_minima=bool(entry.gguf))
 
 
-def bytes_of_shape(shape: Shape, precision: str) -> int:
-    """The most that weights of a shape take in a precision; embedding and head are never in 4 bits."""
+def bytes_of_shape(shape: Shape, precision: str, *, has_minima: bool = False) -> int:
+    """The most that weights of a shape take in a precision; embedding and head are never in 4 bits.
+
+    has_minima: They come in 4 bits as a GGUF file has them. An export keeps experts with minima in 8 bits.
+    """
     per_weight = BYTES_PER_WEIGHT[precision]
     vocabulary = max(per_weight, BYTES_PER_WEIGHT["int8"]) * shape.num_vocabulary_weights
     rotary_tables = 4 * shape.context_length * shape.head_dim
-    return (
-        int(per_weight * shape.num_matrix_weights + vocabulary) + rotary_tables + _gathered_bytes(shape, precision)
-    )
+    experts = per_weight
+    if precision == "int4":
+        experts = BYTES_PER_WEIGHT["int8"] if has_minima else _EXPERT_BYTES
+    matrices = per_weight * (shape.num_matrix_weights - shape.num_expert_weights)
+    matrices += experts * shape.num_expert_weights
+    return int(matrices + vocabulary) + rotary_tables + _gathered_bytes(shape, precision)
 
 
 def _gathered_bytes(shape: Shape, precision: str) -> int:
@@ -214,7 +221,8 @@ def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None 
 
 def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> ModelSize:
     shape = entry.shape
-    num_bytes = file_bytes(entry) if precision == "source" else bytes_of_shape(shape, precision)
+    is_usual = precision in ("source", entry.precision)
+    num_bytes = file_bytes(entry) if is_usual else bytes_of_shape(shape, precision)
     num_layers, num_cached = shape.num_layers, shape.num_cached_layers or shape.num_layers
     kv_cache = KVCache(
         num_layers=num_layers,

@@ -1,7 +1,7 @@
 """What the catalogue says, against what follows from it."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -101,6 +101,15 @@ def test_forecast_of_a_known_export_is_an_upper_bound() -> None:
     assert 1_201_264_000 <= file_bytes(CATALOG["qwen2.5-coder-1.5b"]) < 1.06 * 1_201_264_000
     shape = CATALOG["qwen2.5-coder-1.5b"].shape
     assert bytes_of_shape(shape, "int4") < bytes_of_shape(shape, "int8") < bytes_of_shape(shape, "fp16")
+
+
+def test_experts_in_four_bits_are_foreseen_by_what_their_kernel_takes() -> None:
+    """Two layers of gpt-oss-20b in int4 took 2,069 MB as export wrote them (docs/log/exactness.md)."""
+    entry = CATALOG["gpt-oss-20b"]
+    shape = replace(entry.shape, num_layers=2, other_weights=entry.shape.other_weights // 12, context_length=8192)
+    assert 2_069_000_000 <= bytes_of_shape(shape, "int4") < 1.2 * 2_069_000_000
+    from_gguf = CATALOG["qwen3-30b-a3b"]  # whose experts take 8 bits
+    assert file_bytes(from_gguf) > 1.7 * bytes_of_shape(from_gguf.shape, "int4")
 
 
 def test_memory_grows_with_the_model() -> None:
