@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from compare_with_cpu import compare_texts
 
 from device_figures.models import Checked, LeftOut
-from device_figures.page import Figure
+from device_figures.page import Figure, name_mode
 from device_figures.peak_memory import record_peak_memory
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import EVEN_WIDTHS
@@ -69,9 +69,11 @@ def answer_plainly(checked: Checked, precision: str) -> Iterator[Figure]:
         yield _find_new_widths(f"{precision}, plain", engine, opened, passes)
         passes.clear()
         speed = _speed(engine.generate(_PROMPT, max_tokens=checked.num_tokens, temperature=0.0))
+        mode = name_mode(is_deterministic=engine.is_deterministic)
     pass_s, gap_s = _pass_and_gap_s(passes[-checked.num_tokens + 1 :])
     yield Figure(
-        f"{precision}: plain {speed:.1f} tokens/s, {1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
+        f"{precision}, {mode}: plain {speed:.1f} tokens/s, "
+        f"{1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
         {"form": precision, "tokens_per_second": speed, "pass_s": pass_s, "gap_s": gap_s},
         f"{1e3 * gap_s:.2f} ms of the host's work lie between two passes in {precision}, and 0.1 are wanted: "
         "profile decoding/scheduler.py on this machine (bench/overhead.py)"
@@ -119,7 +121,8 @@ def answer_with_recordings(checked: Checked, precision: str) -> Iterator[Figure]
         speeds.append(_speed(answer))
         texts.append(answer.token_ids)
         yield Figure(
-            f"{precision}, {'replayed' if is_recording else 'not recorded'}: {speeds[-1]:.1f} tokens/s, "
+            f"{precision}, {name_mode(is_deterministic=False)}, "
+            f"{'replayed' if is_recording else 'not recorded'}: {speeds[-1]:.1f} tokens/s, "
             f"{1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
             {"form": precision, "is_recording": is_recording, "pass_s": pass_s, "gap_s": gap_s},
         )
@@ -180,14 +183,15 @@ def _compare(engine: Any, num_tokens: int, name: str, sampling: SamplingParams) 
     if sampling == SamplingParams():
         prompt = engine.encode(_PROMPT)
         text = compare_texts(prompt, plain.token_ids, fast.token_ids, engine.target, _DRAFT_LENGTH + 1)
-    stats = fast.stats
+    stats, mode = fast.stats, name_mode(is_deterministic=engine.is_deterministic)
     accepted = "-" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.0%}"
     return Figure(
-        f"{name}: {_speed(fast):.1f} tokens/s, plain {_speed(plain):.1f} ({ratio:.2f}; first answers "
+        f"{name}, {mode}: {_speed(fast):.1f} tokens/s, plain {_speed(plain):.1f} ({ratio:.2f}; first answers "
         f"{first_fast:.1f} and {first:.1f}); {accepted} accepted, {stats.tokens_per_pass:.2f} a pass, both at "
         f"work {stats.overlap:.0%}; text {text}",
         {
             "name": name,
+            "mode": mode,
             "tokens_per_second": _speed(fast),
             "plain_tokens_per_second": _speed(plain),
             "acceptance_rate": stats.acceptance_rate,

@@ -36,6 +36,11 @@ def format_machine(document: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def name_mode(*, is_deterministic: bool) -> str:
+    """The mode that a figure is of; deterministic, with one text whatever drafts, is the default if it holds."""
+    return "deterministic" if is_deterministic else "not deterministic"
+
+
 def format_memory(total: int | None, free: int | None) -> str:
     if total is None or free is None:
         return "no memory of its own"

@@ -74,7 +74,7 @@ PARTS = (
     Part("text drafters, source", 60, partial(answer_with_text_drafters, precision="source")),
     Part("prepare drafter", 60, partial(_prepare, precision="drafter")),
     Part("schedules, source", 60, partial(answer_in_schedules, precision="source")),
-    Part("prompts, source", 30, partial(time_prompts, precision="source")),
+    Part("prompts, source", 60, partial(time_prompts, precision="source")),
     Part("text drafters, fp16", 60, partial(answer_with_text_drafters, precision="fp16")),
     Part("schedules, fp16", 60, partial(answer_in_schedules, precision="fp16")),
     *_parts_of_form("int4")[:2],

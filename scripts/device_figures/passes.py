@@ -13,7 +13,7 @@ import numpy as np
 from compare_with_cpu import compare_with_cpu
 
 from device_figures.models import Checked, LeftOut
-from device_figures.page import Figure, by_width
+from device_figures.page import Figure, by_width, name_mode
 from edgespec.errors import EdgeSpecError
 from edgespec.memory.free_memory import free_memory
 from edgespec.runtimes import cuda
@@ -39,9 +39,9 @@ _PROMPTS = (50, 200, 500, 1000, 1500)
 _CPU_GROWTH, _RESERVE_BYTES = {"fp16": 2.0}, 2 << 30  # the CPU widens half floats
 
 
-def open_target(target: ModelFolder, device: Device) -> Any:
+def open_target(target: ModelFolder, device: Device, *, deterministic: bool = False) -> Any:
     """A decoder whose passes are started anew each time, not replayed."""
-    return open_model(target, replace(device, records_passes=False))
+    return open_model(target, replace(device, records_passes=False), deterministic=deterministic)
 
 
 def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:
@@ -54,7 +54,8 @@ def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:
     strays = find_strays(placement, device, target.manifest.kv_cache.num_layers)
     widths = decoder.can.widths
     yield Figure(
-        f"opened in {opened_s:.1f} s; {format_placement(placement)}; passes of up to {decoder.max_pass_tokens} "
+        f"opened in {opened_s:.1f} s, {name_mode(is_deterministic=False)}; "
+        f"{format_placement(placement)}; passes of up to {decoder.max_pass_tokens} "
         f"tokens are right, padded to widths {', '.join(map(str, widths)) or '(none)'}",
         {"opened_s": opened_s, "max_pass_tokens": decoder.max_pass_tokens, "widths": widths},
         strays and f"{strays}: each costs a copy to the host and back in every pass",
@@ -110,7 +111,8 @@ def time_passes(checked: Checked, precision: str, *, has_other_kernels: bool = F
     opened_s = perf_counter() - started_s
     first_s, near_s = _time_widths(decoder, _NEAR, _WIDTHS)
     yield Figure(
-        f"{name}, opened in {opened_s:.1f} s; ms a pass after {_NEAR} tokens by rows, and in passes of one: "
+        f"{name}, {name_mode(is_deterministic=False)}, opened in {opened_s:.1f} s; "
+        f"ms a pass after {_NEAR} tokens by rows, and in passes of one: "
         f"{by_width(near_s, of_one=True)}",
         {"form": name, "opened_s": opened_s, "passes_s": near_s},
         f"four rows take {near_s[4] / near_s[1]:.2f} times one row in {name}: a draft has to be accepted more "
@@ -206,8 +208,14 @@ def _row_sums(decoder: Any) -> dict[int, tuple[int, ...]]:
 
 
 def time_prompts(checked: Checked, precision: str) -> Iterator[Figure]:
-    """Prompts by length, each the first time and again."""
-    decoder = open_target(checked.form(precision), checked.device)
+    """Prompts by length, each the first time and again, in the mode with one text, the default, and without it."""
+    for deterministic in (True, False):
+        decoder = open_target(checked.form(precision), checked.device, deterministic=deterministic)
+        yield from _time_prompts(decoder, name_mode(is_deterministic=deterministic))
+        del decoder
+
+
+def _time_prompts(decoder: Any, mode: str) -> Iterator[Figure]:
     for i, num_tokens in enumerate(_PROMPTS):
         taken_s = []
         for again in range(3):
@@ -217,9 +225,9 @@ def time_prompts(checked: Checked, precision: str) -> Iterator[Figure]:
             taken_s.append(perf_counter() - started_s)
         first_s, later_s = taken_s[0], min(taken_s[1:])
         yield Figure(
-            f"a prompt of {num_tokens}: {1e3 * first_s:.1f} ms first, {1e3 * later_s:.1f} later "
+            f"{mode}, a prompt of {num_tokens}: {1e3 * first_s:.1f} ms first, {1e3 * later_s:.1f} later "
             f"({num_tokens / later_s:.0f} tokens/s)",
-            {"num_tokens": num_tokens, "first_s": first_s, "later_s": later_s},
+            {"mode": mode, "num_tokens": num_tokens, "first_s": first_s, "later_s": later_s},
             f"the first prompt of {num_tokens} tokens took {first_s / later_s:.1f} times a later one: it met a "
             "width or a size of the cache that had not run; see runtimes/pass_shapes.py"
             if first_s > 2 * later_s and first_s - later_s > 0.01

@@ -17,7 +17,7 @@ from device_figures.answers import answer_plainly, answer_with_recordings
 from device_figures.models import Checked
 from device_figures.page import Figure, format_machine, format_memory
 from device_figures.parts import PARTS, Part, find_parts, run_apart, run_here
-from device_figures.passes import compare_rows_by_width, find_placement, time_passes
+from device_figures.passes import compare_rows_by_width, find_placement, time_passes, time_prompts
 from fake_cuda import FakeGpu, install
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
@@ -180,6 +180,17 @@ def test_passes_of_all_widths_are_timed_on_a_gpu(gpu: FakeGpu, checked: Checked)
     assert set(far.values["far_s"]) == {1, 8}
     (other, *_) = time_passes(checked, "source", has_other_kernels=True)
     assert other.values["form"] == "source, fpA_intB"
+
+
+@pytest.mark.slow
+def test_prompts_are_read_in_the_mode_of_users_and_without_it(
+    gpu: FakeGpu, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device_figures.passes._PROMPTS", (200,))
+    own, other = time_prompts(checked, "source")
+    assert (own.values["mode"], other.values["mode"]) == ("deterministic", "not deterministic")
+    assert own.text.startswith("deterministic, a prompt of 200: ")
+    assert gpu.widths.count(16) > 3 * 200 // 16
 
 
 @pytest.mark.slow
