@@ -320,12 +320,12 @@ class Lacking(NamedTuple):
         return f"{self.part}: {self.runtime}. The nearest that is read is {self.nearest}"
 
 
-_ANY = "it takes no newer ONNX Runtime, and edgespec does not write it yet"
+_ANY = "ONNX Runtime could compute it, and edgespec does not write it"
 _NEW = "ONNX Runtime has an operator for it, LinearAttention, and edgespec does not write it"
 _NONE = "no ONNX Runtime up to 1.32 computes all of it"
 GATED_EXPERTS = Lacking(
     "experts whose gates are GELUs",
-    "ONNX Runtime computes them from 1.32 on for CUDA alone, and edgespec does not write them yet",
+    "ONNX Runtime computes them from 1.32 on for CUDA alone, and edgespec does not write them",
     "a Gemma 4 without experts, as 12B or E4B",
 )
 # What families that are not read need, by the starts of their names.
@@ -367,28 +367,44 @@ _LACKING = {
         "GLM-4.5-Air or Qwen3-30B-A3B",
     ),
     ("llama4",): Lacking("experts that sigmoids choose, in every other layer", _ANY, "Qwen3-30B-A3B"),
-    ("bert", "roberta", "modernbert", "t5", "whisper"): Lacking(
-        "tokens that see those behind them: it writes no text", _ANY, "Qwen3-Embedding, for vectors of texts"
-    ),
 }
 
-# What is no model by itself, by the starts of the names in GGUF files.
+_READ = (
+    "edgespec reads models of text, and the text part of Gemma 3 and 4, Mistral 3, Qwen2-VL to Qwen3-VL, Qwen3.5 "
+    "and LFM2-VL"
+)
+_SOUND = ("whisper", "wav2vec2", "hubert", "voxtral", "qwen2_audio", "granite_speech")
+_PICTURES = ("llava", "siglip", "vit", "idefics", "paligemma", "smolvlm", "internvl", "mllama", "blip", "lfm2_vl")
+# What is no decoder of text by itself, by the starts of its names.
 _PARTS = {
     ("clip",): "the part of a model that sees or hears; give the file of its text part",
     ("eagle3", "dflash", "dspark", "gemma4-assistant"): (
         "a drafting head, which is read from safetensors alone; give --drafter its folder or hub id"
     ),
+    ("bert", "nomic-bert", "jina-bert", "modern-bert", "modernbert", "roberta", "xlm-roberta", "distilbert"): (
+        "a model that reads text and writes none; for vectors of texts, Qwen3-Embedding is read"
+    ),
+    _SOUND: f"a model that takes sound; {_READ}",
+    _PICTURES: f"a model that takes pictures; {_READ}",
+    ("qwen2_5_omni", "qwen3_omni"): f"a model that takes pictures and sound; {_READ}",
+    ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus"): (
+        "a model with an encoder beside its decoder; edgespec reads models that write text with a decoder alone"
+    ),
 }
 
 
-def family_of(path: object, architecture: str, advice: str = "") -> Family:
-    """The differences of a family. Raises SourceError: It is not read, with what it needs where that is known."""
+def family_of(path: object, architecture: str, advice: str = "", taken: str = "") -> Family:
+    """The differences of a family of models, which take what is named beside text.
+
+    Raises SourceError: It is not read, with what it needs where that is known.
+    """
     if architecture in FAMILIES:
         return FAMILIES[architecture]
     if part := next((part for starts, part in _PARTS.items() if architecture.startswith(starts)), None):
         raise SourceError(f"{path} is {part}")
     needs = next((need for starts, need in _LACKING.items() if architecture.startswith(starts)), None)
-    lacking, advice = (f", which needs {needs}", "") if needs else ("", advice)
+    need = f"needs {needs}" if needs else f"takes {taken}" if taken else ""
+    lacking, advice = (f", which {need}", "") if need else ("", advice)
     near = get_close_matches(architecture, FAMILIES, cutoff=_NEAR) if not needs else []
     newer = f"; near it by name are {', '.join(near)}, and a newer edgespec may read it" if near else ""
     known = ", ".join(FAMILIES)
@@ -401,4 +417,6 @@ def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[st
     if architecture == "granitemoehybrid" and settings.get("num_local_experts"):
         architecture = "granitemoehybrid_moe"
     advice = f". Others may go through PyTorch, in fp32: {THROUGH_PYTORCH}"
-    return architecture, family_of(path, architecture, advice)
+    parts = {"vision_config": "pictures", "audio_config": "sound"}
+    taken = " and ".join(word for key, word in parts.items() if settings.get(key))
+    return architecture, family_of(path, architecture, advice, taken)

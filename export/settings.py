@@ -46,8 +46,9 @@ class SourceSettings:
         if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
             value = value[0]  # of each layer, as newer converters write some
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
+            found = "missing" if value is None else repr(value)
             raise SourceError(
-                f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number below {_LARGEST:g}"
+                f"{self.path}: {self.prefix}{key} is {found}, wanted a positive number below {_LARGEST:g}"
             )
         return value
 

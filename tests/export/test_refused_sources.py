@@ -275,7 +275,7 @@ def test_attention_that_no_kernel_runs_is_refused_before_anything_is_written(
             {"max_position_embeddings": 10**9},
             "max_position_embeddings is 1000000000, wanted a whole number below",
         ),
-        ({"intermediate_size": None}, ": intermediate_size is None"),
+        ({"intermediate_size": None}, ": intermediate_size is missing"),
     ],
 )
 def test_config_that_does_not_suit_the_weights_is_refused(
@@ -519,7 +519,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "factor is None"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "scaling 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "rotates 8 of the 16"),
         ({"use_sliding_window": True}, "use_sliding_window"),
@@ -528,7 +528,8 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"eos_token_id": [[1]]}, "cannot be understood"),
         ({"eos_token_id": "abc"}, "special token ids"),
         ({"hidden_size": 128}, "its settings require"),
-        ({"model_type": "bert"}, "bert"),
+        ({"model_type": "bert"}, "is a model that reads text and writes none"),
+        ({"model_type": "qwen9", "vision_config": {}, "audio_config": {"a": 1}}, "'qwen9', which takes sound"),
     ],
 )
 def test_odd_settings_are_refused_in_words(tmp_path: Path, change: dict[str, object], words: str) -> None:

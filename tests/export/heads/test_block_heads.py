@@ -288,7 +288,7 @@ def test_settings_that_lie_or_are_missing_are_refused(tmp_path: Path, target: Pa
     own = {"mask_token_id": tiny.VOCAB, "target_layer_ids": [0, 1]}
     assert "wanted a token id below" in refusal(dflash, tmp_path / "f", target, dflash_config=own)
     kinds: dict[str, Any] = {**tiny_blocks.LAYERS_CONFIG, "layer_types": ["sliding_attention"] * 2}
-    assert "sliding_window is None" in refusal(given, tmp_path / "g", target, transformer_layer_config=kinds)
+    assert "sliding_window is missing" in refusal(given, tmp_path / "g", target, transformer_layer_config=kinds)
     kinds |= {"layer_types": ["chunked_attention"] * 2}
     assert "layer_types is ['chunked" in refusal(given, tmp_path / "i", target, transformer_layer_config=kinds)
     assert "embedding of its target" in refusal(given, tmp_path / "h", target, aux_hidden_state_layer_ids=[0, 2])
@@ -374,7 +374,7 @@ def test_parts_of_dflash2_that_are_missing_or_do_not_fit_are_refused(tmp_path: P
         assert f"no tensor {name}" in refused(name, (name,))
     assert "conv_group_size is 7" in refused("a", conv_group_size=7)
     assert "kernel_projection.weight is 32×64, wanted 64×64" in refused("b", conv_group_size=4)
-    assert "selector_top_k is None" in refused("c", selector_top_k=None)
+    assert "selector_top_k is missing" in refused("c", selector_top_k=None)
     assert "which no dflash head uses" in refused("d", conv_kernel_size=0)
 
 
