@@ -31,6 +31,11 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _environment_lock = Lock()
 _log = logging.getLogger(__name__)
 RECURRENT_OPERATOR = "LinearAttention"
+# What CUDA and WebGPU say of a GPU that another program holds, or that stays lost until the process ends.
+_LOST = (
+    "busy or unavailable", "unspecified launch failure", "illegal memory access", "driver shutting down",
+    "device is lost", "device was lost",
+)  # fmt: skip
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
@@ -250,7 +255,11 @@ def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = Ed
     """An error of edgespec's own for one that ONNX Runtime raised."""
     if is_memory_error(error):
         return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
-    return kind(f"ONNX Runtime failed {doing}: {error}")
+    is_lost = any(words in str(error).lower() for words in _LOST)
+    advice = (
+        "; the GPU or its driver gave up, or another program holds it: try again, or use --device cpu" * is_lost
+    )
+    return kind(f"ONNX Runtime failed {doing}: {error}{advice}")
 
 
 def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_cuda import ARENA, KERNEL, FakeGpu, install
 
-from edgespec import MemoryExhausted, load
+from edgespec import EdgeSpecError, MemoryExhausted, load
 from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
@@ -108,6 +108,13 @@ def test_a_pass_that_is_refused_ends_the_answer_and_the_next_one_is_right(gpu: F
             engine.generate("an " + PROMPT, max_tokens=40)
         gpu.passes = iter(())
         assert engine.generate(PROMPT, max_tokens=40).token_ids == wanted
+
+
+def test_a_gpu_that_is_lost_or_held_by_others_is_named_with_what_to_do(gpu: FakeGpu, model: Path) -> None:
+    with load(model, device="cuda", drafter="none") as engine:
+        gpu.passes = forever(KERNEL + "CUDA failure 46: CUDA-capable device(s) is/are busy or unavailable", 9)
+        with pytest.raises(EdgeSpecError, match="busy or unavailable; the GPU or its driver gave up, or another"):
+            engine.generate(PROMPT, max_tokens=40)
 
 
 def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, model: Path, tmp_path: Path) -> None:
