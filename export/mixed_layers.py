@@ -50,7 +50,7 @@ def mixed_from_huggingface(
 
 
 def _mamba_layers(family: Family, num_layers: int, others: Sequence[int], rule: MambaRule) -> dict[int, Layer]:
-    """Those without attention, or all of a family that has both in each layer."""
+    """The Mamba-2 layers by number: those without attention, or all where a family has both in each."""
     layers = range(num_layers) if family.has_both else others
     return dict.fromkeys(layers, Layer(rotary=None, mamba=rule, has_both=family.has_both))
 

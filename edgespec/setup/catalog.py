@@ -81,7 +81,7 @@ class Shape:
 
     @property
     def num_expert_weights(self) -> int:
-        """Of a model whose MLPs are all mixtures of experts."""
+        """How many weights all experts have, of a model whose MLPs are all mixtures of experts."""
         return 0 if self.intermediate_size else self.other_weights
 
     @property

@@ -97,7 +97,7 @@ class ModelHome:
         return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
 
     def place_of(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
-        """As find(), also for a folder that lacks its manifest; raises as resolve() does."""
+        """The folder of a prepared model, also without its manifest, or None; raises as resolve() does."""
         wanted = _Wanted(form, split_precision(model)[1], is_prepared=True, may_be_damaged=True, **about)
         return self._resolve(model, wanted)
 
@@ -127,7 +127,7 @@ class ModelHome:
         return ""
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
-        """As resolve() does; None where the model is not prepared and may not be prepared now."""
+        """A model's folder, or None where it may not be prepared now; raises as resolve() does."""
         if not (model := self.presets.model_of(model)).strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, _ = split_precision(model)

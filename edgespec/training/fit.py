@@ -288,7 +288,7 @@ class Trainer:
             )
 
     def _rate(self, number: int, share: float) -> float:
-        """Of learning in a batch, after a share of the training."""
+        """The step size of a batch of so many rows, once a share of the training is done."""
         slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
         return self._recipe.rate * sqrt(self._num_rows / _ROWS) * min(1.0, (number + 1) / _WARM_UP) * slope
 

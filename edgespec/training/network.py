@@ -83,7 +83,7 @@ class HeadShape:
 
     @property
     def num_weights(self) -> int:
-        """Those that a draft reads: of a table of tokens that is one row."""
+        """How many weights one draft reads, but for its row of the table of tokens (MARKOV_ROWS)."""
         return sum(prod(size) for name, size in self.weights.items() if name != MARKOV_ROWS)
 
 
@@ -142,7 +142,7 @@ class Network:
         return self._norm(x, FINAL_NORM)
 
     def logits(self, states: "Tensor", tokens: "Tensor", columns: "Tensor | None" = None) -> "Tensor":
-        """Of what follows each token, [rows, draft_vocab_size], from its state, [rows, hidden_size].
+        """The logits of what follows each token, [rows, draft_vocab_size], from its state, [rows, hidden_size].
 
         columns: Those to compute, if not all.
         """

@@ -32,8 +32,7 @@ ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq
 ROPE |= {"original_max_position_embeddings": 64, "rope_theta": 500000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
 # Gated DeltaNet layers, one of attention, and experts with a shared one.
-_DELTA_EXPERTS = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+_DELTA = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -41,6 +40,10 @@ _DELTA_EXPERTS = {
     "linear_value_head_dim": 24,
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+_DELTA_EXPERTS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **_DELTA,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 32,
     "num_experts": 6,
@@ -154,13 +157,7 @@ FAMILIES = {
         "model_type": "qwen3_5_text",
         "num_hidden_layers": 5,
         "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
-        "head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24,
-        "linear_conv_kernel_dim": 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        **_DELTA,
     },
     "lfm2_moe": {  # the first layer is dense
         "num_hidden_layers": 4,

@@ -243,7 +243,7 @@ def test_contents_are_lists_of_parts_for_roles_of_which_a_template_takes_these_a
 
 
 def test_bare_fields_of_a_text_are_filled() -> None:
-    """As the templates of Hunyuan 3 put their marks together."""
+    """The templates of Hunyuan 3 build their role marks by str.format with fields that have no number."""
     assert render("{{ '<think{}>{x}'.format(':a', x=2) }}", {}) == "<think:a>2"
 
 
