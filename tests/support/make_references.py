@@ -31,7 +31,7 @@ SHAPE = {
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE |= {"original_max_position_embeddings": 64, "rope_theta": 500000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
-# Gated DeltaNet layers, one of attention, and experts with a shared one.
+# Gated DeltaNet layers beside those of attention.
 _DELTA = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
@@ -41,6 +41,7 @@ _DELTA = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+# With one layer of attention, and experts with a shared one.
 _DELTA_EXPERTS = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     **_DELTA,
