@@ -118,7 +118,7 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
 
 
 def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None:
-    pydantic = pytest.importorskip("pydantic")
+    pydantic = pytest.importorskip("pydantic", reason="needs the package pydantic")
     made = pydantic.create_model("Lake", deep=(bool, ...), kind=(Kind, ...), seas=(dict[str, int] | None, None))
     lake = engine.generate(PROMPT, schema=made, max_tokens=80).parse()
     assert isinstance(lake, made)
@@ -209,7 +209,7 @@ def test_a_type_that_no_schema_can_say_is_refused_in_plain_words(kind: Any, said
 
 
 def test_a_pydantic_class_in_a_union_is_refused_in_plain_words() -> None:
-    pydantic = pytest.importorskip("pydantic")
+    pydantic = pytest.importorskip("pydantic", reason="needs the package pydantic")
     kind = pydantic.create_model("Lake", deep=(bool, ...))
     for union in (kind | int, list[kind | str]):
         with pytest.raises(FormatError, match="a pydantic class beside another type than None, which only a JSON"):

@@ -102,7 +102,7 @@ def as_process(monkeypatch: pytest.MonkeyPatch, folder: Path, lines: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+@pytest.mark.skipif(sys.platform == "win32", reason="starts a shell script, which Windows cannot")
 def test_a_part_that_is_cut_off_has_said_what_it_knew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A process that it has begun keeps its output open.
     as_process(monkeypatch, tmp_path, 'echo \'{"text": "one row: 2 ms"}\'; echo noise; sleep 60')
@@ -112,7 +112,7 @@ def test_a_part_that_is_cut_off_has_said_what_it_knew(monkeypatch: pytest.Monkey
     assert last.advice == "prepare source was cut off after 2 s"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+@pytest.mark.skipif(sys.platform == "win32", reason="starts a shell script, which Windows cannot")
 def test_a_part_whose_process_crashes_is_said_and_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ while not os.path.exists(os.environ["PIP_MAY_END"]):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make on the PATH")
 def test_make_chat_shows_what_is_fetched_and_begins_the_chat(tmp_path: Path) -> None:
     pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
     from terminal import Terminal

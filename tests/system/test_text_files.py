@@ -172,7 +172,7 @@ def test_a_pipe_is_read_to_its_end_unless_nobody_writes_to_it(tmp_path: Path) ->
     os.close(reading)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a device and a Unix socket, which Windows lacks")
 @pytest.mark.parametrize("path", ["/dev/zero", "folder", "socket"])
 def test_what_is_no_file_of_text_is_refused_at_once(tmp_path: Path, path: str) -> None:
     (tmp_path / "folder").mkdir()
