@@ -317,7 +317,7 @@ def weights_sent(hub: FakeHub) -> int:
 
 @pytest.mark.parametrize("face", FACES, ids=["chat", "pull", "export", "dry run"])
 @pytest.mark.parametrize(
-    "family, words",
+    ("family", "words"),
     [("whisper", "is a model that takes sound"), ("not_known_yet", "is of the family 'not_known_yet'")],
 )
 def test_a_family_that_is_not_read_is_refused_before_its_weights_are_fetched(
