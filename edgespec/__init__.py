@@ -93,6 +93,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.hub import can_fetch
     from edgespec.setup.inventory import CatalogModel, Inventory, PreparedModel
     from edgespec.setup.measure import profile_target
+    from edgespec.setup.ollama_models import pulled_names
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
     from edgespec.setup.plan_words import plan_in_words
@@ -194,6 +195,7 @@ _MODULES = {
     "setup.hub": "can_fetch",
     "setup.inventory": "CatalogModel Inventory PreparedModel",
     "setup.measure": "profile_target",
+    "setup.ollama_models": "pulled_names",
     "setup.open_model": "measure_ranges open_decoder open_with_states require_runtime",
     "setup.pair": "learned_files",
     "setup.plan_words": "plan_in_words",

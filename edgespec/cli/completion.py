@@ -100,7 +100,8 @@ def _presets(**_: Any) -> Iterable[str]:
 
 
 def _models(**_: Any) -> Iterable[str]:
-    return {*CATALOG, *_prepared_models(), *_presets()}
+    of_ollama = (f"ollama:{name}" for name in edgespec.pulled_names())
+    return {*CATALOG, *_prepared_models(), *_presets(), *of_ollama}
 
 
 def _drafters(**_: Any) -> Iterable[str]:

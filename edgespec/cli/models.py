@@ -91,6 +91,8 @@ def _list(options: argparse.Namespace) -> None:
     head = ["TO BEGIN WITH", "ON", "MEMORY", "WHY", "DRAFTER"]
     advised = sorted((each for each in catalogue if each.machine_gb), key=lambda each: each.machine_gb)
     lines = [*table(width, [], head, *map(_advice_row, advised)), "", *lines]
+    if of_ollama := [f"ollama:{name}" for name in edgespec.pulled_names()]:
+        lines = [f"models of ollama, which are used where they lie: {', '.join(of_ollama)}", "", *lines]
     if downloads:
         head = ["DOWNLOADED", "SIZE", "STATE"]
         note = "edgespec models prune deletes these downloads; prepared models do not need them"
@@ -107,6 +109,7 @@ def _list(options: argparse.Namespace) -> None:
         "prepared": [asdict(model) for model in found],
         "presets": presets,
         "downloads": [asdict(download) for download in downloads],
+        "ollama": of_ollama,
         "catalogue": {each.name: asdict(each) for each in catalogue},
     }
     print_result(options, document, *lines)

@@ -84,11 +84,15 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a source was fetched from, if that is known, and the licence of that place."""
+    """Where a source was fetched from, if that is known, and the licence of that place.
+
+    name: What users call it, where its file is called otherwise.
+    """
 
     repository: str | None = None
     revision: str | None = None
     license: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,7 @@ class Source:
         """This source with where it was fetched from; a licence that it states itself comes first."""
         return replace(
             self,
+            name=origin.name or self.name,
             repository=origin.repository,
             revision=origin.revision,
             license=self.license or origin.license,

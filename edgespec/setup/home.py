@@ -26,7 +26,7 @@ from edgespec.errors import (
 from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
-from edgespec.setup import genai
+from edgespec.setup import genai, ollama_models
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
@@ -140,6 +140,9 @@ class ModelHome:
                 return self._prepare(name, wanted, entry.precision, lambda judge: self._fetch(entry, judge))
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
                 return self._from_path(path.resolve(), wanted)
+            if name.startswith(ollama_models.PREFIX):
+                pulled = ollama_models.find_pulled(name)
+                return self._prepare(pulled.folder_name, wanted, "source", lambda judge: pulled.source)
             if hub_id := _hub_id(name):
                 fetch = partial(self._hub.fetch, hub_id, "main")
                 return self._prepare(hub_id.name, wanted, "source", fetch)
@@ -213,7 +216,10 @@ class ModelHome:
             return f"there is no file or folder {path} (seen from {Path.cwd()}); check its name"
         near = near_names(model, (*CATALOG, *filter(self._own_folder, self.names())))
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        meant += "names here have no tags, as those of ollama have; " if ":" in split_precision(model)[0] else ""
+        if {model, f"{model}:latest"} & {*ollama_models.pulled_names()}:
+            meant = f"ollama has it here, so name it {ollama_models.PREFIX}{model}; {meant}"
+        elif ":" in split_precision(model)[0]:
+            meant += "names here have no tags, as those of ollama have; "
         if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
             meant = f"did you mean the drafter {drafter[0]}? {meant}"
         return (
@@ -226,13 +232,13 @@ class ModelHome:
         name = split_precision(model)[0].removeprefix(f"{self.models}{os.sep}")
         if source := self._noted_source(name):
             return f"edgespec export {quote(source)} --name {quote(name)}"
-        is_source = name in CATALOG or os.path.isfile(name) or _hub_id(name) is not None
+        is_source = os.path.isfile(name) or _is_named(name)
         return f"edgespec models pull {quote(model)}" if is_source else ""
 
     def _noted_source(self, name: str) -> str | None:
         """The source of a model of this home, which may be gone; None where it is unknown or gone."""
         source = source_of(self.path, name)
-        return source if source and (os.path.exists(source) or source in CATALOG or _hub_id(source)) else None
+        return source if source and (os.path.exists(source) or _is_named(source)) else None
 
     def locate(self, source: str, revision: str | None = None, judge: Judge | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
@@ -249,6 +255,8 @@ class ModelHome:
             raise UsageError(
                 f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
             )
+        if source.startswith(ollama_models.PREFIX):
+            return ollama_models.find_pulled(source).source
         if source in CATALOG and not Path(source).exists():
             return self._fetch(CATALOG[source], judge)
         if not Path(source).exists():
@@ -440,7 +448,7 @@ class ModelHome:
         manifest = export_model(source.path, output, **settings)
         self.note_export(source, is_checked=manifest.check is not None)
         if output.parent == self.models and source.origin.repository is None:
-            note_source(self.path, output.name, str(source.path.absolute()))
+            note_source(self.path, output.name, source.origin.name or str(source.path.absolute()))
         return manifest
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
@@ -476,6 +484,11 @@ def _hub_id(name: str) -> HubId | None:
     """The hub id that name is, unless a file or folder has that name."""
     hub_id = parse_hub_id(name)
     return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
+
+
+def _is_named(source: str) -> bool:
+    """True if a source is no path, but a name of the catalogue, of the hub or of ollama."""
+    return source in CATALOG or source.startswith(ollama_models.PREFIX) or _hub_id(source) is not None
 
 
 def _repository(folder: Path) -> str | None:
