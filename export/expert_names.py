@@ -1,43 +1,22 @@
-"""Names of routers and experts in checkpoints, by family, and in GGUF files."""
+"""Names of routers and experts in checkpoints and in GGUF files."""
 
 from collections.abc import Mapping
 
-# Of a mixture of experts, by family: the name of each matrix and what it holds. {number} is the one expert that a
-# matrix is of; one without it holds all experts, one after another. With * the rows of its parts take turns, and
-# with T each expert is transposed.
+# Of a mixture of experts the name of each matrix and what it holds. {number} is the one expert that a matrix is
+# of; one without it holds all experts, one after another. With * the rows of its parts take turns, and with T each
+# expert is transposed.
 PARTS = ("gate", "up", "down")
 _Held = Mapping[str, tuple[str, ...]]
-_NUMBERED: _Held = {f"mlp.experts.{{number}}.{part}_proj": (part,) for part in PARTS}
-MLP_EXPERTS: _Held = {"mlp.gate": ("router",), **_NUMBERED}
+MLP_EXPERTS: _Held = {
+    "mlp.gate": ("router",),
+    **{f"mlp.experts.{{number}}.{part}_proj": (part,) for part in PARTS},
+}
 STACKED: _Held = {
     "mlp.gate": ("router",),
     "mlp.experts.gate_up_proj": ("gate", "up"),
     "mlp.experts.down_proj": ("down",),
 }
 TURNED: _Held = {name: parts if name == "mlp.gate" else ("T", *parts) for name, parts in STACKED.items()}
-_GRANITE: _Held = {
-    "block_sparse_moe.router.layer": ("router",),
-    "block_sparse_moe.input_linear": ("gate", "up"),
-    "block_sparse_moe.output_linear": ("down",),
-}
-EXPERT_NAMES: dict[str, _Held] = {
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "glm4_moe", "dots1"), MLP_EXPERTS),
-    "hunyuan_v1_moe": {"mlp.gate.wg": ("router",), **_NUMBERED},
-    **dict.fromkeys(("qwen3_5_moe", "qwen3_next"), MLP_EXPERTS),
-    **{
-        family: {f"{block}.gate": ("router",)}
-        | {f"{block}.experts.{{number}}.w{n}": (part,) for n, part in zip((1, 3, 2), PARTS, strict=True)}
-        for family, block in (
-            *(("mixtral", "block_sparse_moe"), ("minimax_m2", "block_sparse_moe"), ("lfm2_moe", "feed_forward")),
-        )
-    },
-    **dict.fromkeys(("granitemoe", "granitemoehybrid_moe"), _GRANITE),
-    "gpt_oss": {
-        "mlp.router": ("router",),
-        "mlp.experts.gate_up_proj": ("T", "*", "gate", "up"),
-        "mlp.experts.down_proj": ("T", "down"),
-    },
-}
 GGUF_EXPERTS: _Held = {"ffn_gate_inp": ("router",)} | {f"ffn_{part}_exps": (part,) for part in PARTS}
 GGUF_STACKED: _Held = {"ffn_gate_inp": ("router",), "ffn_gate_up_exps": ("gate", "up"), "ffn_down_exps": ("down",)}
 # What a layer with experts may have beside them: its names in a GGUF file, and in checkpoints.

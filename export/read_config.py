@@ -25,27 +25,8 @@ from edgespec.export.tensors import StoredTensor, Tensors
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
 
-# Names of families in GGUF files, where they differ from model types of transformers.
-_GGUF_NAMES = {
-    "qwen3moe": "qwen3_moe",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "mistral3": "ministral3",
-    "gpt-oss": "gpt_oss",
-    "qwen35": "qwen3_5",
-    "qwen2moe": "qwen2_moe",
-    "hunyuan-moe": "hunyuan_v1_moe",
-    "ernie4_5-moe": "ernie4_5_moe",
-    "lfm2moe": "lfm2_moe",
-    "glm4moe": "glm4_moe",
-    "qwen35moe": "qwen3_5_moe",
-    "qwen3next": "qwen3_next",
-    "minimax-m2": "minimax_m2",
-    "granitehybrid": "granitemoehybrid",
-    "falcon-h1": "falcon_h1",
-    "qwen2vl": "qwen2",
-    "qwen3vl": "qwen3",
-    "qwen3vlmoe": "qwen3_moe",
-}
+# The families by their names in GGUF files, where these differ from model types of transformers.
+_GGUF_NAMES = {stored: name for name, family in FAMILIES.items() for stored in family.gguf_names}
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
     *(

@@ -14,7 +14,6 @@ from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.expert_names import (
     BESIDE_EXPERTS,
-    EXPERT_NAMES,
     GGUF_EXPERTS,
     GGUF_STACKED,
     MLP_EXPERTS,
@@ -375,7 +374,7 @@ def _expert_tensors(
         name = next((name for name in names if name in stored), names[0])
         return take(name, rows, columns) if name in stored or need in needs else None
 
-    prefix, held = ("blk", GGUF_EXPERTS) if is_gguf else ("model.layers", EXPERT_NAMES[config.architecture])
+    prefix, held = ("blk", GGUF_EXPERTS) if is_gguf else ("model.layers", family.experts)
     for i, part in product(range(routing.num_dense), PARTS):
         role = f"{{i}}.{part}"
         name = family.names.get(role, _TENSOR_NAMES[role])[column].format(i=i)

@@ -1,14 +1,13 @@
 """The models that have a name, as catalog.toml lists them, and other drafters, as known_drafters.toml does."""
 
 import re
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Literal
 
 from edgespec.system.split_files import whole_name
+from edgespec.system.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +142,7 @@ def _entry(shape: dict[str, Any], source: dict[str, Any], **stated: Any) -> Cata
     return CatalogEntry(shape=Shape(**shape), source=found, **stated)
 
 
-def _read_table(name: str) -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-CATALOG = {name: _entry(**stated) for name, stated in _read_table("catalog.toml").items()}
+CATALOG = {name: _entry(**stated) for name, stated in read_table(__file__, "catalog.toml").items()}
 
 
 _STORED = re.compile(r"[-._](gguf|i?q\d[a-z0-9]*(_[a-z0-9]+)*|bf16|f16|f32|fp16|fp32|int4|int8)$")
@@ -221,8 +216,9 @@ class KnownDrafter:
 
 
 def _known(name: str, reported: tuple[dict[str, Any], ...] = (), **stated: Any) -> KnownDrafter:
-    stated["targets"] = tuple(stated["targets"])
     return KnownDrafter(name=name, reported=tuple(Reported(**each) for each in reported), **stated)
 
 
-KNOWN_DRAFTERS = tuple(_known(name, **stated) for name, stated in _read_table("known_drafters.toml").items())
+KNOWN_DRAFTERS = tuple(
+    _known(name, **stated) for name, stated in read_table(__file__, "known_drafters.toml").items()
+)

@@ -1,11 +1,9 @@
 """Two devices by their figures, and an upper bound of the speed of every schedule on them. Pure."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations_with_replacement
-from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import Meta
@@ -13,6 +11,7 @@ from msgspec import Meta
 from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.draft.overlap import expected_tokens
 from edgespec.errors import UsageError
+from edgespec.system.tables import read_table
 from edgespec.system.typed_json import read_as
 
 
@@ -96,7 +95,6 @@ def _best_mixture(one: tuple[float, float, float], other: tuple[float, float, fl
 
 Origin = Literal["published", "measured", "derived", "assumed"]
 _Positive = Annotated[float, Meta(gt=0)]
-_FILE = Path(__file__).with_name("machines.toml")
 
 
 Value = TypeVar("Value")
@@ -148,9 +146,7 @@ class PublishedMachine:
 
 def read_machines() -> dict[str, PublishedMachine]:
     """All of them by name, in the order of the file."""
-    with _FILE.open("rb") as file:
-        stated = tomllib.load(file)
-    return {name: read_as(PublishedMachine, each) for name, each in stated.items()}
+    return {name: read_as(PublishedMachine, each) for name, each in read_table(__file__, "machines.toml").items()}
 
 
 def find_machine(name: str) -> PublishedMachine:

@@ -42,3 +42,14 @@ def test_a_program_beside_a_checkout_finds_all_packages(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert ran.stderr == ""
     assert ran.stdout.split() == [str(tmp_path / name / "__init__.py") for name in ("export", "runtimes")]
+
+
+def test_tables_and_pages_beside_modules_are_in_the_wheel() -> None:
+    folders, listed = PROJECT["tool"]["setuptools"]["package-dir"], PROJECT["tool"]["setuptools"]["package-data"]
+    missing = []
+    for package, folder in folders.items():
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".toml", ".html", ".jsonl"):
+                within = ".".join([package, *path.parent.relative_to(ROOT / folder).parts])
+                missing += [] if path.name in listed.get(within, ()) else [str(path)]
+    assert missing == []
