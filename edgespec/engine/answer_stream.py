@@ -116,6 +116,7 @@ class _Reading:
             finally:
                 del error  # its traceback holds this frame
                 self._writer.close()
+                del self._writer  # which keeps drafter models open
 
 
 class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
@@ -249,7 +250,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 
     def _finish(self) -> None:
         if self._collected.detach():
-            self._on_end()
+            on_end, self._on_end = self._on_end, lambda: None  # it keeps drafter models open
+            on_end()
 
 
 async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[Chunk, None]:

@@ -124,10 +124,10 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def leave(self, ticket: Ticket) -> None:
-        """End an answer."""
+        """End an answer, which does not keep its models open from then on."""
         ticket.caller.rest()
         with self._lock:
-            ticket.is_working = False
+            ticket.is_working, ticket.interrupt = False, lambda: None
             if ticket in self._holders:
                 self._take_back(ticket)
                 self._changed.notify_all()
@@ -295,6 +295,7 @@ class RunAhead(Generic[Pass]):
         self._requests.put(None)
         if self._begun.acquire(blocking=False):  # nothing was started, so there is nothing to end
             self._passes.close()
+            self._ticket.interrupt = lambda: None
             return True
         if self._thread == get_ident():  # the garbage collector runs here
             return False
@@ -356,6 +357,8 @@ class RunAhead(Generic[Pass]):
         except BaseException as error:
             end = Made(error=end.error or error)
         self._queue.leave(self._ticket)
+        if self._is_stopped or self._ticket.is_cancelled:
+            end = Made()  # nobody wants the error, whose traceback keeps the models
         self._held.append(end)
         self.hand_over()
         has_ended(self._end_at_exit)

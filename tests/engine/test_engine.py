@@ -396,14 +396,19 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
         load(tiny_model, **arguments)
 
 
-def test_a_stream_that_nobody_read_keeps_no_model(tiny_model: Path) -> None:
+def test_streams_that_are_over_or_were_never_read_keep_no_model(tiny_model: Path) -> None:
     gc.collect()
     gc.disable()  # so that what only the collector of garbage would free is seen
     try:
         with load(tiny_model, drafter="none") as engine:
-            model, stream = ref(engine.target), engine.stream("the")
-            del stream
+            model, streams = ref(engine.target), [engine.stream("the", max_tokens=4) for _ in range(3)]
+            assert len(list(streams[0])) > 1
+            next(streams[1])
+            streams[1].close()
+        for stream in streams:
+            stream.close()
         assert model() is None
+        del streams
     finally:
         gc.enable()
 
@@ -415,7 +420,8 @@ def test_closing_frees_target_and_drafter_at_once(tiny_model: Path, tiny_drafter
     try:
         with load(tiny_model, drafter=str(tiny_drafter), schedule=schedule, draft_length=2) as engine:
             models = [ref(engine.target), *map(ref, engine._drafting.pool.decoders.values())]
-            assert len(engine.generate("the", max_tokens=8).token_ids) == 8
+            stream = engine.stream("the", max_tokens=8)  # held behind its end
+            assert sum(len(chunk.token_ids) for chunk in stream) == 8
         assert [model() for model in models] == [None, None]
     finally:
         gc.enable()

@@ -56,8 +56,11 @@ def test_an_answer_of_replays_is_that_of_plain_passes_and_leaves_nothing(gpu: Fa
     assert answer(model) == wanted
     assert gpu.num_replayed > 20
     assert gpu.num_recorded < 12
+    with load(model, device="cuda", drafter="ngram", deterministic=False) as engine:
+        held = engine.stream(PROMPT, max_tokens=9)
+        assert sum(len(chunk.token_ids) for chunk in held) == 9
     gc.collect()
-    assert gpu.used == gpu.kept == 0
+    assert gpu.used == gpu.kept == 0, "a stream that is over holds nothing"
 
 
 @pytest.mark.slow
