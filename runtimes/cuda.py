@@ -7,7 +7,7 @@ build on machines without a GPU alone (docs/log/devices.md).
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from threading import Condition
@@ -17,6 +17,7 @@ from edgespec.memory.device_memory import Nvidia
 from edgespec.runtimes.device_names import Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.plugins import Missing
+from edgespec.system.cancel import Cancel
 
 PROVIDER = "CUDAExecutionProvider"
 # What onnxruntime-gpu from the package index is built for, and the first driver that supports it.
@@ -111,28 +112,73 @@ def _one_node() -> bytes:
 
 
 class RecordingGate:
-    """Lets many threads use GPUs at once, or one alone: a recording is spoilt by taking memory beside it."""
+    """Lets passes and openings use GPUs at once, or one recording alone, which memory taken beside it would spoil.
+
+    A recording waits for passes, and passes that come later wait for it. Opening a model takes seconds: it waits
+    for the recording that is being made, and none begins meanwhile.
+    """
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._num_inside = 0
+        self._num_passes = self._num_openings = self._num_recorders = 0
+        self._is_recording = False
 
     @contextmanager
-    def beside_others(self) -> Iterator[None]:
+    def passing(self) -> Iterator[None]:
         with self._changed:
-            self._num_inside += 1
+            self._changed.wait_for(lambda: not self._num_recorders)
+            self._num_passes += 1
         try:
             yield
         finally:
             with self._changed:
-                self._num_inside -= 1
+                self._num_passes -= 1
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def opening(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._num_inside == 0)
+            self._num_openings += 1
+            self._changed.notify_all()  # recordings that wait are given up
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_recording)
             yield
+        finally:
+            with self._changed:
+                self._num_openings -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def recording(self) -> Iterator[bool]:
+        """True within the block if nothing else uses a GPU; False at once if a model is being opened."""
+        with self._changed:
+            self._num_recorders += 1
+            self._changed.wait_for(lambda: self._num_openings or not (self._num_passes or self._is_recording))
+            is_alone = not self._num_openings
+            self._is_recording |= is_alone
+        try:
+            yield is_alone
+        finally:
+            with self._changed:
+                self._num_recorders -= 1
+                self._is_recording &= not is_alone
+                self._changed.notify_all()
+
+    def wait_for_openings(self, cancel: Cancel) -> None:
+        """Wait until no model is being opened. Raises Cancelled: The caller's own loading was cancelled."""
+        with cancel.on_set(self._wake), self._changed:
+            self._changed.wait_for(lambda: cancel.is_set or not self._num_openings)
+        cancel.require_unset()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
 
 GATE = RecordingGate()
+
+
+def opening(device: Device) -> AbstractContextManager[None]:
+    """While the block opens a session on a device, no pass is recorded."""
+    return GATE.opening() if device.provider == PROVIDER else nullcontext()

@@ -4,7 +4,7 @@ A recording keeps what the host gave, and the addresses that its kernels read an
 arrays of its own on the device, which are written in place: tokens, and a mask of the cache's whole length with
 zeros behind the text. Its workspace is free for others behind it. A recording is therefore made anew once its
 session has taken memory for something that stays, and nothing else is done on a GPU of the process while it is
-made.
+made. While another model is being opened, which may take seconds, none is made and passes run plain.
 
 ONNX Runtime keeps recordings, and handles of cuBLAS, for each thread that runs a pass, until the session is closed
 (docs/log/devices.md). So one thread runs all passes of a session that records.
@@ -37,13 +37,14 @@ class CudaGraphs:
     """State that passes of one session share, those of all forks: their thread, and how many it recorded.
 
     width: Of the passes that are recorded; 0 where none are.
+    num_put_off: How often a pass ran plain since another model was being opened.
     """
 
     def __init__(self, session: Any, device: Device) -> None:
         self.session, self.device = session, device
         self.width = 0
         self.age = 0  # counts what was taken of the session's memory, or given back, since recordings were made
-        self.num_recorded = 0
+        self.num_recorded = self.num_put_off = 0
         self._pool = ThreadPoolExecutor(1, "edgespec cuda")  # its thread ends with it
 
     def run(self, act: Callable[[], Made]) -> Made:
@@ -106,7 +107,7 @@ class RecordedPass:
         """Run tokens, of which the last may mean nothing, after the first num_past slots of the cache.
 
         A new recording is compared with a plain pass. Returns rows of outputs, [width, …], or the first row of
-        logits alone; None where passes are no longer recorded.
+        logits alone; None where passes are no longer recorded, or not while another model is being opened.
 
         Args:
             fetched: The outputs that are copied to the host.
@@ -115,13 +116,16 @@ class RecordedPass:
         Raises what ONNX Runtime raises of a replay, and what plain raises.
         """
         if self._age == self._graphs.age:
-            with cuda.GATE.beside_others():
+            with cuda.GATE.passing():
                 return self._replay(tokens, num_past, fetched)
         if self._graphs.num_recorded >= _MOST:
             self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")
             return None
         try:
-            with cuda.GATE.alone():
+            with cuda.GATE.recording() as is_alone:
+                if not is_alone:
+                    self._graphs.num_put_off += 1
+                    return None
                 outputs = self._record(cache, tokens, num_past)
         except Exception as error:  # ONNX Runtime has no common base of its own
             self._graphs.stop(f"recording one failed ({' '.join(str(error).split())[-200:]})")

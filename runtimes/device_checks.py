@@ -19,6 +19,7 @@ from msgspec import Meta
 from edgespec.decoding.decoder import Argmax
 from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
+from edgespec.runtimes.cuda import opening
 from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argmax
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.pass_shapes import PassShapes
@@ -79,6 +80,16 @@ class DeviceChecks:
 
     def chooses_the_first(self) -> bool:
         """True if the graph finds on the device the first of equally likely tokens, and NaN, as the host does."""
+        with opening(self._device):
+            is_right = self._chooses_the_first()
+        if not is_right:
+            _log.warning(
+                "'%s' does not choose the first of equally likely tokens; whole rows are copied from it",
+                self._device.name,
+            )
+        return is_right
+
+    def _chooses_the_first(self) -> bool:
         graph, names = self._graph, self._manifest.signature
         content = fast_model(graph, self._manifest, self._device) or graph.read_bytes()
         session = load_graph(graph, self._device, choice_graph(content, names))
@@ -89,10 +100,6 @@ class DeviceChecks:
                 (best,) = session.run([names.best], {names.logits: given[None]})
                 found = to_argmax(best[0], self._manifest.vocab_size)
                 if found.is_sound[-1] != is_sound or (is_sound and (found.ids != given.argmax(1)).any()):
-                    _log.warning(
-                        "'%s' does not choose the first of equally likely tokens; whole rows are copied from it",
-                        self._device.name,
-                    )
                     return False
         return True
 

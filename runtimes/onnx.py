@@ -337,7 +337,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._shapes = found.shapes[self._deterministic]
         self._run_shapes()
         if self._passes.graphs:
-            if found.replays is None:
+            while found.replays is None:
+                self._passes.wait_for_openings()
                 found = replace(found, replays=self._shapes is not None and self._compare_replays(self._shapes))
                 checks.write(found)
             if found.replays and self._shapes:
@@ -388,12 +389,16 @@ class OnnxDecoder(Decoder, Cache, Forks):
             first = np.zeros(1, np.int32)
             self._passes.run(first, num_past, 1, num_padded=width - 1, num_given=width)
 
-    def _compare_replays(self, shapes: PassShapes) -> bool:
-        """True if replays give the rows of plain passes, at several lengths and after the cache has grown."""
-        width = shapes.rows[0]
+    def _compare_replays(self, shapes: PassShapes) -> bool | None:
+        """True if replays give the rows of plain passes, at several lengths and after the cache has grown.
+
+        None where not all were made, as another model was being opened.
+        """
+        width, num_put_off = shapes.rows[0], self._passes.num_put_off
         tokens = probe_tokens(self.vocab_size, self.context_length)
         lengths = [num for num in (2 * width, 2 * width + 1, 5 * width, len(tokens)) if num <= len(tokens)]
         self._hold(tokens[:0])
+        self._passes.record(0)
         expected = [self._rows(tokens[:length], width, self._logits_name).copy() for length in lengths]
         self._passes.forget()
         self._hold(tokens[:0])
@@ -408,7 +413,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
                     if isinstance(error, Cancelled):
                         raise
                     self._passes.stop_recording(str(error))
-        return self._passes.is_recording
+        is_whole = num_put_off == self._passes.num_put_off
+        return self._passes.is_recording if is_whole or not self._passes.is_recording else None
 
     def _has_rows(self, tokens: TokenIds, expected: Logits) -> bool:
         """True if passes give the last rows of tokens, and choose the tokens that these say."""

@@ -81,7 +81,7 @@ class Passes:
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
-        self._beside_others = cuda.GATE.beside_others if self._has_arena else nullcontext
+        self._passing = cuda.GATE.passing if self._has_arena else nullcontext
         self.graphs = find_graphs(self._session, device) if self._has_arena else None
         self._ort = import_onnxruntime()
         self._is_exact = options.get("deterministic", False)
@@ -207,12 +207,32 @@ class Passes:
     def is_recording(self) -> bool:
         return self.graphs is not None and self.graphs.width > 0
 
+    @property
+    def num_put_off(self) -> int:
+        return self.graphs.num_put_off if self.graphs else 0
+
+    def wait_for_openings(self) -> None:
+        """Wait until no other model is being opened on a GPU of NVIDIA's, beside which no pass is recorded.
+
+        Raises Cancelled: The loading in which passes are tried was cancelled.
+        """
+        cuda.GATE.wait_for_openings(self._cancel)
+
     def _within(self, act: Callable[[], Made]) -> Made:
         """Do something in the thread that runs the session's passes."""
         return self.graphs.run(act) if self.graphs else act()
 
+    def _change_cache(self, act: Callable[[], None]) -> None:
+        """Take memory for the cache, or give it back."""
+
+        def change() -> None:
+            with self._passing():
+                act()
+
+        self._within(change)
+
     def _run_alone(self, asked: "_Run") -> PassRows:
-        with translate_memory_errors("making room for a pass"), self._beside_others():
+        with translate_memory_errors("making room for a pass"), self._passing():
             self.cache.prepare(asked.num_past, asked.width)
         gives_all = self.graphs and asked.width == self.graphs.width == asked.num_given
         is_chain = asked.layout is None and not asked.inputs
@@ -263,7 +283,7 @@ class Passes:
             fetched = self._bind_outputs(output, num_given, stop - num_rows, stop)
         if self.graphs and self._shrinks:
             self.graphs.age += 1
-        with translate_errors("running a pass"), self._beside_others():
+        with translate_errors("running a pass"), self._passing():
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
@@ -300,18 +320,18 @@ class Passes:
         Raises MemoryExhausted: The cache does not fit.
         """
         if self._has_arena:
-            self._within(partial(self.cache.prepare, num_past, num_tokens - num_past))
+            self._change_cache(partial(self.cache.prepare, num_past, num_tokens - num_past))
 
     def let_go(self, *, is_whole: bool) -> bool:
         return self.queue is not None and self.queue.let_go(is_whole=is_whole)
 
     def pretend(self, num_positions: int) -> None:
         """Hold zeros, as the cache's own does."""
-        self._within(partial(self.cache.pretend, num_positions))
+        self._change_cache(partial(self.cache.pretend, num_positions))
 
     def forget(self) -> None:
         """Hold nothing, and free the cache's memory."""
-        self._within(self.cache.clear)
+        self._change_cache(self.cache.clear)
 
     def interrupt(self) -> None:
         """From another thread: end this run and the next ones until begin(); they raise errors.

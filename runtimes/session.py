@@ -150,8 +150,7 @@ def load_graph(
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
-    gate = cuda.GATE.beside_others() if device.provider == cuda.PROVIDER else nullcontext()
-    with session_settings(device, **options) as (settings, how), attention, gate:
+    with session_settings(device, **options) as (settings, how), attention, cuda.opening(device):
         if content is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
         try:

@@ -2,10 +2,13 @@
 
 import gc
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread, current_thread
+from threading import Event, Thread, Timer, current_thread
 from threading import enumerate as enumerate_threads
+from time import sleep
 
 import numpy as np
 import pytest
@@ -13,12 +16,14 @@ from fake_cuda import FakeGpu
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import BEST, Pass, Rows
+from edgespec.errors import Cancelled
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest
-from edgespec.runtimes.cuda import GRAPHS
+from edgespec.runtimes.cuda import GATE, GRAPHS, RecordingGate
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.system.cancel import Cancel
 from edgespec.types import TokenIds
 
 CLOSE = 0.05  # logits in half floats, in passes of other widths
@@ -166,6 +171,90 @@ def test_a_library_that_refuses_the_option_opens_without_it(gpu: FakeGpu, model:
     gpu.loads = iter(["This session cannot use the graph capture feature as requested by the user"])
     assert answer(model) == wanted
     assert gpu.num_recorded == 0
+
+
+def test_answers_go_on_and_end_while_another_model_is_opened(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    begins, goes_on = Event(), Event()
+
+    def wait_in_opening() -> None:
+        begins.set()
+        assert goes_on.wait(60)
+
+    with load(model, device="cuda", drafter="none", deterministic=False) as engine, ThreadPoolExecutor() as pool:
+        gpu.loads = (wait_in_opening() for _ in range(1))
+        opening = pool.submit(OnnxDecoder, model, manifest, find_device("cuda"))
+        assert begins.wait(60)
+        try:
+            num_recorded = gpu.num_recorded
+            wanted = engine.generate(LONG, max_tokens=20).token_ids
+            with engine.stream(LONG, max_tokens=500) as stream:
+                assert next(stream).token_ids == wanted[:1]
+            assert gpu.num_recorded == num_recorded
+        finally:
+            goes_on.set()
+        assert opening.result().can.widths == engine.target.can.widths
+        num_recorded = gpu.num_recorded
+        assert engine.generate(LONG, max_tokens=20).token_ids == wanted
+        assert gpu.num_recorded == num_recorded + 1, "the cache has grown since the last one"
+
+
+def test_a_check_of_replays_waits_for_another_opening_unless_it_is_cancelled(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    cancel = Cancel()
+    with GATE.opening():
+        Timer(0.2, cancel.set).start()
+        with pytest.raises(Cancelled):
+            OnnxDecoder(model, manifest, find_device("cuda"), cancel=cancel)
+    assert gpu.num_recorded == 0
+    known = DeviceChecks(model, manifest, find_device("cuda")).read()
+    assert known
+    assert known.replays is None
+
+
+def test_a_recording_has_its_turn_among_passes_that_overlap_and_makes_none_wait_for_an_opening() -> None:
+    gate, entered = RecordingGate(), list[str]()
+
+    def enter(name: str, hold: Event) -> None:
+        with gate.recording() if name == "recording" else gate.passing() as is_alone:
+            entered.append(name if is_alone is not False else "put off")
+            assert hold.wait(60)
+
+    def begin(name: str) -> tuple[Thread, Event]:
+        hold = Event()
+        thread = Thread(target=enter, args=(name, hold))
+        thread.start()
+        return thread, hold
+
+    def until(condition: Callable[[], bool]) -> None:
+        for _ in range(6000):
+            if condition():
+                return
+            sleep(0.01)
+        raise AssertionError(entered)
+
+    first = begin("pass")
+    until(lambda: entered == ["pass"])
+    recording = begin("recording")
+    until(lambda: gate._num_recorders == 1)
+    second = begin("pass")
+    first[1].set()
+    until(lambda: len(entered) == 2)
+    recording[1].set()
+    until(lambda: len(entered) == 3)
+    assert entered == ["pass", "recording", "pass"]
+    waiting = begin("recording")  # for the second pass
+    until(lambda: gate._num_recorders == 1)
+    with gate.opening():
+        until(lambda: len(entered) == 4)
+        assert entered[3] == "put off"
+    for thread, hold in (second, waiting, first, recording):
+        hold.set()
+        thread.join()
+    with gate.recording() as is_alone:
+        assert is_alone, "everybody has left"
 
 
 def test_a_session_that_was_asked_not_to_is_opened_as_before(
