@@ -1,11 +1,12 @@
 """The gain of a drafter for its target, measured on a few prompts, and a verdict.
 
-Speed is not timed end to end, which would take long runs. The acceptance rate and the costs of a pass and of a
-drafted token are measured; the best draft length and its gain follow (Leviathan et al., 2023, section 3.3).
+Speed is not timed end to end, which would take long runs. Acceptance by position and the time of a round by the
+length of its draft are measured; the best length and its gain follow (Leviathan et al., 2023, section 3.3).
 """
 
-from collections.abc import Sequence
-from itertools import islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, cycle, islice
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -13,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import Block, speculative_decode
+from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.limits import MIN_GAIN_OF_PAIR
 from edgespec.draft.measured import FixedLength
@@ -29,11 +30,12 @@ from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
 from edgespec.text.tokenizer import have_same_tokens
-from edgespec.types import Report, TokenIds
+from edgespec.types import Logits, Report, Sampler, TokenIds
 
 _MAX_TOKENS = 48  # of each answer
-_NUM_DRAFT = 4
+_LENGTHS = (4, 1, 3, 2)  # of drafts, in turn: passes of some widths cost no more than narrower ones
 _LONGEST = 8
+_POOLED = 10.0  # tokens that the rate of all positions counts as at each of them
 _USUAL_BREAK_EVEN = 0.55
 
 
@@ -135,20 +137,22 @@ def _measure(
     for i, prompt in enumerate(PROMPTS, start=1):
         report(f"prompt {i} of {len(PROMPTS)}")
         tokens = np.array(engine.encode(prompt), np.int32)
-        plain += _decode(engine, tokens, (), 0, greedy, _MAX_TOKENS // 2)
         for sampling, blocks in drafted.items():
-            blocks += _decode(engine, tokens, drafters, _NUM_DRAFT, sampling, _MAX_TOKENS)
+            blocks += _decode(engine, tokens, InTurn(drafters), sampling, _MAX_TOKENS)
+        _expect_drafts(drafters, is_expected=False)  # plain decoding has no states to leave for a head
+        plain += _decode(engine, tokens, Plain(), greedy, _MAX_TOKENS // 2)
+        _expect_drafts(drafters, is_expected=True)
     both = [*drafted[greedy], *drafted[sampled]]
-    step_s = median(block.verify_s for block in plain)
-    pass_s = median(block.verify_s for block in both)
-    draft_s = median(block.draft_s for block in both) / _NUM_DRAFT
+    times_s = round_times(plain, both)
+    draft_cost = _draft_s(both) / median(block.verify_s for block in plain)
     acceptance, *bounds = _acceptance(drafted[greedy])
     own, other = target.manifest, drafter.manifest
     is_head = other.head is not None  # which follows its target's text, and has no template of its own
-    costs = pass_s / step_s, draft_s / step_s, other.most_draft_tokens
-    gain, num_draft = best_gain(acceptance, *costs)
-    least, most = (best_gain(bound, *costs)[0] for bound in bounds)
-    verdict, reason = judge(acceptance, (least, gain, most), draft_s / step_s, is_head=is_head)
+    rates = rates_by_position(drafted[greedy])
+    gain, num_draft = best_gain(rates, times_s, other.most_draft_tokens)
+    moved = ([min(max(0.0, rate + bound - acceptance), 1.0) for rate in rates] for bound in bounds)
+    least, most = (best_gain(each, times_s, other.most_draft_tokens)[0] for each in moved)
+    verdict, reason = judge(acceptance, (least, gain, most), draft_cost, is_head=is_head)
     if not have_same_tokens(read_tokenizer(*target), read_tokenizer(*drafter)):
         verdict += ", translated between two vocabularies"
     return PairCheck(
@@ -158,7 +162,7 @@ def _measure(
         same_chat_template=is_head or read_chat_template(target) == read_chat_template(drafter),
         greedy_acceptance=acceptance,
         sampled_acceptance=_acceptance(drafted[sampled])[0],
-        draft_cost=draft_s / step_s,
+        draft_cost=draft_cost,
         expected_gain=gain,
         num_draft=num_draft,
         pays=gain >= MIN_GAIN_OF_PAIR,
@@ -167,17 +171,42 @@ def _measure(
     )
 
 
+def _expect_drafts(drafters: Iterable[Drafter], *, is_expected: bool) -> None:
+    for drafter in drafters:
+        drafter.expect_drafts(is_expected)
+
+
+@dataclass(slots=True)
+class InTurn:
+    """Drafts of several lengths in turn, whose rounds show what each takes.
+
+    A drafter that works ahead has one length, since it would start over with each change.
+    """
+
+    drafters: Sequence[Drafter]
+    _policy: FixedLength = field(init=False)
+    _lengths: Iterator[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._policy = FixedLength(self.drafters, max(_LENGTHS))
+        is_ahead = any(each.can.run_ahead for each in self.drafters)
+        self._lengths = cycle([max(_LENGTHS)] if is_ahead else _LENGTHS)
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+        return self._policy.propose(tokens, min(max_tokens, next(self._lengths)), sampler)
+
+    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self._policy.observe(round, logits, emitted, verify_s)
+
+    def close(self) -> None:
+        self._policy.close()
+
+
 def _decode(
-    engine: Engine,
-    tokens: TokenIds,
-    drafters: Sequence[Drafter],
-    num_draft: int,
-    sampling: SamplingParams,
-    max_tokens: int,
+    engine: Engine, tokens: TokenIds, policy: DraftPolicy, sampling: SamplingParams, max_tokens: int
 ) -> list[Block]:
     """Blocks of an answer without the first, which reads the prompt."""
-    sampler = GumbelSampler(sampling, len(tokens))
-    blocks = speculative_decode(tokens, engine.target, sampler, FixedLength(drafters, num_draft))
+    blocks = speculative_decode(tokens, engine.target, GumbelSampler(sampling, len(tokens)), policy)
     found: list[Block] = []
     num_tokens = 0
     for block in islice(blocks, 1, None):
@@ -186,6 +215,37 @@ def _decode(
         if num_tokens >= max_tokens or set(block.tokens.tolist()) & set(engine.manifest.eos_token_ids):
             break
     return found
+
+
+def round_times(plain: Sequence[Block], drafted: Iterable[Block]) -> dict[int, float]:
+    """Seconds of a round by the tokens drafted in it: the pass, the draft, and all else that it takes."""
+    of_length: dict[int, list[float]] = {0: [block.draft_s + block.verify_s for block in plain]}
+    for block in drafted:
+        if block.num_draft:
+            of_length.setdefault(block.num_draft, []).append(block.draft_s + block.verify_s)
+    return {length: median(of_length[length]) for length in sorted(of_length)}
+
+
+def _draft_s(blocks: Iterable[Block]) -> float:
+    """Seconds of a drafted token, in drafts of several if there were any; 0 where nothing was drafted."""
+    drafts = [block for block in blocks if block.num_draft]
+    longest = max((block.num_draft for block in drafts), default=0)
+    return median(block.draft_s / longest for block in drafts if block.num_draft == longest) if drafts else 0.0
+
+
+def rates_by_position(blocks: Sequence[Block]) -> list[float]:
+    """The chance that a drafted token is accepted if all before it were, by position, [_LONGEST].
+
+    Of the later positions few tokens are seen, and those beyond the drafts are taken for the last one: each leans
+    on the rate of all.
+    """
+    of_all, *_ = _acceptance(blocks)
+    rates = []
+    for i in range(max(_LENGTHS)):
+        judged = sum(block.num_draft > i and block.num_accepted >= i for block in blocks)
+        kept = sum(block.num_accepted > i for block in blocks)
+        rates.append((kept + _POOLED * of_all) / (judged + _POOLED))
+    return rates + rates[-1:] * (_LONGEST - len(rates))
 
 
 def _acceptance(blocks: Sequence[Block]) -> tuple[float, float, float]:
@@ -201,20 +261,23 @@ def _acceptance(blocks: Sequence[Block]) -> tuple[float, float, float]:
 
 
 def best_gain(
-    acceptance: float, pass_cost: float, draft_cost: float, longest: int | None = None
+    rates: Sequence[float], times_s: Mapping[int, float], longest: int | None = None
 ) -> tuple[float, int]:
     """The highest gain over plain decoding, and the draft length that has it.
 
     Args:
-        acceptance: Chance that a drafted token is accepted.
-        pass_cost: Cost of a pass of 1 + _NUM_DRAFT tokens, in steps of plain decoding; other widths lie on a line.
-        draft_cost: Cost of a drafted token, in steps of plain decoding.
+        rates: Chance that a drafted token is accepted if all before it were, by position.
+        times_s: Seconds of a round by the tokens drafted in it, 0 among them; others lie on lines between these,
+            and beyond them on that from 0 to the last one.
         longest: The most tokens of a draft; None for those that are usual.
     """
-    # A pass that was measured to be cheaper than a step was disturbed, or the step was.
-    token_cost = max(0.0, pass_cost - 1) / _NUM_DRAFT + draft_cost
-    totals = expected_tokens(repeat(acceptance, min(_LONGEST, longest or _LONGEST)))
-    return best_length(totals, lambda num_draft: 1 + num_draft * token_cost)
+    lengths = sorted(times_s)
+    # A round that was measured to be cheaper than a shorter one was disturbed, or the shorter one was.
+    known = list(accumulate((times_s[length] for length in lengths), max))
+    token_s = (known[-1] - known[0]) / max(1, lengths[-1])
+    lengths, known = [*lengths, lengths[-1] + _LONGEST], [*known, known[-1] + token_s * _LONGEST]
+    totals = expected_tokens(rates[: min(_LONGEST, longest or _LONGEST)])
+    return best_length(totals, lambda num_draft: float(np.interp(num_draft, lengths, known)) / known[0])
 
 
 def judge(

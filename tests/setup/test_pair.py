@@ -98,17 +98,18 @@ def test_a_drafter_that_there_is_no_memory_for_is_not_judged(
 
 
 def test_best_gain_follows_acceptance_and_costs() -> None:
-    assert best_gain(0.9, pass_cost=1.0, draft_cost=0.0) == (pytest.approx(sum(0.9**i for i in range(9))), 8)
-    assert best_gain(0.5, pass_cost=1.0, draft_cost=1.0) == (1.0, 0)
+    assert best_gain([0.9] * 8, {0: 1.0, 1: 1.0, 4: 1.0}) == (pytest.approx(sum(0.9**i for i in range(9))), 8)
+    assert best_gain([0.5] * 8, {0: 1.0, 1: 2.0, 4: 5.0}) == (1.0, 0)
+    assert best_gain([0.6, 0.3], {0: 1.0, 1: 1.2, 4: 3.0}) == (pytest.approx(1.6 / 1.2), 1)
 
 
-def test_a_pass_measured_as_cheaper_than_a_step_promises_no_gain_where_nothing_is_accepted() -> None:
-    assert best_gain(0.0, pass_cost=0.55, draft_cost=0.0) == (1.0, 0)
+def test_a_round_measured_as_cheaper_than_plain_promises_no_gain_where_nothing_is_accepted() -> None:
+    assert best_gain([0.0] * 8, {0: 1.0, 1: 0.9, 4: 0.55}) == (1.0, 0)
 
 
 def test_the_gain_is_that_of_a_draft_which_the_drafter_can_give() -> None:
-    assert best_gain(0.9, pass_cost=1.0, draft_cost=0.0, longest=3) == (pytest.approx(3.439), 3)
-    gain, num_draft = best_gain(0.7, pass_cost=1.8, draft_cost=0.1)
+    assert best_gain([0.9] * 8, {0: 1.0, 4: 1.0}, longest=3) == (pytest.approx(3.439), 3)
+    gain, num_draft = best_gain([0.7] * 8, {0: 1.0, 4: 2.2})
     assert gain == pytest.approx(sum(0.7**i for i in range(num_draft + 1)) / (1 + num_draft * 0.3))
 
 

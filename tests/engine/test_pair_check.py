@@ -1,0 +1,33 @@
+"""The gain that a check of a pair expects is the one that the schedules have in virtual time."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+from edgespec.engine.pair_check import InTurn, best_gain, rates_by_position, round_times
+from edgespec.simulation.machines import Machine
+from edgespec.simulation.schedules import Scenario, decode, run, virtual_devices
+
+_EVEN, _STAIRS = (1.0, 1.05, 1.1, 1.15, 1.2), (1.0, 1.25, 1.3, 1.9, 2.0, 2.6)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "draft_s", "acceptance"),
+    [(_EVEN, 0.002, 0.6), (_EVEN, 0.02, 0.35), (_STAIRS, 0.01, 0.85)],
+)
+def test_the_expected_gain_is_that_of_the_serial_schedule(
+    ratios: Sequence[float], draft_s: float, acceptance: float
+) -> None:
+    scenario = Scenario(machine=Machine(target_s=0.1, draft_s=draft_s, ratios=ratios), acceptance=acceptance)
+    expected, _ = _expect(scenario, 300)
+    few = Scenario(machine=scenario.machine, acceptance=acceptance, num_tokens=500)
+    plain, serial = (run(few, schedule, virtual_devices()).tokens_per_second for schedule in ("plain", "serial"))
+    assert expected == pytest.approx(serial / plain, rel=0.05)
+
+
+def _expect(scenario: Scenario, num_rounds: int) -> tuple[float, int]:
+    plain = list(islice(decode(scenario, "plain", virtual_devices()), 1, 9))
+    rounds = decode(scenario, "serial", virtual_devices(), lambda drafter: InTurn([drafter]))
+    drafted = list(islice(rounds, 1, num_rounds))
+    return best_gain(rates_by_position(drafted), round_times(plain, drafted))
