@@ -1,11 +1,13 @@
 """How models write calls of tools: a declaration for each family, found by what its chat template says.
 
-CallFormat is data; call_body.py reads by it, and notations.py writes.
+CallFormat is data, which formats.toml holds; call_body.py reads by it, and notations.py writes.
 """
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
+from edgespec.system.tables import read_table
 from edgespec.tools import channels
 
 
@@ -130,184 +132,33 @@ class CallFormat:
             yield self.body.quote
 
 
-_QWEN_CODER = TagBody(
-    begin="<function=", name_end=">", key="<parameter=", key_end=">", value_end="</parameter>", end="</function>"
-)
-_GLM = TagBody(
-    begin="", name_end="", key="<arg_key>", key_end="</arg_key>", value="<arg_value>",
-    value_end="</arg_value>", space="",
-)  # fmt: skip
-_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-
-
-def _invokes(mark: str = "", kinds: tuple[str, str] = ("", "")) -> TagBody:
-    """Calls as <invoke name="…"> and <parameter name="…">, of which the frame begins the first."""
-    return TagBody(
-        begin="", name_end='">', key=f'<{mark}parameter name="', key_end='">', kinds=kinds,
-        value_end=f"</{mark}parameter>", end=f"</{mark}invoke>", space="",
-    )  # fmt: skip
-
-
-_DSML = "｜DSML｜"
-
-
-def _dsml(name: str, word: str) -> CallFormat:
-    """A format of DeepSeek with marks of its own, of which a word is around all calls."""
-    return CallFormat(
-        name,
-        ((f'<{_DSML}invoke name="', ""),),
-        _invokes(_DSML, ('" string="true', '" string="false')),
-        signs=((_DSML, f"{word}>"),),
-        outer=(f"<{_DSML}{word}>\n", f"\n</{_DSML}{word}>"),
-    )
-
-
-HERMES = CallFormat(
-    "hermes",
-    # The others are what small models of the family write in its place.
-    (("<tool_call>\n", "\n</tool_call>"), ("<tools>\n", "\n</tools>"), ("<function_call>", "</function_call>")),
-    JsonBody(),
-    signs=(("<tool_call>",), ("xml_tools",)),
-    is_bare=True,
+_BODIES: dict[str, type[Body]] = {
+    "json": JsonBody,
+    "named": NamedBody,
+    "tags": TagBody,
+    "python": PythonBody,
+    "pairs": PairsBody,
+}
+_HARMONY = CallFormat(
+    "harmony",
+    ((f"{channels.CALL}functions.", ""),),
+    NamedBody(between=(channels.CALL_BODY,)),
+    signs=((channels.CHANNEL, "<|call|>"),),
+    noise=(channels.NEXT,),
+    joint=channels.NEXT,
+    said=channels.FINAL,
+    asides=((channels.ANALYSIS, channels.NEXT), (channels.COMMENTARY, channels.NEXT)),
 )
 
-_LIST = JsonBody(is_list=True)
-_COMMAND = JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True)
-FORMATS = (
-    CallFormat(
-        "harmony",
-        ((f"{channels.CALL}functions.", ""),),
-        NamedBody(between=(channels.CALL_BODY,)),
-        signs=((channels.CHANNEL, "<|call|>"),),
-        noise=(channels.NEXT,),
-        joint=channels.NEXT,
-        said=channels.FINAL,
-        asides=((channels.ANALYSIS, channels.NEXT), (channels.COMMENTARY, channels.NEXT)),
-    ),
-    CallFormat(
-        "deepseek",
-        ((_CALL, _CALL_END),),
-        NamedBody(before=("function" + _SEP,), between=("\n```json\n",), after="\n```"),
-        signs=((_CALL, "```json"),),
-        outer=(_BEGIN, _END),
-    ),
-    CallFormat("deepseek-v3.1", ((_CALL, _CALL_END),), NamedBody(between=(_SEP,)), joint="", outer=(_BEGIN, _END)),
-    _dsml("deepseek-v3.2", "function_calls"),
-    _dsml("deepseek-v4", "tool_calls"),
-    CallFormat(
-        "minimax",
-        (('<invoke name="', ""),),
-        _invokes(),
-        signs=(("<minimax:tool_call>",),),
-        outer=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
-    ),
-    CallFormat(
-        "kimi",
-        (("<|tool_call_begin|>", "<|tool_call_end|>"),),
-        NamedBody(before=("functions.",), between=("<|tool_call_argument_begin|>",)),
-        signs=(("<|tool_call_argument_begin|>",),),
-        joint="",
-        outer=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    ),
-    CallFormat("seed", (("<seed:tool_call>\n", "\n</seed:tool_call>"),), _QWEN_CODER),
-    CallFormat(
-        "qwen3-coder",
-        (("<tool_call>\n", "\n</tool_call>"), ("<function=", "")),
-        _QWEN_CODER,
-        signs=(("<function=", "<parameter="),),
-        noise=("</tool_call>",),
-    ),
-    CallFormat(
-        "minicpm5",
-        (('<function name="', ""),),
-        TagBody(
-            begin="",
-            name_end='">',
-            key='<param name="',
-            key_end='">',
-            value_end="</param>",
-            end="</function>",
-            space="",
-            quotes=("<![CDATA[", "]]>"),
-        ),
-    ),
-    CallFormat("olmo3", (("<function_calls>", "</function_calls>"),), PythonBody(has_lines=True)),
-    CallFormat("functionary", (("<function=", "</function>"),), NamedBody(between=(">",)), joint=""),
-    CallFormat(
-        "functionary-v3.2",
-        ((">>>", ""),),
-        NamedBody(between=("\n",), text_name="all"),
-        signs=((">>>", "recipient==all"),),
-        is_open=True,
-        joint="",
-    ),
-    CallFormat("glm", (("<tool_call>", "</tool_call>"),), _GLM, signs=(("<arg_key>",),)),
-    CallFormat(  # its templates state no form: a message is a call where it begins with the name of a tool
-        "glm4",
-        (("<|assistant|>", ""),),
-        NamedBody(between=("\n",)),
-        signs=(("<|observation|>", "metadata"),),
-        is_open=True,
-        joint="",
-    ),
-    CallFormat(
-        "hunyuan",
-        (("<tool_call>", "</tool_call>"),),
-        NamedBody(between=("\n```json\n",), after="\n```"),
-        signs=(("<tool_calls>", "<tool_call>", "```json"),),
-        outer=("<tool_calls>", "</tool_calls>"),
-    ),
-    CallFormat(
-        "mistral-args",
-        (("[TOOL_CALLS]", ""),),
-        NamedBody(between=("[ARGS]", "[CALL_ID]")),
-        signs=(("[TOOL_CALLS]", "[ARGS]"),),
-        joint="",
-    ),
-    CallFormat("mistral", (("[TOOL_CALLS]", ""),), _LIST, is_bare=True),
-    CallFormat("command-r7b", (("<|START_ACTION|>", "<|END_ACTION|>"),), _COMMAND),
-    CallFormat(
-        "command-r",
-        (("Action:\n```json\n", "\n```"), ("Action: ```json\n", "\n```"), ("Action:```json\n", "\n```")),
-        _COMMAND,
-        signs=(("Action:", "tool_name"),),
-    ),
-    CallFormat("nemotron", (("<TOOLCALL>", "</TOOLCALL>"),), _LIST),
-    CallFormat(
-        "phi-4-mini",
-        (("<|tool_call|>", "<|/tool_call|>"), ("functools", "")),
-        _LIST,
-        signs=(("<|tool|>",),),
-        is_bare=True,
-    ),
-    CallFormat("granite", (("<|tool_call|>", ""), ("<tool_call>", "")), _LIST, is_bare=True),
-    CallFormat("gigachat", (("<|function_call|>", ""),), JsonBody()),
-    CallFormat(
-        "function-gemma",
-        (("<start_function_call>", "<end_function_call>"),),
-        PairsBody(quote="<escape>"),
-        joint="",
-    ),
-    CallFormat("gemma4", (("<|tool_call>", "<tool_call|>"),), PairsBody(quote='<|"|>'), joint=""),
-    CallFormat(
-        "lfm2",
-        (("<|tool_call_start|>", "<|tool_call_end|>"),),
-        PythonBody(),
-        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
-    ),
-    CallFormat("apertus", (("<|tools_prefix|>", "<|tools_suffix|>"),), JsonBody(is_keyed=True, is_list=True)),
-    CallFormat("apriel", (("<tool_calls>", "</tool_calls>"),), _LIST),
-    CallFormat(
-        "llama3",
-        (("", ""), ("<|python_tag|>", "")),
-        JsonBody(arguments=("parameters", "arguments")),
-        signs=(('{"name": function name, "parameters":',), ("<|python_tag|>",)),
-        is_bare=True,
-        joint="; ",
-    ),
-    HERMES,
-)
+
+def _read(name: str, stated: dict[str, Any]) -> CallFormat:
+    kind = next(kind for kind in _BODIES if kind in stated)
+    body = _BODIES[kind](**stated.pop(kind))
+    return CallFormat(name, body=body, **stated)
+
+
+FORMATS = (_HARMONY, *(_read(*each) for each in read_table(__file__, "formats.toml").items()))
+HERMES = FORMATS[-1]
 
 
 def find_format(template: str) -> CallFormat | None:
