@@ -89,7 +89,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.drafter_ranking import ranking_document, ranking_in_words
     from edgespec.setup.foresee import file_bytes, memory_bytes
     from edgespec.setup.head_target import read_whole_model
-    from edgespec.setup.home import ModelHome, default_home, split_precision
+    from edgespec.setup.home import ModelHome, default_home
     from edgespec.setup.hub import can_fetch
     from edgespec.setup.inventory import CatalogModel, Inventory, PreparedModel
     from edgespec.setup.measure import profile_target
@@ -100,6 +100,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.planner import ScheduleChoice
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
+    from edgespec.setup.source_names import split_precision
     from edgespec.setup.usage import Usage, UsageFile, UsageKey
     from edgespec.setup.wish import AcceptanceName, Wish
     from edgespec.system.arguments import explains_arguments, require_function, require_kind, require_path
@@ -191,7 +192,7 @@ _MODULES = {
     "setup.drafter_ranking": "ranking_document ranking_in_words",
     "setup.foresee": "file_bytes memory_bytes",
     "setup.head_target": "read_whole_model",
-    "setup.home": "ModelHome default_home split_precision",
+    "setup.home": "ModelHome default_home",
     "setup.hub": "can_fetch",
     "setup.inventory": "CatalogModel Inventory PreparedModel",
     "setup.measure": "profile_target",
@@ -202,6 +203,7 @@ _MODULES = {
     "setup.planner": "ScheduleChoice",
     "setup.profile": "Profile",
     "setup.snapshot": "LocalSource Preview",
+    "setup.source_names": "split_precision",
     "setup.usage": "Usage UsageFile UsageKey",
     "setup.wish": "AcceptanceName Wish",
     "system.arguments": "explains_arguments require_function require_kind require_path",

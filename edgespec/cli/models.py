@@ -271,7 +271,7 @@ def _may_remove(inventory: "edgespec.Inventory", model: str) -> bool:
 
     if not (presets := ", ".join(each.name for each in inventory.presets_of(model))):
         return True
-    way = inventory.home.way_to(model)
+    way = inventory.home.advice.way_to(model)
     info(f"presets of {model}, which need it: {presets}" + (f"; to have it again: {way}" if way else ""))
     show = partial(print, end="", file=sys.stderr, flush=True)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -88,7 +88,9 @@ def _create(options: argparse.Namespace) -> None:
     if folder is None:
         is_here = os.path.exists(edgespec.split_precision(preset.model)[0])
         who, when = ("a chat or a server", "now") if is_here else ("a chat", "for a server")
-        info(f"{who} prepares its model when it is first used; to do so {when}: {home.way_to(preset.model)}")
+        info(
+            f"{who} prepares its model when it is first used; to do so {when}: {home.advice.way_to(preset.model)}"
+        )
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
         info(
             f"{name} sets {', '.join(loading)}, so a server loads a copy of its model for it alone. It keeps the "
@@ -178,7 +180,7 @@ def preset_problem(home: "edgespec.ModelHome", name: str) -> str:
         preset = home.presets.read(name)
         edgespec.check_preset(preset)
         model = preset.model
-        return "" if home.find(model) else f"{model} is not prepared yet: {home.way_to(model)}"
+        return "" if home.find(model) else f"{model} is not prepared yet: {home.advice.way_to(model)}"
     except EdgeSpecError as error:
         return in_flags(str(error))
 

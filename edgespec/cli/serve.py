@@ -102,7 +102,7 @@ def _tell_of_unusable(names: "ModelNames") -> None:
     home, later = names.home, {preset.name for preset in names.unprepared()}
     for name in home.presets.names():
         if name in later:
-            way = home.way_to(home.presets.read(name).model)
+            way = home.advice.way_to(home.presets.read(name).model)
             info(f"the model of the preset '{name}' is prepared when a client first asks for it; now by: {way}")
         elif problem := preset_problem(home, name):
             what = f"the preset '{name}'"

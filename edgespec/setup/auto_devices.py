@@ -30,10 +30,11 @@ from edgespec.setup.device_search import (
     write_decision,
 )
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
-from edgespec.setup.home import ModelHome, split_precision
+from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, read_folder, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, read_pair
 from edgespec.setup.planner import Plan
+from edgespec.setup.source_names import split_precision
 
 
 def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:

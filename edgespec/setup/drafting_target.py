@@ -36,13 +36,14 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Basis
 from edgespec.setup.foresee import ModelSize, foresee_model
 from edgespec.setup.given_names import source_of
-from edgespec.setup.home import ModelHome, split_precision
+from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import known_layout, without_trees
 from edgespec.setup.memory_fit import MemoryReading, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.setup.pair import Pair
 from edgespec.setup.planner import plan_on, shortage
 from edgespec.setup.profile import Profile
+from edgespec.setup.source_names import split_precision
 
 _HALVINGS = 40
 _HIGHEST_RATE = 0.999  # a rate of 1 would promise tokens without end

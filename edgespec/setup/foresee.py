@@ -19,9 +19,10 @@ from edgespec.runtimes.devices import Device, nvidia_bytes
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, Shape
 from edgespec.setup.foreseen_export import are_read_at_once, prefers_half_floats
-from edgespec.setup.home import ModelHome, split_precision
+from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, weights_bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
+from edgespec.setup.source_names import split_precision
 
 _NODES_A_LAYER = 11  # the exports of SmolLM2 have 333 nodes in 30 layers
 _HELD = 128  # tokens before a pass, as where passes are measured

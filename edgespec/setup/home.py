@@ -1,9 +1,8 @@
 """The model home, EDGESPEC_HOME: from the name of a model to a folder that is ready to load."""
 
-import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,31 +11,27 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
-from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.config.presets import PresetFolder
 from edgespec.errors import (
     DeviceUnavailable,
     EdgeSpecError,
-    IntegrityError,
-    ManifestError,
     ModelError,
     UsageError,
-    in_flags,
 )
-from edgespec.export.settings import describe_unfinished
-from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, Manifest, Origin, read_manifest
+from edgespec.manifest import FILE_NAME, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai, ollama_models
 from edgespec.setup.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
-from edgespec.setup.given_names import current_name, given_name, note_source, source_of
+from edgespec.setup.given_names import current_name, given_name, note_source
+from edgespec.setup.home_advice import HomeAdvice
 from edgespec.setup.model_uses import ModelUses
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
-from edgespec.setup.repository import HubId, parse_hub_id
+from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, Judge, LocalSource, Preview, explain_folder_errors, is_new, mark_old
-from edgespec.system.command_line import quote
+from edgespec.setup.source_names import find_hub_id, split_precision
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.system.units import format_bytes
@@ -44,8 +39,6 @@ from edgespec.types import Report
 
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
-
-_PRECISIONS = ("source", "fp32", "fp16", "int8", "int4", "w8a16")  # that may follow the name of a model
 
 
 class DeviceFacts(TypedDict, total=False):
@@ -101,31 +94,6 @@ class ModelHome:
         wanted = _Wanted(form, split_precision(model)[1], is_prepared=True, may_be_damaged=True, **about)
         return self._resolve(model, wanted)
 
-    @contextmanager
-    def advise_repair(self, folder: Path) -> Iterator[None]:
-        """Name the command that repairs a damaged folder of this home in errors that say to export it again."""
-        try:
-            yield
-        except (ManifestError, IntegrityError) as error:
-            problem, _, advice = in_flags(str(error)).rpartition("; ")
-            if advice in (EXPORT_AGAIN, NO_MANIFEST) and (way := self._repair(folder)):
-                raise type(error)(f"{problem}; repair it: {way}") from None
-            raise
-
-    def _repair(self, folder: Path) -> str:
-        """The command that prepares a damaged model of this home again; empty where none is known."""
-        if folder.parent != self.models or folder.is_symlink():
-            return ""
-        name, _, precision = folder.name.rpartition("-")
-        known = [folder.name, f"{name}:{precision}"] if name in CATALOG else [folder.name]
-        wanted = [each for each in known if split_precision(each)[0] in CATALOG]
-        wanted += filter(None, [self._noted_source(folder.name), _repository(folder)])
-        for each in wanted:
-            with suppress(EdgeSpecError):
-                if self.place_of(each) == folder:
-                    return f"edgespec models pull {quote(each)}"
-        return ""
-
     def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
         """A model's folder, or None where it may not be prepared now; raises as resolve() does."""
         if not (model := self.presets.model_of(model)).strip():
@@ -143,12 +111,13 @@ class ModelHome:
             if name.startswith(ollama_models.PREFIX):
                 pulled = ollama_models.find_pulled(name)
                 return self._prepare(pulled.folder_name, wanted, "source", lambda judge: pulled.source)
-            if hub_id := _hub_id(name):
+            if hub_id := find_hub_id(name):
                 fetch = partial(self._hub.fetch, hub_id, "main")
                 return self._prepare(hub_id.name, wanted, "source", fetch)
             for folder in (path, self.models / model):
                 require_pair_file(folder)
-            raise ModelError(self._describe_unknown(model, path))
+            own = None if _is_ready(path) else self.own_folder(name)
+            raise ModelError(self.advice.on_unknown(model, path, own))
         except PermissionError as error:
             raise ModelError(
                 f"{error.filename or model} may not be read; fix its permissions or change EDGESPEC_HOME"
@@ -158,6 +127,10 @@ class ModelHome:
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
+
+    @property
+    def advice(self) -> HomeAdvice:
+        return HomeAdvice(self)
 
     @property
     def presets(self) -> PresetFolder:
@@ -179,7 +152,7 @@ class ModelHome:
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             path = Path(model).expanduser()
             is_source = model in CATALOG or path.is_file() or (path / "config.json").is_file()
-            return path if _is_ready(path) else None if is_source else self._own_folder(model)
+            return path if _is_ready(path) else None if is_source else self.own_folder(model)
         return None
 
     def pair_folder(self, model: str) -> Path | None:
@@ -189,7 +162,7 @@ class ModelHome:
             return folder if is_pair(folder) or lacks_pair_file(folder) else None
         return None
 
-    def _own_folder(self, name: str) -> Path | None:
+    def own_folder(self, name: str) -> Path | None:
         """The model or pair folder of this home that has or had a name; None where there is none."""
         name = self.current_name(name)
         is_name = bool(name) and Path(name).name == name and not name.startswith(".")
@@ -198,47 +171,6 @@ class ModelHome:
     def current_name(self, model: str) -> str:
         """The name of a model, in place of one that it had before it was renamed."""
         return current_name(self.path, model)
-
-    def _describe_unknown(self, model: str, path: Path) -> str:
-        """Why a name stands for no model; path is the same name read as a path."""
-        own = None if _is_ready(path) else self._own_folder(split_precision(model)[0])
-        if own is not None or (path / FILE_NAME).is_file():
-            return (
-                f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
-            )
-        if path.is_dir():
-            return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
-        if way := self.way_to(model):
-            return f"there is no model '{model}' any more; prepare it again: {way}"
-        if path.suffix == ".gguf" and (part := describe_unfinished(path)):
-            return f"{path} does not exist; {part}"
-        if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
-            return f"there is no file or folder {path} (seen from {Path.cwd()}); check its name"
-        near = near_names(model, (*CATALOG, *filter(self._own_folder, self.names())))
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
-        if {model, f"{model}:latest"} & {*ollama_models.pulled_names()}:
-            meant = f"ollama has it here, so name it {ollama_models.PREFIX}{model}; {meant}"
-        elif ":" in split_precision(model)[0]:
-            meant += "names here have no tags, as those of ollama have; "
-        if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
-            meant = f"did you mean the drafter {drafter[0]}? {meant}"
-        return (
-            f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "
-            "file, a safetensors folder or a hub id (org/name)"
-        )
-
-    def way_to(self, model: str) -> str:
-        """The command that prepares a model that is not here; empty where none is known to."""
-        name = split_precision(model)[0].removeprefix(f"{self.models}{os.sep}")
-        if source := self._noted_source(name):
-            return f"edgespec export {quote(source)} --name {quote(name)}"
-        is_source = os.path.isfile(name) or _is_named(name)
-        return f"edgespec models pull {quote(model)}" if is_source else ""
-
-    def _noted_source(self, name: str) -> str | None:
-        """The source of a model of this home, which may be gone; None where it is unknown or gone."""
-        source = source_of(self.path, name)
-        return source if source and (os.path.exists(source) or _is_named(source)) else None
 
     def locate(self, source: str, revision: str | None = None, judge: Judge | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export; a hub id or a catalogue's model is fetched.
@@ -249,7 +181,7 @@ class ModelHome:
             ModelError: The hub refuses it, or it is the name of a prepared model or nearly one of the catalogue.
             UsageError: A revision was given for a file or folder.
         """
-        if hub_id := _hub_id(source):
+        if hub_id := find_hub_id(source):
             return self._hub.fetch(hub_id, revision or "main", judge)
         if revision is not None:
             raise UsageError(
@@ -260,19 +192,8 @@ class ModelHome:
         if source in CATALOG and not Path(source).exists():
             return self._fetch(CATALOG[source], judge)
         if not Path(source).exists():
-            self._explain_source(source)
+            self.advice.require_known(source)
         return LocalSource(path=Path(source))
-
-    def _explain_source(self, source: str) -> None:
-        """Raises ModelError: A source that is not there is the name of a model, or nearly one of the catalogue."""
-        if folder := self._own_folder(self.presets.model_of(source)):
-            again = self._noted_source(folder.name) or "what it was exported from"
-            raise ModelError(
-                f"'{source}' is the prepared model {folder}, and can be used as it is; to export again, give "
-                f"{again}"
-            )
-        if near := near_names(source, CATALOG):
-            raise ModelError(f"there is no file or folder {source}; did you mean the model {' or '.join(near)}?")
 
     def source_of(self, model: str) -> LocalSource:
         """The source that a model of any name was or would be exported from, which is fetched if need be.
@@ -297,7 +218,7 @@ class ModelHome:
 
         None for a file of the catalogue that is not here yet, of which the catalogue says all.
         """
-        hub_id, entry = _hub_id(source), CATALOG.get(source)
+        hub_id, entry = find_hub_id(source), CATALOG.get(source)
         if revision is None and entry is not None and not Path(source).exists():
             if isinstance(entry.source, HubRepository):
                 hub_id, revision = HubId(entry.source.repository), entry.source.revision
@@ -416,7 +337,7 @@ class ModelHome:
         if wanted.may_be_damaged and os.path.lexists(folder):
             return folder
         if os.path.lexists(folder):
-            way = self._repair(folder) or "name it in edgespec models pull as here, with its --device"
+            way = self.advice.repair_of(folder) or "name it in edgespec models pull as here, with its --device"
             raise ModelError(f"{folder} is damaged: it has no {FILE_NAME}; repair it: {way}")
         if wanted.is_prepared:
             return None
@@ -478,42 +399,6 @@ class _Wanted:
 def _folder_name(name: str, form: str, precision: str | None) -> str:
     """The name of a model's folder, such as tiny, tiny-int8, tiny-gpu or tiny-fp32-gpu."""
     return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
-
-
-def _hub_id(name: str) -> HubId | None:
-    """The hub id that name is, unless a file or folder has that name."""
-    hub_id = parse_hub_id(name)
-    return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
-
-
-def _is_named(source: str) -> bool:
-    """True if a source is no path, but a name of the catalogue, of the hub or of ollama."""
-    return source in CATALOG or source.startswith(ollama_models.PREFIX) or _hub_id(source) is not None
-
-
-def _repository(folder: Path) -> str | None:
-    """The hub id that a damaged model folder was exported from, by what is left of its manifest."""
-    with suppress(EdgeSpecError, OSError, ValueError):
-        source = read_manifest(folder, has_files=False).source
-        if source.repository:
-            return f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
-    return None
-
-
-def near_names(model: str, names: Iterable[str]) -> list[str]:
-    """Names like one that no model has; that of ollama's llama3.2:latest begins like llama-3.2-1b."""
-    known = {name.casefold(): name for name in names}
-    wanted, _, tag = model.casefold().partition(":")
-    near = [wanted] if wanted in known else difflib.get_close_matches(model.casefold(), known, 3, cutoff=0.6)
-    if tag and not near:
-        near = [each for each in known if each.replace("-", "").startswith(wanted.replace("-", ""))]
-    return [known[each] for each in near[:3]]
-
-
-def split_precision(model: str) -> tuple[str, str | None]:
-    """The name of a model, and the precision after it if there is one."""
-    name, _, precision = model.rpartition(":")
-    return (name, precision) if precision in _PRECISIONS else (model, None)
 
 
 def _is_ready(folder: Path) -> bool:

@@ -17,9 +17,10 @@ from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, 
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, note_source, require_name
-from edgespec.setup.home import DeviceFacts, ModelHome, near_names
+from edgespec.setup.home import DeviceFacts, ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
+from edgespec.setup.source_names import near_names
 from edgespec.system.disk import write_advice
 from edgespec.system.file_hashes import verify_files
 
@@ -107,7 +108,7 @@ class Inventory:
 
     def _describe(self, folder: Path) -> PreparedModel:
         try:
-            with self.home.advise_repair(folder):
+            with self.home.advice.on_damage(folder):
                 return _describe(folder, self.home.uses.last(folder.name))
         except (EdgeSpecError, OSError) as error:
             size = 0
@@ -138,7 +139,7 @@ class Inventory:
         """
         folder = self.find(model)
         require_pair_file(folder)
-        with self.home.advise_repair(folder):
+        with self.home.advice.on_damage(folder):
             parts = part_folders(folder) if read_pair(folder) is not None else [folder]
             found = [_verify_folder(part) for part in parts]
         return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]

@@ -28,11 +28,12 @@ from edgespec.setup.device_choice import (
 )
 from edgespec.setup.device_search import describe
 from edgespec.setup.head_target import require_own_target
-from edgespec.setup.home import ModelHome, split_precision
+from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.setup.planner import Schedule
 from edgespec.setup.row_proof import known_proof, settle_mode
+from edgespec.setup.source_names import split_precision
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
 from edgespec.types import Report
@@ -310,7 +311,7 @@ def _find_folder(
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
-    with models.advise_repair(folder):
+    with models.advice.on_damage(folder):
         return read_folder(folder, models.report), pair
 
 

@@ -53,7 +53,7 @@ def test_a_model_of_ollama_is_exported_from_where_it_lies(
     assert folder.name == f"tiny-1b-{blob.name[7:15]}"
     assert read_manifest(folder).source.name == "ollama:tiny:1b"
     assert home.resolve("ollama:tiny:1b") == home.find("ollama:tiny:1b") == folder
-    assert home.way_to(folder.name) == f"edgespec export ollama:tiny:1b --name {folder.name}"
+    assert home.advice.way_to(folder.name) == f"edgespec export ollama:tiny:1b --name {folder.name}"
     assert [path.name for path in (tmp_path / "home").iterdir() if path.name == "downloads"] == []
     assert home.source_of("ollama:tiny:1b").path == blob
     (folder / "edgespec.json").write_text("{")
