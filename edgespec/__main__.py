@@ -51,9 +51,6 @@ def _run() -> int:
         return supervise(command)
     else:
         from edgespec.cli.main import main as run
-    from edgespec.system.threads import hand_over_soon
-
-    hand_over_soon()
     return run()
 
 

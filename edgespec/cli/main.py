@@ -34,6 +34,7 @@ from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
+from edgespec.system.threads import hand_over_soon
 
 if TYPE_CHECKING:
     from edgespec.config.config_file import Setting
@@ -206,6 +207,7 @@ def main(
     """Run the command of these arguments, or of this process; prepare gets its options first. Its exit code."""
     if arguments is None:
         _keep_stdout_for_data()
+        hand_over_soon()
     origins: dict[str, str] = {}  # what the configuration file and the environment set, and where
     try:
         _prepare_streams()
