@@ -15,12 +15,17 @@ from edgespec.export.families import (
     family_of_huggingface,
     with_defaults,
 )
-from edgespec.export.layer_sizes import sizes_from_gguf, sizes_from_huggingface
-from edgespec.export.mixed_layers import kv_heads, mixed_from_gguf, mixed_from_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.export.uneven_layers import (
+    kv_heads,
+    mixed_from_gguf,
+    mixed_from_huggingface,
+    sizes_from_gguf,
+    sizes_from_huggingface,
+)
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 

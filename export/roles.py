@@ -12,16 +12,17 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.expert_names import (
+from edgespec.export.families import (
     BESIDE_EXPERTS,
+    FAMILIES,
     GGUF_EXPERTS,
     GGUF_STACKED,
     MLP_EXPERTS,
     PARTS,
     STACKED,
     TURNED,
+    Family,
 )
-from edgespec.export.families import FAMILIES, Family
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor, Tensors
 
