@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import EdgeSpecError
-from edgespec.server import file_pages, model_pages, ollama_answers, ollama_pages, tool_pages
+from edgespec.server import ollama_answers, ollama_pages, pages
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
@@ -26,11 +26,11 @@ from edgespec.server.sse import error_response, log_failure
 
 Endpoint = Callable[[Services, Request], Awaitable[Response]]
 _GET: dict[str, Endpoint] = {
-    "/v1/models": model_pages.list_models,
-    "/v1/models/{model:path}": model_pages.show_model,
-    "/v1/tools": tool_pages.list_tools,
-    "/health": model_pages.health,
-    "/metrics": model_pages.metrics,
+    "/v1/models": pages.list_models,
+    "/v1/models/{model:path}": pages.show_model,
+    "/v1/tools": pages.list_tools,
+    "/health": pages.health,
+    "/metrics": pages.metrics,
     "/api/version": ollama_pages.version,
     "/api/tags": ollama_pages.tags,
     "/api/ps": ollama_pages.ps,
@@ -40,10 +40,10 @@ _POST: dict[str, Endpoint] = {
     "/v1/completions": completions,
     "/v1/responses": responses,
     "/v1/embeddings": embeddings,
-    "/v1/tools/call": tool_pages.call_tool,
-    "/v1/files/text": file_pages.read_text,
-    "/tokenize": model_pages.tokenize,
-    "/detokenize": model_pages.detokenize,
+    "/v1/tools/call": pages.call_tool,
+    "/v1/files/text": pages.read_text,
+    "/tokenize": pages.tokenize,
+    "/detokenize": pages.detokenize,
     "/api/chat": ollama_answers.chat,
     "/api/generate": ollama_answers.generate,
     "/api/embed": ollama_pages.embed,

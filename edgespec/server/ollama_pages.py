@@ -18,9 +18,9 @@ from edgespec.server.model_host import HostedModel
 from edgespec.server.model_names import LATEST, ServedModel
 from edgespec.server.ollama_answers import nanoseconds, timestamp
 from edgespec.server.ollama_protocol import OllamaEmbed, OllamaName, keep_alive_s
+from edgespec.server.pages import show_page
 from edgespec.server.protocol import EmbeddingsRequest
 from edgespec.server.sse import LINES, line
-from edgespec.server.web_page import show_page
 from edgespec.system.threads import in_thread
 
 # The version of ollama whose API this is: some clients refuse older ones.
