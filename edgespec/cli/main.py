@@ -34,6 +34,7 @@ from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
+from edgespec.system.tables import read_table
 from edgespec.system.threads import hand_over_soon
 
 if TYPE_CHECKING:
@@ -52,152 +53,25 @@ exit codes: 0 done, 1 failure, 2 usage, 3 model missing or invalid, 4 device una
 6 integrity refused, 7 context overflow, 130 interrupted"""
 
 
-# How each command adds its arguments, its line of help, and examples. What a beginner needs comes first.
-_COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
-    "chat": (
-        add_chat,
-        "talk to a model, or answer one prompt",
-        """\
-  edgespec chat                                    download a small model, talk
-  edgespec chat "Why is the sky blue?"             print one answer
-  edgespec chat my-model "Why is the sky blue?"    by this model
-  git diff | edgespec chat --system "Write a commit message."
-  edgespec chat big --drafter small                a smaller model drafts
-  edgespec chat my-model --temperature 0.8         sampled
-  edgespec chat my-model --prompt Hi --json        answer and figures""",
-    ),
-    "serve": (
-        add_serve,
-        "answer programs over HTTP, by OpenAI's API and ollama's",
-        """\
-  edgespec serve smollm2-135m              at http://127.0.0.1:8080/v1
-  edgespec serve                           every prepared model, by its name
-  edgespec serve --port 11434              for programs that look for ollama
-  edgespec serve --host 0.0.0.0 --api-key KEY    for other machines too""",
-    ),
-    "service": (
-        add_service,
-        "have this system run the server by itself",
-        """\
-  edgespec service install smollm2-135m --port 9000   with options of serve
-  edgespec service install --dry-run     show what would be written and run
-  edgespec service status
-  edgespec service logs --follow
-  edgespec service uninstall""",
-    ),
-    "models": (
-        add_models,
-        "list, download, verify or remove models",
-        """\
-  edgespec models list
-  edgespec models pull smollm2-135m
-  edgespec models verify               compare every file with its hash
-  edgespec models remove smollm2-135m""",
-    ),
-    "stats": (
-        add_stats,
-        "show what edgespec did for you: tokens, and the time that drafting saved",
-        """\
-  edgespec stats                by model, device and day
-  edgespec stats --since 7d     the last seven days
-  edgespec stats --delete       forget all counts""",
-    ),
-    "preset": (
-        add_preset,
-        "name a model with a system message, sampling and other options",
-        """\
-  edgespec preset create poet --from smollm2-135m --system "Answer in verse."
-  edgespec chat poet
-  edgespec preset create poet --file Modelfile     of ollama
-  edgespec preset ls""",
-    ),
-    "bench": (
-        add_bench,
-        "measure how much faster speculation is on your prompts",
-        """\
-  edgespec bench smollm2-135m
-  edgespec bench smollm2-135m --prompts prompts.jsonl --html report.html""",
-    ),
-    "doctor": (
-        add_doctor,
-        "check the installation, and whether drafting changes the text",
-        """\
-  edgespec doctor                            versions, devices, a short test
-  edgespec doctor --exactness smollm2-135m   text with and without drafting""",
-    ),
-    "devices": (
-        add_devices,
-        "list devices, why some cannot be used, and how to fix that",
-        "  edgespec devices --json",
-    ),
-    "config": (
-        add_config,
-        "show or change the options that you always want",
-        """\
-  edgespec config                     every option, its value and its origin
-  edgespec config set threads 4
-  edgespec config unset threads
-  EDGESPEC_DEVICE=cpu edgespec chat   for one command
-
-A flag overrides a variable, and a variable overrides the file.""",
-    ),
-    "plan": (
-        add_plan,
-        "choose devices, drafter and schedule, and predict the speed",
-        """\
-  edgespec plan big-model --drafter small-model             measures once
-  edgespec plan big-model --drafter small-model --measure   measures again""",
-    ),
-    "export": (
-        add_export,
-        "convert GGUF, safetensors or a hub model to a model folder",
-        """\
-  edgespec export model.gguf --output my-model
-  edgespec export Qwen/Qwen2.5-0.5B-Instruct --output qwen --precision int8
-  edgespec export big.gguf --drafter small.gguf --output pair
-  edgespec export model.gguf --dry-run        what it would take""",
-    ),
-    "pair": (
-        add_pair,
-        "check whether a drafter suits a target",
-        """\
-  edgespec pair check big-model small-model
-  edgespec pair check big-model                 what could draft for it, ranked""",
-    ),
-    "train": (
-        add_train,
-        "train a drafter for a model, from its own answers",
-        """\
-  edgespec train smollm2-135m --output my-head
-  edgespec train my-model --corpus prompts.txt --minutes 30 --output my-head
-  edgespec train smollm2-135m --from-answers --output my-head
-
-Interrupted, the same command goes on. Then: edgespec export SOURCE --drafter my-head --output pair""",
-    ),
-    "score": (
-        add_score,
-        "measure how well a model predicts a text",
-        "  edgespec score my-model --file text.txt   in nats per token",
-    ),
-    "simulate": (
-        add_simulate,
-        "predict the speed on devices that you do not have",
-        """\
-  edgespec simulate --machine list
-  edgespec simulate --machine core-ultra-258v --replay --trace lanes.html
-  edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54
-  edgespec simulate --replay rounds.jsonl --draft-ms 34
-
-rounds.jsonl comes from `edgespec chat --log-rounds rounds.jsonl`.""",
-    ),
-    "completion": (
-        add_completion,
-        "print the script for completion in your shell",
-        """\
-  source <(edgespec completion bash)        in ~/.bashrc
-  source <(edgespec completion zsh)         in ~/.zshrc, after compinit
-  edgespec completion fish | source         in ~/.config/fish/config.fish""",
-    ),
+# How each command adds its arguments; commands.toml has its line of help, and examples.
+_COMMANDS: dict[str, Callable[[CommandParser], None]] = {
+    "chat": add_chat,
+    "serve": add_serve,
+    "service": add_service,
+    "models": add_models,
+    "stats": add_stats,
+    "preset": add_preset,
+    "bench": add_bench,
+    "doctor": add_doctor,
+    "devices": add_devices,
+    "config": add_config,
+    "plan": add_plan,
+    "export": add_export,
+    "pair": add_pair,
+    "train": add_train,
+    "score": add_score,
+    "simulate": add_simulate,
+    "completion": add_completion,
 }
 
 
@@ -362,8 +236,10 @@ def command_parser(word: str = "") -> CommandParser:
     """The parser of the whole command line; word: A command that alone gets its arguments, in 3 ms and not 12."""
     parser = CommandParser(prog="edgespec", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
-    for name, (add_arguments, what, examples) in _COMMANDS.items():
-        command = parser.add_command(name, what, epilog=f"examples:\n\n{examples}")
+    texts = read_table(__file__, "commands.toml")
+    for name, add_arguments in _COMMANDS.items():
+        examples = texts[name]["examples"]
+        command = parser.add_command(name, texts[name]["what"], epilog=f"examples:\n\n{examples}")
         if word in _COMMANDS and word != name:
             continue
         add_arguments(command)
