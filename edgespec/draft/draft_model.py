@@ -159,6 +159,7 @@ class DraftModelStats:
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
     num_vain: int = 0  # trials since a draft of it last paid
+    num_idle: int = 0  # rounds since then
     weighing: float = 0.0  # what a round takes in which it is weighed, in steps of the target
     tokens_per_step: int = 1
     max_unread: int | None = None

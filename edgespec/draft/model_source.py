@@ -63,6 +63,9 @@ class ModelSource:
         self._own = ModelRates(self.rates, self.drafter.name)
         self._own.assume_hope()
         self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, self.max_tokens, self.clock)
+        # One that did not pay in the last answers rests from the first pass of this one, the prompt's.
+        self._num_idle = min(self.stats.num_idle, 4 * _DEEP_REST)
+        self._rest()
 
     @property
     def _min_gain(self) -> float:
@@ -82,14 +85,21 @@ class ModelSource:
         option = self._weigh(tokens, request)
         self.stats.observe_weighing((self.clock() - started) / self.costs.pass_s(1))
         if option.rate * self.costs.pass_s(1) <= option.min_gain:
-            rest = min(self._num_idle // 4, _LONGEST_REST)
-            self._rests_until = self._num_idle + rest
-            if self._is_expected and rest >= _DEEP_REST and can.max_unread is not None and not can.run_ahead:
-                self._is_expected = False
-                self.drafter.expect_drafts(False)
+            self._rest()
         elif not self._wake():
             return Promise(0.0, 0, self)
         return option
+
+    def _rest(self) -> None:
+        self._rests_until = self._num_idle + min(self._num_idle // 4, _LONGEST_REST)
+        self._sleep()
+
+    def _sleep(self) -> None:
+        """Let passes of a long rest leave out the states that it reads."""
+        can, is_long = self.drafter.can, self._num_idle >= 4 * _DEEP_REST
+        if self._is_expected and is_long and can.max_unread is not None and not can.run_ahead:
+            self._is_expected = False
+            self.drafter.expect_drafts(False)
 
     def _wake(self) -> bool:
         """True if it can draft now; after a rest a head needs the states of a pass first."""
@@ -207,10 +217,13 @@ class ModelSource:
                 self._rests_until = 0
             if not self._trial:  # it pays
                 self._num_idle = self.stats.num_vain = 0
-        self._num_idle += 1
+        self._num_idle = self.stats.num_idle = self._num_idle + 1
         self._is_run = is_run
         # A trial goes on, a token further, as long as all of it is accepted.
-        self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+        goes_on = is_run and num_accepted >= self._trial
+        if self._trial and not num_accepted:
+            self._sleep()
+        self._trial = self._trial + 1 if self._trial and goes_on else 0
         return self._ahead.observe(round, num_accepted, emitted, verify_s, is_run=is_run)
 
     def _could_pay(self, rate: float, num_tokens: int) -> bool:

@@ -360,7 +360,13 @@ def test_a_model_that_rests_is_told_and_has_a_pass_before_it_drafts_again(clock:
     assert 0 < model.num_asked <= model.told.count(True) + 8
     assert model.num_early == 0
     policy.close()
-    assert model.told[-1], "the next answer begins with all states"
+    assert model.told[-1], "an answer that is told what to draft begins with all states"
+    again = MeasuredPolicy([model], policy.costs, policy.rates, policy.models, clock=clock)
+    assert not model.told[-1], "of the next answer not even the prompt's states are asked for"
+    model.chance = 0.95
+    speed(again, CPU, clock, start=10_000, num_rounds=600)
+    assert model.told[-1]
+    assert speed(again, CPU, clock, start=15_000, num_rounds=300) > 1.3, "a trial shows that it pays now"
 
 
 @slow

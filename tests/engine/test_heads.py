@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edgespec import Message, SamplingParams, load
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Plain, Proposal, speculative_decode
 from edgespec.decoding.tree import Worth
@@ -24,6 +26,8 @@ from edgespec.draft.drafter import DraftRequest
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.model_rates import NUM_CLASSES, nodes_key, typical_probability
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
+from edgespec.runtimes.head_parts import HeadGraph
+from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.setup.pair import write_pair
 from edgespec.types import Sampler, TokenIds, append
@@ -98,6 +102,36 @@ def test_one_text_whatever_the_schedule(
     assert found == plain
     if length == 3:
         assert accepted > drafted / 4 > 10
+
+
+def test_a_head_that_does_not_pay_is_not_run_and_its_states_are_not_asked_for(
+    tiny_with_states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights are hardly ever right. Trials, which take a hundredth of the time, are what is left of it."""
+    tiny_heads.write_recurrent(tmp_path / "head", tiny_with_states, tiny_heads.recurrent_weights(1), name="eagle")
+    counts = Counter[str]()
+
+    def counted(kind: type, name: str) -> None:
+        whole = getattr(kind, name)
+
+        def run(*arguments: Any, **more: Any) -> Any:
+            counts[f"{kind.__name__}.{name}"] += 1
+            return whole(*arguments, **more)
+
+        monkeypatch.setattr(kind, name, run)
+
+    with load(tiny_with_states, drafter=str(tmp_path / "head"), deterministic=False) as engine:
+        engine.generate(PROMPTS[0], max_tokens=100)
+        for kind, name in ((HiddenStates, "write"), (HeadGraph, "__call__"), (OnnxDecoder, "run")):
+            counted(kind, name)
+        for prompt in PROMPTS[1:]:
+            engine.generate(prompt, max_tokens=100)
+    passes, states, runs = (
+        counts[each] for each in ("OnnxDecoder.run", "HiddenStates.write", "HeadGraph.__call__")
+    )
+    assert passes > 100
+    assert states < passes / 10
+    assert runs < passes / 10
 
 
 @pytest.mark.parametrize("kind", ["steps", pytest.param("recurrent", marks=pytest.mark.slow)])
