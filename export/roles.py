@@ -12,93 +12,21 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.families import (
-    BESIDE_EXPERTS,
-    FAMILIES,
-    GGUF_EXPERTS,
-    GGUF_STACKED,
-    MLP_EXPERTS,
-    PARTS,
-    STACKED,
-    TURNED,
-    Family,
-)
+from edgespec.export.families import FAMILIES, NAMES, NUMBERED_EXPERTS, Family
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor, Tensors
 
-# Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.
-_MODEL_NAMES = {
-    "embedding": ("token_embd.weight", "model.embed_tokens.weight"),
-    "final_norm": ("output_norm.weight", "model.norm.weight"),
-    "head": ("output.weight", "lm_head.weight"),
-    "layer_embedding": ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
-    "layer_projection": ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
-    "layer_projection_norm": ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
-}
+PARTS = ("gate", "up", "down")
 _GATE = ", gate"  # ends the name of the rows of gates that a matrix of queries holds
-_LAYER_NAMES = {
-    "input_norm": ("attn_norm.weight", "input_layernorm.weight"),
-    **{part: (f"attn_{part}.weight", f"self_attn.{part}_proj.weight") for part in "qkv"},
-    **{f"{part}_bias": (f"attn_{part}.bias", f"self_attn.{part}_proj.bias") for part in "qkv"},
-    **{f"{part}_norm": (f"attn_{part}_norm.weight", f"self_attn.{part}_norm.weight") for part in "qk"},
-    "o": ("attn_output.weight", "self_attn.o_proj.weight"),
-    "o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
-    "sinks": ("attn_sinks.weight", "self_attn.sinks"),
-    "q_gate": (f"attn_q.weight{_GATE}", f"self_attn.q_proj.weight{_GATE}"),
-    **{
-        f"delta_{part}": (gguf, f"linear_attn.{huggingface}")
-        for part, gguf, huggingface in (
-            ("qkv", "attn_qkv.weight", "in_proj_qkv.weight"),
-            ("z", "attn_gate.weight", "in_proj_z.weight"),
-            ("a", "ssm_alpha.weight", "in_proj_a.weight"),
-            ("b", "ssm_beta.weight", "in_proj_b.weight"),
-            ("decay", "ssm_a", "A_log"),
-            ("shift", "ssm_dt.bias", "dt_bias"),
-            ("conv", "ssm_conv1d.weight", "conv1d.weight"),
-            ("gain", "ssm_norm.weight", "norm.weight"),
-            ("out", "ssm_out.weight", "out_proj.weight"),
-        )
-    },
-    **{
-        f"mamba_{part}": (gguf, f"mamba.{huggingface}")
-        for part, gguf, huggingface in (
-            *((part, f"ssm_in.weight, {part}", f"in_proj.weight, {part}") for part in ("z", "mixed", "dt")),
-            ("decay", "ssm_a", "A_log"),
-            ("shift", "ssm_dt.bias", "dt_bias"),
-            ("skip", "ssm_d", "D"),
-            ("conv", "ssm_conv1d.weight", "conv1d.weight"),
-            ("conv_bias", "ssm_conv1d.bias", "conv1d.bias"),
-            ("gain", "ssm_norm.weight", "norm.weight"),
-            ("out", "ssm_out.weight", "out_proj.weight"),
-        )
-    },
-    "conv": ("shortconv.conv.weight", "conv.conv.weight"),
-    **{f"conv_{side}": (f"shortconv.{side}_proj.weight", f"conv.{side}_proj.weight") for side in ("in", "out")},
-    "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
-    "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
-    **{part: (f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")},
-    "fed_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
-    "input_gate": ("inp_gate.weight", "per_layer_input_gate.weight"),
-    "input_projection": ("proj.weight", "per_layer_projection.weight"),
-    "added_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
-    "output_scale": ("layer_output_scale.weight", "layer_scalar"),
-}
-_TENSOR_NAMES = _MODEL_NAMES | {
+LAYER_TENSORS: dict[str, tuple[str, str]] = NAMES["layer"]
+_TENSOR_NAMES: dict[str, tuple[str, str]] = NAMES["model"] | {
     f"{{i}}.{role}": (f"blk.{{i}}.{gguf}", f"model.layers.{{i}}.{huggingface}")
-    for role, (gguf, huggingface) in _LAYER_NAMES.items()
+    for role, (gguf, huggingface) in LAYER_TENSORS.items()
 }
 # Transformers' name of mlp_norm in families with a norm after attention.
 _MLP_NORM_OF_TWO = "model.layers.{i}.pre_feedforward_layernorm.weight"
-# Roles whose rows one matrix stacks, and its names.
-_FUSED = {
-    "qkv": (("q", "k", "v"), ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight")),
-    "gate_up": (("gate", "up"), ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight")),
-}
-# What Qwen3-Next joins of a DeltaNet layer (DeltaRule.joined), by name.
-_JOINED = {
-    kind: (f"blk.{{i}}.{gguf}.weight", f"model.layers.{{i}}.linear_attn.in_proj_{kind}.weight")
-    for kind, gguf in (("qkvz", "ssm_in"), ("ba", "ssm_ba"))
-}
+# Roles whose rows one matrix stacks.
+_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _LAYER_INPUT = frozenset({"input_gate", "input_projection", "added_norm"})
 _CONVOLUTION = frozenset({"conv", "conv_in", "conv_out"})
 _ENDINGS = ("", "_bias", "_norm")
@@ -199,7 +127,7 @@ def _names(family: Family, column: int) -> dict[str, str]:
 def _split_fused(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     apart, family = dict(stored), FAMILIES[config.architecture]
     for kind in family.fused:
-        parts, usual = _FUSED[kind]
+        parts, usual = _FUSED[kind], NAMES["fused"][kind]
         names = [_TENSOR_NAMES[f"{{i}}.{part}"][column] for part in parts]
         sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
         if config.routing is not None:  # of the MLP beside the experts
@@ -242,7 +170,7 @@ def _split_delta(path: object, config: DecoderConfig, stored: Tensors, column: i
     apart = dict(stored)
     for i, layer in enumerate(config.layers):
         for kind, parts in layer.delta.joined().items() if layer.delta else ():
-            if (name := _JOINED[kind][column].format(i=i)) in stored:
+            if (name := NAMES["joined"][kind][column].format(i=i)) in stored:
                 rows = sum(len(order) for order in parts.values())
                 whole = _require_shape(path, apart.pop(name), (rows, config.hidden_size))
                 for part, order in parts.items():
@@ -342,7 +270,7 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
         for i in _layers_of(config, role)
     }
     for kind in family.fused if config.routing is None else ():
-        parts, usual = _FUSED[kind]
+        parts, usual = _FUSED[kind], NAMES["fused"][kind]
         sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
         for i in range(config.num_layers):
@@ -375,7 +303,7 @@ def _expert_tensors(
         name = next((name for name in names if name in stored), names[0])
         return take(name, rows, columns) if name in stored or need in needs else None
 
-    prefix, held = ("blk", GGUF_EXPERTS) if is_gguf else ("model.layers", family.experts)
+    prefix, held = ("blk", NAMES["experts"]["gguf"]) if is_gguf else ("model.layers", family.experts)
     for i, part in product(range(routing.num_dense), PARTS):
         role = f"{{i}}.{part}"
         name = family.names.get(role, _TENSOR_NAMES[role])[column].format(i=i)
@@ -383,15 +311,15 @@ def _expert_tensors(
     shapes = {"router_choice": (1, num_experts), "shared.router": (1, config.hidden_size)}
     shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in PARTS}
     layers = range(routing.num_dense, config.num_layers)
-    for i, (role, names) in product(layers, BESIDE_EXPERTS.items()):
+    for i, (role, names) in product(layers, NAMES["beside_experts"].items()):
         known = [f"{prefix}.{i}.{name}" for name in names]
         name = next((name for name in known if name in stored), known[column])
         if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in PARTS):
             found[f"{i}.{role}"] = take(name, *shapes[role])
-    if held is MLP_EXPERTS and (stack := stored.get(f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj")):
-        held = STACKED if stack.columns == config.hidden_size else TURNED
+    if held is NUMBERED_EXPERTS and (stack := stored.get(f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj")):
+        held = NAMES["experts"]["stacked" if stack.columns == config.hidden_size else "turned"]
     if is_gguf and f"{prefix}.{layers[0]}.ffn_gate_up_exps.weight" in stored:
-        held = GGUF_STACKED
+        held = NAMES["experts"]["gguf_stacked"]
     for i, (name, (*mark, last)) in product(layers, held.items()):
         own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part not in "*T"]
         if parts == ["router"]:

@@ -24,6 +24,7 @@ from edgespec.export.heads.head_tensors import Reader, require_hidden_size, requ
 from edgespec.export.layers import LayerWriter, Lengths
 from edgespec.export.nodes import Graphs, Values, make_output, typed_value
 from edgespec.export.precision import Rule
+from edgespec.export.roles import LAYER_TENSORS
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor, Tensors
@@ -32,16 +33,21 @@ from edgespec.manifest import Manifest
 from edgespec.manifest.caches import KVCache
 
 _HIDDEN = -30000.0  # added to scores, or a logit; half floats hold it
+_LAYER_ROLES = (
+    "q",
+    "q_norm",
+    "o",
+    "input_norm",
+    "attended_norm",
+    "fed_norm",
+    "gate",
+    "up",
+    "down",
+    "output_scale",
+)
 _LAYER_NAMES = {
-    "q": "self_attn.q_proj.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "o": "self_attn.o_proj.weight",
-    "input_norm": "input_layernorm.weight",
-    "attended_norm": "post_attention_layernorm.weight",
+    **{role: LAYER_TENSORS[role][1] for role in _LAYER_ROLES},
     "mlp_norm": "pre_feedforward_layernorm.weight",
-    "fed_norm": "post_feedforward_layernorm.weight",
-    **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
-    "output_scale": "layer_scalar",
 }
 _KEY_ROLES = ("input_norm", "k", "v", "k_norm")
 _LOCAL = "sliding_attention"
