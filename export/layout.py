@@ -73,9 +73,7 @@ def lay_out(
         ),
         vocab_size=config.vocab_size,
         vocab_sha256=vocab_sha256,
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=vocabulary.eos_token_ids,
-        add_bos=vocabulary.add_bos,
+        **vocabulary.special_tokens,
         source=loaded.source,
         # Rows of a drafter are read whole: their probabilities decide the length of a draft.
         signature=Signature(best="best" if form == "gpu" and not is_drafter else None),

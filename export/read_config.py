@@ -1,30 +1,32 @@
 """From the settings of a source, in GGUF or of Hugging Face, to the description of its decoder."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec.errors import SourceError, UsageError
-from edgespec.export.decoder_config import DecoderConfig, GateLimit, Layer, QueryGrowth
+from edgespec.export.decoder_config import DecoderConfig, GateLimit, QueryGrowth
 from edgespec.export.families import (
     FAMILIES,
     GATED_EXPERTS,
     Family,
     family_of,
     family_of_huggingface,
-    with_defaults,
 )
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings
-from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.export.tensors import Tensors
 from edgespec.export.uneven_layers import (
     kv_heads,
+    layers_of,
+    local_layers,
     mixed_from_gguf,
     mixed_from_huggingface,
     sizes_from_gguf,
     sizes_from_huggingface,
+    window_from_gguf,
 )
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
@@ -70,20 +72,8 @@ _UNSUPPORTED = (
     "mlp_only_layers",
     "conv_bias",
 )
-# The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
-_FURTHER = {
-    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
-}
-_FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
-# Families of models that have parts that see or hear beside a text decoder.
-_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
-# Models that see whose text part is of another family. Positions in three dimensions are all one for text.
-_TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 # The number of values within an MLP, by the first of these that a config.json has.
 _INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
-# Windows by architecture and context length of GGUF files from before they stated them.
-_UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
 # The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 
@@ -144,8 +134,8 @@ def config_from_gguf(
     rotary = rotary_from_gguf(
         stated, tensors, head_dim, context_length, wanted_length, is_rounded=family.has_rounded_yarn
     )
-    window = _window_from_gguf(stated, family, architecture, context_length)
-    is_local = _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
+    window = window_from_gguf(stated, family, architecture, context_length)
+    is_local = local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers)
     if family.has_layer_sizes:
         _refuse_experts(path, stated.get("expert_count"))
         sizes = sizes_from_gguf(stated, is_local, tensors)
@@ -158,6 +148,7 @@ def config_from_gguf(
     if family.is_local_plain:
         base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
         local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
+    mixed = mixed_from_gguf(stated, family, num_layers, others)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     scale = family.defaults.get("attention_multiplier", (hidden // heads if by_width else head_dim) ** -0.5)
     config = DecoderConfig(
@@ -170,13 +161,7 @@ def config_from_gguf(
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
         context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
-        layers=_layers(
-            Layer(rotary=rotary),
-            Layer(rotary=local_rotary, sliding_window=window),
-            is_local,
-            _layers_without_rotary(stated, architecture, is_local, window),
-            mixed_from_gguf(stated, family, num_layers, others),
-        ),
+        layers=layers_of(stated, architecture, (rotary, local_rotary), window, is_local, mixed),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
         attention_scale=stated.number("attention.scale", scale),
@@ -208,7 +193,7 @@ def config_from_huggingface(
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
     kinds, sizes = stated.get("layer_types", stated.get("sliding_window_pattern")), None
-    is_local = _local_layers(stated, family, kinds, num_layers)
+    is_local = local_layers(stated, family, kinds, num_layers)
     if family.has_layer_sizes:
         _refuse_experts(path, stated.get("enable_moe_block"))
         sizes = sizes_from_huggingface(stated, is_local)
@@ -220,49 +205,29 @@ def config_from_huggingface(
         is_local_plain=family.is_local_plain,
         local_head_dim=head_dim,
     )
-    is_shared = family.is_mixture and stated.get(
-        "num_local_experts"
-    )  # the MLP beside experts has a size of its own
-    sizes_of_mlp = [key for key in _INNER_SIZES if not (is_shared and key.startswith("shared"))]
+    mixed = mixed_from_huggingface(stated, family, num_layers, kinds)
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
-    scales = _scales(stated)
+    rope = SourceSettings(path, stated.get("rope_parameters", {}))
+    growth = "llama_4_scaling_beta", "original_max_position_embeddings"
     config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count(next(filter(stated.get, sizes_of_mlp), _INNER_SIZES[-1])),
+        intermediate_size=_inner_size(stated, family),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
         context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("rms_norm_eps"),
-        layers=_layers(
-            Layer(rotary=rotary),
-            Layer(rotary=local_rotary, sliding_window=window),
-            is_local,
-            _layers_without_rotary(stated, architecture, is_local, window),
-            mixed_from_huggingface(stated, family, num_layers, kinds),
-        ),
+        layers=layers_of(stated, architecture, (rotary, local_rotary), window, is_local, mixed),
         activation=family.activation,
         gate_limit=_gate_limit(stated, family),
-        attention_scale=scales.score
-        * stated.number("attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5),
-        attended_scale=scales.attended,
-        gate_scale=scales.gate,
-        fed_scale=scales.fed,
         attention_cap=stated.optional("attn_logit_softcapping"),
-        embedding_scale=stated.number("embedding_multiplier", _embedding_scale(family, hidden)),
-        residual_scale=stated.number("residual_multiplier", 1.0),
-        logit_scale=stated.number("lm_head_multiplier", 1.0) / stated.number("logits_scaling", 1.0),
         logit_cap=stated.optional("final_logit_softcapping"),
         routing=routing_of(stated, family, HUGGINGFACE_KEYS, tensors),
         norms_rotated=family.norms_rotated,
-        query_growth=_query_growth(
-            SourceSettings(path, stated.get("rope_parameters", {})),
-            "llama_4_scaling_beta",
-            "original_max_position_embeddings",
-            context_length,
-        ),
+        query_growth=_query_growth(rope, *growth, context_length),
+        **_scales(stated, family, hidden, head_dim),
     )
     return sizes.applied(path, config) if sizes else config
 
@@ -286,53 +251,11 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
         raise SourceError(f"{path} has experts in some layers only, which is not supported")
 
 
-def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Settings and tensors of the text decoder.
-
-    Fills in the settings that config.json omits, and leaves out the parts that see or hear and the layers for
-    multi-token prediction, of which those of a mimo are read as a drafting head.
-    """
-    architecture = str(settings.get("model_type")).removesuffix("_text")
-    inner = settings.get("text_config") if architecture in _SEEING else None
-    if architecture == "gemma4_unified":  # without towers, which changes nothing for text
-        architecture = "gemma4"
-        inner = {**(settings if inner is None else inner), "model_type": architecture}
-    if architecture in _TEXT_OF:
-        inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
-    if inner:
-        seeing = (
-            "vision_tower.",
-            "audio_tower.",
-            "embed_vision.",
-            "embed_audio.",
-            "multi_modal_projector.",
-            "visual.",
-        )
-        stored = {
-            name.replace("language_model.", "", 1): tensor
-            for name, tensor in stored.items()
-            if not name.removeprefix("model.").startswith(seeing)
-        }
-    given = {**settings, **(inner or {})}
-    family = str(given.get("model_type")).removesuffix("_text")
-    given = with_defaults(family, given)
-    further = _FURTHER.get(architecture, "").format_map(given)
-    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
-    return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), dict(stored)
-
-
-def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names of other families; a width may be stated as that of an MLP of two matrices."""
-    inner = given.get("block_ff_dim", given.get("intermediate_size", 12288))
-    if given["block_auto_adjust_ff_dim"]:
-        inner = int(2 * inner / 3)
-        if (factor := given["block_ffn_dim_multiplier"]) is not None:
-            unit = given["block_multiple_of"]
-            inner = -(-int(factor * inner) // unit) * unit
-    numbers = range(given["num_hidden_layers"])
-    attending = given.get("full_attn_idxs") or numbers
-    types = given.get("layer_types") or ["full_attention" if i in attending else "conv" for i in numbers]
-    return {"intermediate_size": inner, "rms_norm_eps": given.get("norm_eps", 1e-5), "layer_types": types}
+def _inner_size(stated: SourceSettings, family: Family) -> int:
+    """The number of values within an MLP; with experts, one beside them has a size of its own."""
+    has_shared = family.is_mixture and stated.get("num_local_experts")
+    keys = [key for key in _INNER_SIZES if not (has_shared and key.startswith("shared"))]
+    return stated.count(next(filter(stated.get, keys), _INNER_SIZES[-1]))
 
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:
@@ -346,23 +269,22 @@ def _gate_limit(stated: SourceSettings, family: Family) -> GateLimit | None:
     return GateLimit(*(stated.number(key, family.defaults[key]) for key in keys))
 
 
-class _Scales(NamedTuple):
-    """Factors of scores, of what attention and MLPs give, and of what gates are made of."""
-
-    score: float
-    attended: float
-    gate: float
-    fed: float
-
-
-def _scales(stated: SourceSettings) -> _Scales:
-    """The factors by the settings of falcon_h1; 1 where there are none."""
+def _scales(stated: SourceSettings, family: Family, hidden_size: int, head_dim: int) -> dict[str, Any]:
+    """The factors in a decoder by the settings of a config.json; attended, gate and fed are those of falcon_h1."""
     own = stated.get("mlp_multipliers", [1.0, 1.0])
     if not isinstance(own, list) or len(own) != 2 or not all(isinstance(each, float | int) for each in own):
         raise SourceError(f"{stated.path}: mlp_multipliers is {own!r}, wanted two numbers")
     attended = stated.number("attention_in_multiplier", 1.0)
-    score = stated.number("key_multiplier", 1.0) * attended**2
-    return _Scales(score, attended * stated.number("attention_out_multiplier", 1.0), *own)
+    score = stated.number("attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5)
+    return {
+        "attention_scale": stated.number("key_multiplier", 1.0) * attended**2 * score,
+        "attended_scale": attended * stated.number("attention_out_multiplier", 1.0),
+        "gate_scale": own[0],
+        "fed_scale": own[1],
+        "embedding_scale": stated.number("embedding_multiplier", _embedding_scale(family, hidden_size)),
+        "residual_scale": stated.number("residual_multiplier", 1.0),
+        "logit_scale": stated.number("lm_head_multiplier", 1.0) / stated.number("logits_scaling", 1.0),
+    }
 
 
 def _query_growth(stated: SourceSettings, share: str, period: str, context_length: int) -> QueryGrowth | None:
@@ -390,70 +312,3 @@ def _vocab_size(path: object, tensors: Tensors, name: str) -> int:
     if name not in tensors:
         raise SourceError(f"{path} has no tensor {name}; it is incomplete or no language model")
     return tensors[name].rows
-
-
-def _layers(
-    full: Layer, local: Layer, is_local: Sequence[bool], without_rotary: frozenset[int], mixed: Mapping[int, Layer]
-) -> tuple[Layer, ...]:
-    layers = [local if sees_window else full for sees_window in is_local]
-    turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
-    return tuple(
-        replace(own, rotary=layer.rotary) if (own := mixed.get(i, layer)).has_both else own
-        for i, layer in enumerate(turned)
-    )
-
-
-def _local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
-    """True for each layer that sees only a window; pattern lists the layers, or states a period."""
-    every = family.full_attention_every
-    if isinstance(pattern, str):  # such as LLLG, local and global, which is repeated
-        pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
-    if isinstance(pattern, list):
-        kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
-        kinds |= {"conv": False} if family.has_convolutions else {}
-        kinds |= {"linear_attention": False} if family.has_delta or family.has_mamba else {}
-        kinds |= {"mamba": False} if family.has_mamba else {}
-        found = [kinds.get(kind) for kind in pattern]
-        if len(found) != num_layers or None in found or (every is None and any(found)):
-            raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
-        return [kind is True for kind in found]
-    if every is None:
-        return [False] * num_layers
-    every = every if pattern is None else pattern
-    return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
-
-
-def _window_from_gguf(
-    stated: SourceSettings, family: Family, architecture: str, context_length: int
-) -> int | None:
-    key = "attention.sliding_window"
-    if family.full_attention_every is None:
-        if stated.get(key):
-            raise SourceError(
-                f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
-            )
-        return None
-    may_lack = not family.full_attention_every or family.rotates_local_alone
-    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), 0 if may_lack else None)
-    return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
-
-
-def _layers_without_rotary(
-    stated: SourceSettings, architecture: str, is_local: Sequence[bool], window: int | None
-) -> frozenset[int]:
-    """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
-    num_layers = len(is_local)
-    family = FAMILIES[architecture]
-    usual = "nope" if family.has_mamba and not family.has_both else "rope"
-    is_rotated = stated.get("position_embedding_type", usual) != "nope"
-    if not is_rotated and stated.get("rope.scaling.finetuned") is not True:
-        return frozenset(range(num_layers))
-    if family.rotates_local_alone and window is not None:
-        return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
-    uses = stated.get("no_rope_layers")
-    if uses is None:
-        every = stated.count("no_rope_layer_interval", 4)
-        uses = [int(architecture != "smollm3" or (i + 1) % every != 0) for i in range(num_layers)]
-    if len(uses) != num_layers or not set(uses) <= {0, 1}:
-        raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
-    return frozenset(i for i, rotates in enumerate(uses) if not rotates)

@@ -15,7 +15,7 @@ from edgespec.export.families import family_of_huggingface
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
-from edgespec.export.read_config import config_from_gguf, config_from_huggingface, decoder_part
+from edgespec.export.read_config import config_from_gguf, config_from_huggingface
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
@@ -28,6 +28,7 @@ from edgespec.export.settings import (
     translate_unusual,
 )
 from edgespec.export.tensors import Sizes, StoredTensor, Tensors
+from edgespec.export.text_part import decoder_part
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote

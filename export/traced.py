@@ -66,13 +66,8 @@ def import_model(
         SourceError: The source is damaged, or its architecture is one that the exporter does not take either.
         ExportMismatch: The check failed.
     """
-    if precision not in ("source", "fp32"):
-        raise UsageError(f"--exporter {exporter} writes fp32, not {precision}; leave --precision out")
     require_absent(output)
-    if not source.is_dir():
-        raise SourceError(
-            f"{source} is not a folder; --exporter {exporter} reads folders with safetensors weights"
-        )
+    _require_possible(source, exporter, precision)
     report(f"reading {source}")
     files = weight_files(source)
     vocabulary = read_vocabulary(source)
@@ -103,9 +98,7 @@ def import_model(
             context_length=context_length,
             **traced,
             vocab_sha256=vocabulary_sha256(tokenizer),
-            bos_token_id=vocabulary.bos_token_id,
-            eos_token_ids=vocabulary.eos_token_ids,
-            add_bos=vocabulary.add_bos,
+            **vocabulary.special_tokens,
             source=stated,
             graph=_GRAPH,
             weights=_WEIGHTS,
@@ -120,6 +113,16 @@ def import_model(
             judge(check, manifest.precision)
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
+
+
+def _require_possible(source: Path, exporter: Exporter, precision: str) -> None:
+    """Raises UsageError or SourceError: The exporter does not write the precision, or does not read the source."""
+    if precision not in ("source", "fp32"):
+        raise UsageError(f"--exporter {exporter} writes fp32, not {precision}; leave --precision out")
+    if not source.is_dir():
+        raise SourceError(
+            f"{source} is not a folder; --exporter {exporter} reads folders with safetensors weights"
+        )
 
 
 def _load(source: Path, exporter: Exporter) -> Any:

@@ -1,20 +1,24 @@
 """Layers of a source that are not all alike.
 
 They differ in their heads and widths and share keys and values, as in Gemma 4, or have more or other than
-attention: convolutions, Gated DeltaNets, Mamba-2.
+attention: convolutions, Gated DeltaNets, Mamba-2. Some see a window of the text, or rotate nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
-from edgespec.export.families import Family
+from edgespec.export.families import FAMILIES, Family
 from edgespec.export.mamba import MambaRule, mamba_from_gguf, mamba_from_huggingface
+from edgespec.export.rotary import Rotary
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import Tensors
+
+# Windows by architecture and context length of GGUF files from before they stated them.
+_UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
 
 
 class LayerSize(NamedTuple):
@@ -179,3 +183,76 @@ def _delta_layers(stated: SourceSettings, num_layers: int, rule: DeltaRule) -> d
     every = layers_every(num_layers, stated.count("full_attention_interval", 4))
     numbers = every if kinds is None else (i for i, kind in enumerate(kinds) if kind == "linear_attention")
     return dict.fromkeys(numbers, Layer(rotary=None, delta=rule))
+
+
+def layers_of(
+    stated: SourceSettings,
+    architecture: str,
+    rotaries: tuple[Rotary, Rotary],
+    window: int | None,
+    is_local: Sequence[bool],
+    mixed: Mapping[int, Layer],
+) -> tuple[Layer, ...]:
+    """All layers of a source; rotaries are those of layers that see all tokens, and of those that see a window."""
+    full, local = Layer(rotary=rotaries[0]), Layer(rotary=rotaries[1], sliding_window=window)
+    without_rotary = _layers_without_rotary(stated, architecture, is_local, window)
+    layers = [local if sees_window else full for sees_window in is_local]
+    turned = [replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers)]
+    return tuple(
+        replace(own, rotary=layer.rotary) if (own := mixed.get(i, layer)).has_both else own
+        for i, layer in enumerate(turned)
+    )
+
+
+def local_layers(stated: SourceSettings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+    """True for each layer that sees only a window; pattern lists the layers, or states a period."""
+    every = family.full_attention_every
+    if isinstance(pattern, str):  # such as LLLG, local and global, which is repeated
+        pattern = [pattern[i % len(pattern)] == "L" for i in range(num_layers)]
+    if isinstance(pattern, list):
+        kinds = {"full_attention": False, "attention": False, "sliding_attention": True, False: False, True: True}
+        kinds |= {"conv": False} if family.has_convolutions else {}
+        kinds |= {"linear_attention": False} if family.has_delta or family.has_mamba else {}
+        kinds |= {"mamba": False} if family.has_mamba else {}
+        found = [kinds.get(kind) for kind in pattern]
+        if len(found) != num_layers or None in found or (every is None and any(found)):
+            raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
+        return [kind is True for kind in found]
+    if every is None:
+        return [False] * num_layers
+    every = every if pattern is None else pattern
+    return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
+
+
+def window_from_gguf(stated: SourceSettings, family: Family, architecture: str, context_length: int) -> int | None:
+    key = "attention.sliding_window"
+    if family.full_attention_every is None:
+        if stated.get(key):
+            raise SourceError(
+                f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
+            )
+        return None
+    may_lack = not family.full_attention_every or family.rotates_local_alone
+    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), 0 if may_lack else None)
+    return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
+
+
+def _layers_without_rotary(
+    stated: SourceSettings, architecture: str, is_local: Sequence[bool], window: int | None
+) -> frozenset[int]:
+    """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
+    num_layers = len(is_local)
+    family = FAMILIES[architecture]
+    usual = "nope" if family.has_mamba and not family.has_both else "rope"
+    is_rotated = stated.get("position_embedding_type", usual) != "nope"
+    if not is_rotated and stated.get("rope.scaling.finetuned") is not True:
+        return frozenset(range(num_layers))
+    if family.rotates_local_alone and window is not None:
+        return frozenset(i for i, sees_window in enumerate(is_local) if not sees_window)
+    uses = stated.get("no_rope_layers")
+    if uses is None:
+        every = stated.count("no_rope_layer_interval", 4)
+        uses = [int(architecture != "smollm3" or (i + 1) % every != 0) for i in range(num_layers)]
+    if len(uses) != num_layers or not set(uses) <= {0, 1}:
+        raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
+    return frozenset(i for i, rotates in enumerate(uses) if not rotates)

@@ -115,6 +115,15 @@ class Vocabulary:
     add_bos: bool
     notes: tuple[str, ...] = ()
 
+    @property
+    def special_tokens(self) -> dict[str, Any]:
+        """The fields of a manifest about them."""
+        return {
+            "bos_token_id": self.bos_token_id,
+            "eos_token_ids": self.eos_token_ids,
+            "add_bos": self.add_bos,
+        }
+
 
 def ends_of_turn(special: Collection[str]) -> tuple[str, ...]:
     """Tokens that end an answer of a model with these special tokens."""

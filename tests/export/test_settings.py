@@ -10,10 +10,11 @@ from families import FAMILIES
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
-from edgespec.export.read_config import config_from_huggingface, decoder_part
+from edgespec.export.read_config import config_from_huggingface
 from edgespec.export.settings import SourceSettings, sampling_from_json
 from edgespec.export.sources import read_source
 from edgespec.export.tensors import StoredTensor
+from edgespec.export.text_part import decoder_part
 from edgespec.manifest import SuggestedSampling, read_manifest
 
 # As the files of three models have them, and of others that say less or otherwise.

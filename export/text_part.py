@@ -1,0 +1,67 @@
+"""The text decoder within a checkpoint: its settings, with what config.json omits, and its tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.export.families import with_defaults
+from edgespec.export.tensors import StoredTensor, Tensors
+
+# The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
+_FURTHER = {
+    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
+}
+_FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
+# Families of models that have parts that see or hear beside a text decoder.
+_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
+# Models that see whose text part is of another family. Positions in three dimensions are all one for text.
+_TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+
+
+def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Settings and tensors of the text decoder.
+
+    Fills in the settings that config.json omits, and leaves out the parts that see or hear and the layers for
+    multi-token prediction, of which those of a mimo are read as a drafting head.
+    """
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    inner = settings.get("text_config") if architecture in _SEEING else None
+    if architecture == "gemma4_unified":  # without towers, which changes nothing for text
+        architecture = "gemma4"
+        inner = {**(settings if inner is None else inner), "model_type": architecture}
+    if architecture in _TEXT_OF:
+        inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
+    if inner:
+        seeing = (
+            "vision_tower.",
+            "audio_tower.",
+            "embed_vision.",
+            "embed_audio.",
+            "multi_modal_projector.",
+            "visual.",
+        )
+        stored = {
+            name.replace("language_model.", "", 1): tensor
+            for name, tensor in stored.items()
+            if not name.removeprefix("model.").startswith(seeing)
+        }
+    given = {**settings, **(inner or {})}
+    family = str(given.get("model_type")).removesuffix("_text")
+    given = with_defaults(family, given)
+    further = _FURTHER.get(architecture, "").format_map(given)
+    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
+    return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), dict(stored)
+
+
+def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names of other families; a width may be stated as that of an MLP of two matrices."""
+    inner = given.get("block_ff_dim", given.get("intermediate_size", 12288))
+    if given["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
+        if (factor := given["block_ffn_dim_multiplier"]) is not None:
+            unit = given["block_multiple_of"]
+            inner = -(-int(factor * inner) // unit) * unit
+    numbers = range(given["num_hidden_layers"])
+    attending = given.get("full_attn_idxs") or numbers
+    types = given.get("layer_types") or ["full_attention" if i in attending else "conv" for i in numbers]
+    return {"intermediate_size": inner, "rms_norm_eps": given.get("norm_eps", 1e-5), "layer_types": types}
