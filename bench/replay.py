@@ -10,14 +10,16 @@ suffix automaton, in virtual time: a pass takes its cost by width, times a noise
 fresh, or with what the answers before it taught (--learned). --believed gives it other costs than the true ones.
 Printed are the mean over categories, the worst, the share of answers that lose more than 2 % and, with `--first`,
 all of it for the first N tokens of each answer alone. `cards` plays NVIDIA cards by what passes took on them
-(docs/log/devices.md): with passes of any width, whose first use takes longer, and padded to the widths that
-edgespec chooses there. Gains are over a pass of one row that is not padded.
+(edgespec/simulation/machines.toml): with passes of any width, whose first use takes longer, and padded to the
+widths that edgespec chooses there, of greedy answers, and of answers that copy whole rows of logits, as sampling
+does. Between two passes lies the host's time. Gains are over plain decoding in passes of one row without padding.
 """
 
 import json
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import NamedTuple
@@ -31,6 +33,7 @@ from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
 from edgespec.runtimes.pass_shapes import choose_shapes
+from edgespec.simulation.machines import Card, CardForm, read_machines
 from edgespec.system.clock import VirtualClock
 from edgespec.types import TokenIds, append
 
@@ -41,18 +44,11 @@ COSTS = {
     "gpu": {1: 1.0, 2: 1.03, 32: 1.93},
     "a100": {1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3},
 }
-# Milliseconds of a pass by its rows on an H100, without the search for the likeliest token (docs/log/devices.md).
-# Of the 7B on an H200 those of one row, and of others as its matrix products alone have it.
-CARDS_MS = {
-    "SmolLM2 fp16": {1: 2.75, 2: 2.80, 4: 2.77, 8: 2.80, 16: 2.91, 32: 3.1, 64: 3.4, 256: 5.0},
-    "SmolLM2 int4": {1: 1.91, 2: 2.05, 4: 2.27, 8: 4.55, 16: 3.33, 32: 3.6, 64: 4.2, 256: 6.0},
-    "SmolLM2 source": {1: 4.38, 2: 4.91, 4: 4.44, 8: 4.44, 16: 5.20, 32: 5.6, 64: 6.2, 256: 8.0},
-    "1.5B int4": {1: 2.50, 2: 2.84, 4: 2.80, 8: 3.82, 16: 6.07, 32: 6.16, 64: 6.6, 256: 10.0},
-    "1.5B int4, fpA_intB": {1: 2.76, 2: 2.61, 4: 2.60, 8: 3.19, 16: 4.02, 32: 5.05, 64: 6.0, 256: 9.0},
-    "7B int4": {1: 3.87, 2: 6.46, 4: 5.22, 8: 9.71, 16: 19.9, 32: 15.6, 64: 15.7, 256: 30.0},
-    "7B int4, fpA_intB": {1: 5.74, 2: 4.76, 4: 4.25, 8: 6.66, 16: 6.83, 32: 8.0, 64: 8.78, 256: 20.0},
+CARDS = [each.card for each in read_machines().values() if each.card]
+FORMS: dict[str, tuple[Card, CardForm]] = {
+    name: (card, form) for card in CARDS for name, form in card.forms.items()
 }
-FIRST_USE_S = 0.055  # what the first pass of a width takes more
+CARDS_MS = {name: form.passes_ms for name, (_, form) in FORMS.items()}  # of a pass, by its rows
 STEP_S = 0.02
 GREEDY = GumbelSampler(SamplingParams())
 NO_LOGITS = np.zeros((0, 0), np.float32)
@@ -86,12 +82,14 @@ def replay(
     noise: Iterator[float],
     step_s: float = STEP_S,
     added_s: Callable[[int], float] = lambda width: 0.0,
+    gap_s: float = 0.0,
 ) -> Replayed:
     """An answer from its second token on; the first comes of the pass that reads the prompt.
 
     Args:
         step_s: Seconds of a pass of one token.
         added_s: What a pass of a width takes beside its cost.
+        gap_s: Between two passes, in which the policy times nothing.
     """
     clock = VirtualClock()
     policy = speculation.policy()
@@ -106,11 +104,11 @@ def replay(
         wrong = np.flatnonzero(guesses[: len(truth)] != truth)
         emitted = text[end : end + 1 + (int(wrong[0]) if len(wrong) else len(truth))]
         pass_s = step_s * true.ratio(len(guesses) + 1) * next(noise) + added_s(len(guesses) + 1)
-        clock.now += pass_s
+        clock.now += pass_s + gap_s
         begun = process_time()
         policy.observe(round, NO_LOGITS, emitted, pass_s)
         own_s += process_time() - begun
-        taken += pass_s if end > len(answer.prompt) else 0.0
+        taken += pass_s + gap_s if end > len(answer.prompt) else 0.0
         end, num_passes = end + len(emitted), num_passes + 1
     num_first = 1 if num_passes else 0
     policy.close()
@@ -148,37 +146,66 @@ class Played(NamedTuple):
     plain: float = 1.0
 
 
-def play_card(name: str, answers: Sequence[Answer], spread: float) -> Played:
-    """Answers with passes of any width, the first of which takes longer."""
-    taken_s = {width: each / 1e3 for width, each in CARDS_MS[name].items()}
-    seen = {1}
+class Paces(NamedTuple):
+    """Seconds of passes of a form of a model on a card.
 
-    def first_use_s(width: int) -> float:
+    taken: By rows. row: To copy a row to the host. gap, plain_gap: Between two passes, and where nothing drafts.
+    """
+
+    taken: dict[int, float]
+    row: float
+    gap: float
+    plain_gap: float
+
+    @property
+    def plain(self) -> float:
+        return self.taken[1] + self.row + self.plain_gap
+
+
+def paces_of(name: str, is_sampled: bool) -> Paces:
+    card, form = FORMS[name]
+    row_s = 4 * form.vocab_size / (1e9 * card.copied_gb_s.value) if is_sampled else 0.0
+    gaps = card.host_gap_ms.value / 1e3, card.plain_gap_ms.value / 1e3
+    return Paces({width: each / 1e3 for width, each in form.passes_ms.items()}, row_s, *gaps)
+
+
+def play_card(name: str, answers: Sequence[Answer], spread: float, is_sampled: bool = False) -> Played:
+    """Answers with passes of any width, the first of which takes longer."""
+    paces, seen = paces_of(name, is_sampled), {1}
+
+    def added_s(width: int) -> float:
         is_new = width not in seen
         seen.add(width)
-        return FIRST_USE_S if is_new else 0.0
+        return is_new * FORMS[name][0].first_use_ms.value / 1e3 + width * paces.row
 
-    true, speculation = pass_costs(taken_s), speculation_of(pass_costs(taken_s).ratios)
+    true, speculation = pass_costs(paces.taken), speculation_of(pass_costs(paces.taken).ratios)
     speculation.warm = set()
-    noise = noises(spread)
-    found = [replay(each, speculation, true, noise, taken_s[1], first_use_s) for each in answers]
-    return Played("any width", found)
+    noise, one_s = noises(spread), paces.taken[1]
+    found = [replay(each, speculation, true, noise, one_s, added_s, paces.gap) for each in answers]
+    return Played("any width", [each._replace(gain=each.gain * paces.plain / one_s) for each in found])
 
 
-def play_padded_card(name: str, answers: Sequence[Answer], spread: float) -> Played:
+def play_padded_card(name: str, answers: Sequence[Answer], spread: float, is_sampled: bool = False) -> Played:
     """Answers with passes that are padded to the widths that edgespec chooses, and ran once before."""
-    taken_s = {width: each / 1e3 for width, each in CARDS_MS[name].items()}
+    paces = paces_of(name, is_sampled)
+    taken_s = paces.taken
     shapes = choose_shapes(lambda width, num_rows: taken_s[width], max(taken_s))
     assert shapes is not None
+    narrow = shapes.rows[0]
     # A pass of each width takes what the next one takes that there is.
-    padded_s = {width: taken_s[width] for width in shapes.rows} | {1: taken_s[shapes.rows[0]]}
+    padded_s = {width: taken_s[width] for width in shapes.rows} | {1: taken_s[narrow]}
+
+    def added_s(width: int) -> float:
+        """To copy rows: those that are wanted; but of the narrowest width, which is recorded, one or all."""
+        return paces.row * (width if width == 1 or width > narrow else narrow)
+
     true, speculation = pass_costs(padded_s, shapes.rows), speculation_of(pass_costs(padded_s).ratios)
     speculation.widths = shapes.rows
     noise = noises(spread)
-    found = [replay(each, speculation, true, noise, padded_s[1]) for each in answers]
-    share = taken_s[1] / padded_s[1]
-    found = [each._replace(gain=each.gain * share) for each in found]
-    return Played(f"padded to {', '.join(map(str, shapes.rows))}", found, share)
+    found = [replay(each, speculation, true, noise, padded_s[1], added_s, paces.gap) for each in answers]
+    found = [each._replace(gain=each.gain * paces.plain / padded_s[1]) for each in found]
+    plain = paces.plain / (padded_s[1] + paces.row + paces.plain_gap)
+    return Played(f"padded to {', '.join(map(str, shapes.rows))}", found, plain)
 
 
 def category_means(answers: Sequence[Answer], found: Sequence[Replayed]) -> dict[str, float]:
@@ -244,10 +271,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "cards":
         answers = read_answers(options.file, None)
-        for name in CARDS_MS:
+        for name, is_sampled in product(CARDS_MS, (False, True)):
             for play in (play_card, play_padded_card):
-                played = play(name, answers, options.noise)
-                print(f"{name}, {played.how}: {report(answers, played.found)}; plain {played.plain:.3f}")
+                played = play(name, answers, options.noise, is_sampled)
+                what = f"{name}{', whole rows' * is_sampled}, {played.how}"
+                print(f"{what}: {report(answers, played.found)}; plain {played.plain:.3f}")
         return
     if options.command == "record":
         record(options)

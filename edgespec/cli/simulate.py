@@ -154,9 +154,9 @@ def _scenario(options: argparse.Namespace, machine: "PublishedMachine | None") -
             "acceptance": recording.acceptance,
         }
     if machine:
-        _, draft_ms = machine.drafter(options.drafter_device)
+        devices = machine.devices(options.drafter_device)
         known = {"acceptance": machine.acceptance.value, **known}
-        known |= {"target_ms": machine.target_ms.value, "draft_ms": draft_ms.value}
+        known |= {"target_ms": 1e3 * devices.target_s, "draft_ms": 1e3 * devices.draft_s}
     figures = {name: known.get(name) if given is None else given for name, given in figures.items()}
     if missing := [_flag(name) for name, figure in figures.items() if figure is None]:
         found = f"{options.replay} does not record" if recording else "missing:"
@@ -165,7 +165,7 @@ def _scenario(options: argparse.Namespace, machine: "PublishedMachine | None") -
     if options.verify_cost is not None:
         ratios = _parse_ratios(options.verify_cost)
     elif machine:
-        ratios = machine.verify_cost.value
+        ratios = tuple(devices.ratios)
     else:
         ratios = _recorded_ratios(recording, target_s) if recording else (1.0,)
     return Scenario(

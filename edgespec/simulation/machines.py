@@ -113,9 +113,43 @@ Figure = Stated[_Positive]
 Ratios = Stated[Annotated[tuple[_Positive, ...], Meta(min_length=1)]]  # of passes over 1, 2, … tokens to one token
 
 
+_Pass = tuple[Annotated[int, Meta(gt=0)], _Positive]  # rows, and milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardForm:
+    """What passes of a model in one form take on a GPU, by their rows and where the figures come from."""
+
+    vocab_size: int
+    measured: tuple[_Pass, ...] = ()
+    derived: tuple[_Pass, ...] = ()
+    assumed: tuple[_Pass, ...] = ()
+
+    @property
+    def passes_ms(self) -> dict[int, float]:
+        """Milliseconds of a pass by its rows, ascending."""
+        return dict(sorted((*self.measured, *self.derived, *self.assumed)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What is known of a GPU beside passes of one row.
+
+    first_use_ms: What the first pass of a width takes more.
+    host_gap_ms: Between two passes. plain_gap_ms: Where nothing drafts.
+    copied_gb_s: 10⁹ bytes a second of rows of logits that are copied to the host.
+    """
+
+    first_use_ms: Figure
+    host_gap_ms: Figure
+    plain_gap_ms: Figure
+    copied_gb_s: Figure
+    forms: dict[str, CardForm]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedMachine:
-    """drafters: Milliseconds of a drafted token by the device that drafts."""
+    """drafters: Milliseconds of a drafted token by the device that drafts. card: Of a GPU that edgespec ran on."""
 
     title: str
     sources: tuple[str, ...]
@@ -123,6 +157,7 @@ class PublishedMachine:
     acceptance: Figure
     verify_cost: Ratios
     drafters: dict[str, Figure]
+    card: Card | None = None
 
     def drafter(self, name: str | None) -> tuple[str, Figure]:
         """A drafter by its name, or the fastest one.
@@ -136,11 +171,12 @@ class PublishedMachine:
         return name, self.drafters[name]
 
     def devices(self, drafter: str | None = None) -> Machine:
-        """Its target and one of its drafters, for a simulation."""
+        """Its target and one of its drafters, for a simulation; passes with the host's time between them."""
+        gap_ms, one_ms = self.card.host_gap_ms.value if self.card else 0.0, self.target_ms.value
         return Machine(
-            target_s=self.target_ms.value / 1e3,
+            target_s=(one_ms + gap_ms) / 1e3,
             draft_s=self.drafter(drafter)[1].value / 1e3,
-            ratios=self.verify_cost.value,
+            ratios=[(one_ms * ratio + gap_ms) / (one_ms + gap_ms) for ratio in self.verify_cost.value],
         )
 
 
@@ -167,6 +203,8 @@ def describe(machine: PublishedMachine, drafter: str | None) -> Sequence[str]:
         f"drafter on the {name}, ms a token": draft_ms,
         "acceptance": machine.acceptance,
     }
+    if machine.card:
+        figures["between two passes, ms"] = machine.card.host_gap_ms
     lines = [f"{what}: {each.value:g} ({each.origin}: {each.how})" for what, each in figures.items()]
     cost = machine.verify_cost
     lines.append(f"cost of a pass by rows: {', '.join(f'{x:g}' for x in cost.value)} ({cost.origin}: {cost.how})")

@@ -9,7 +9,7 @@ import growing
 import numpy as np
 import pytest
 from double import branch_logits, tree_logits
-from fake_cuda import PASSES_MS, FakeGpu, install
+from fake_cuda import INT4_MS, PASSES_MS, FakeGpu, install
 from row_proofs import FAILS
 
 from edgespec import SamplingParams, load
@@ -149,10 +149,6 @@ def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Pa
         assert np.abs(rows - branch_logits(fresh, tokens, nodes, parents)).max() < CLOSE
         tokens = append(tokens, nodes[:1])
     assert set(gpu.widths) <= opened
-
-
-# A 1.5B model in 4 bits on an H100 (docs/log/devices.md), where one row costs less than four; wider ones assumed.
-INT4_MS = {1: 2.50, 2: 2.84, 4: 2.80, 8: 3.82, 16: 6.07, 32: 6.16, 64: 6.6, 256: 10.0}
 
 
 @pytest.mark.parametrize(

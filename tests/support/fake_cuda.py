@@ -25,6 +25,7 @@ from fake_nvml import FakeNvml
 from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda
 from edgespec.runtimes.pass_shapes import choose_shapes
+from edgespec.simulation.machines import find_machine
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 SHRINK = "memory.enable_memory_arena_shrinkage"
@@ -295,8 +296,10 @@ class _RunOptions(onnxruntime.RunOptions):  # type: ignore[misc]
             self.graph_id = value
 
 
-# Milliseconds of a pass by width: SmolLM2 in fp16 on an H100 (docs/log/devices.md), wider ones assumed.
-PASSES_MS = {1: 2.75, 2: 2.80, 4: 2.77, 8: 2.80, 16: 2.91, 32: 3.0, 64: 3.1, 256: 4.0}
+H100 = find_machine("h100").card
+assert H100
+PASSES_MS = H100.forms["SmolLM2 fp16"].passes_ms  # milliseconds of a pass by width
+INT4_MS = H100.forms["1.5B int4"].passes_ms  # where one row costs less than four
 
 
 def install(
