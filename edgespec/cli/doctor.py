@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    add_count,
-    add_file,
+    add_flags,
     add_option,
     add_options,
     load_engine,
@@ -40,14 +39,11 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
     )
-    parser.add_argument("--no-self-test", action="store_true", help="run no model")
+    add_flags(parser, "doctor", "no-self-test")
     exactness = parser.add_argument_group("exactness")
-    exactness.add_argument(
-        "--exactness", metavar="MODEL", help="compare this model's text with and without drafting, token by token"
-    )
+    add_flags(exactness, "doctor", "exactness")
     add_option(exactness, "drafter")
-    add_file(exactness, "--prompts", "JSON Lines, each with prompt or turns; the first turn is used")
-    add_count(exactness, "--max-tokens", "tokens per answer", 32)
+    add_flags(exactness, "doctor", "prompts", "max-tokens")
     add_options(parser)
     parser.set_defaults(run=_doctor)
 
