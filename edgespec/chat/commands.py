@@ -40,38 +40,16 @@ from edgespec.chat.status import format_report
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import TEXT
 from edgespec.system.printable import one_line
+from edgespec.system.tables import read_table
 
 COMMANDS: list[Command] = []  # filled once, below
-# As other programs call them.
-_OTHER_NAMES = {
-    "quit": "exit",
-    "bye": "exit",
-    "?": "help",
-    "regen": "retry",
-    "new": "clear",
-    "reset": "clear",
-    "rename": "name",
-    "continue": "go",
-    "resume": "open",
-    "list": "chats",
-    "file": "attach",
-    "read": "attach",
-}
-# What they type behind /show, and where it lies here.
-_SHOW_ELSEWHERE = {
-    "info": "/model shows what is known of the model",
-    "license": "edgespec models show NAME has the licence of a model",
-    "modelfile": "edgespec preset show NAME has what a preset says",
-    "template": "chat_template.jinja of the folder that edgespec models path NAME prints has it",
-    "parameters": "/set shows all settings",
-    "system": "/system shows the system message",
-}
+_OTHER_NAMES = read_table(__file__, "other_names.toml")
 _BAR_COLUMNS = 40  # of /context, in a window that has as many
 _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
 
 
 def find_command(name: str) -> Command | None:
-    name = _OTHER_NAMES.get(name.lower(), name.lower())
+    name = _OTHER_NAMES["commands"].get(name.lower(), name.lower())
     return next((command for command in COMMANDS if command.name == name), None)
 
 
@@ -401,8 +379,8 @@ def _multi(session: ChatSession, argument: str) -> None:
 
 @_command("show", Argument.VIEW, "markdown, plain, or drafted (coloured by drafter)")
 def _show(session: ChatSession, argument: str) -> Next:
-    if argument in _SHOW_ELSEWHERE:
-        raise UsageError(f"/show shows answers in another way; {_SHOW_ELSEWHERE[argument]}")
+    if here := _OTHER_NAMES["views"].get(argument):
+        raise UsageError(f"/show shows answers in another way; {here}")
     if argument not in VIEWS:
         raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
     session.view = argument

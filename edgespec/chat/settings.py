@@ -7,26 +7,11 @@ from typing import Any
 
 from edgespec import Conversation, SamplingParams, UsageError
 from edgespec.system.printable import one_line
+from edgespec.system.tables import read_table
 
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 # What users of other programs type behind /set or as a command, and where it lies here.
-_ELSEWHERE = {
-    "system": "/system TEXT sets the system message",
-    "format": "edgespec chat --schema FILE --prompt TEXT answers with JSON",
-    "noformat": "answers have no format unless edgespec chat --schema FILE gives one",
-    "parameter": "leave that word out: /set NAME VALUE",
-    "num_ctx": "edgespec chat --context TOKENS bounds the context",
-    "num_predict": "/set max_tokens N bounds an answer",
-    "repeat_penalty": "/set repetition_penalty N is its name here",
-    "verbose": "/stats on shows figures below answers",
-    "quiet": "/stats off hides the figures below answers",
-    "think": "/think on lets the model reason first",
-    "nothink": "/think off has the model answer at once",
-    "history": "chats are saved unless edgespec chat --no-history began them",
-    "nohistory": "edgespec chat --no-history saves nothing",
-    "wordwrap": "/show markdown fits lines to the window",
-    "nowordwrap": "/show plain leaves lines as they are",
-}
+_ELSEWHERE: dict[str, str] = read_table(__file__, "other_names.toml")["settings"]
 SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow", "loops")
 
 

@@ -17,38 +17,14 @@ from edgespec.config.options import OLD_NAMES, OPTIONS
 from edgespec.system.command_line import quote
 from edgespec.system.console import discard_output
 from edgespec.system.printable import one_line, printable
+from edgespec.system.tables import read_table
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.6, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
 _NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float|limit) value: (?P<word>.*)")
-# Commands as other programs call them.
-_OTHER_NAMES = {
-    "run": "chat",
-    "ps": "models ps",
-    "show": "models show",
-    "create": "preset create",
-    "cp": "preset create NAME --from MODEL",
-    "stop": "service stop",
-    "chats": "chat, and then /chats",
-    "history": "chat, and then /chats",
-    "list": "models list",
-    "ls": "models list",
-    "pull": "models pull",
-    "download": "models pull",
-    "info": "models show",
-    "delete": "models remove",
-    "default": "config set model NAME",
-    "embed": "serve, and then POST /v1/embeddings",
-    "logs": "chat, and then /chats",
-    "rm": "models remove",
-    "remove": "models remove",
-    "server": "serve",
-    "convert": "export",
-    "quantize": "export",
-    "perplexity": "score",
-}
+_OTHER_NAMES = "other_names.toml"  # of commands and flags in other programs, which only refusals need
 # Further names of commands here, by the command above them.
 _SHORT_NAMES = {
     ("edgespec", "version"): "--version",
@@ -58,26 +34,6 @@ _SHORT_NAMES = {
     ("edgespec models", "rm"): "remove",
     ("edgespec preset", "ls"): "list",
     ("edgespec preset", "rm"): "remove",
-}
-# Flags as ollama and llama.cpp call them.
-_OTHER_FLAGS = {
-    "--num_predict": "--max-tokens",
-    "--num-predict": "--max-tokens",
-    "--n-predict": "--max-tokens",
-    "-n": "--max-tokens",
-    "--num_ctx": "--context",
-    "--num-ctx": "--context",
-    "--ctx-size": "--context",
-    "-c": "--context",
-    "-s": "--system",
-    "-a": "--attach",
-    "-f": "--attach",
-    "--file": "--attach",
-    "-t": "--threads",
-    "-ngl": "--device",
-    "--n-gpu-layers": "--device",
-    "--keepalive": "--idle-timeout",
-    "--format": "--schema",
 }
 # Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
 _SHORT, _PART_END, _DEFAULT = 64, re.compile(r"(?:; |\. )(?![^(]*\))"), re.compile(r" \(default: [^)]*\)$")
@@ -227,9 +183,8 @@ class CommandParser(argparse.ArgumentParser):
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
             is_first = self.prog in ("edgespec", "edgespec models")
-            other = (
-                f"edgespec {_OTHER_NAMES[match['word']]}" if is_first and match["word"] in _OTHER_NAMES else None
-            )
+            here = read_table(__file__, _OTHER_NAMES)["commands"].get(match["word"]) if is_first else None
+            other = f"edgespec {here}" if here else None
             if what == "command" and not other and _is_for_chat(match["word"]):
                 other = f"edgespec chat {quote(one_line(match['word'], 60))}"
             if self.prog == "edgespec config" and match["word"].replace("_", "-") in OPTIONS:
@@ -277,7 +232,7 @@ def _is_for_chat(word: str) -> bool:
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:
     for old_name, new_name in OLD_NAMES.items():
         word = word.replace(old_name, new_name)
-    if (other := _OTHER_FLAGS.get(word)) in known:
+    if (other := read_table(__file__, _OTHER_NAMES)["flags"].get(word)) in known:
         return f"; did you mean {other}?"
     # Of a beginning the whole; a flag of one letter is near to every other one. The dashes make none near.
     names = {each.lstrip("-"): each for each in known if len(each.lstrip("-")) > 1}
