@@ -2,10 +2,8 @@
 
 import argparse
 import logging
-import os
-import stat
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -13,30 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
-from edgespec import CATALOG, FormatError, ModelError, UsageError, in_flags
+from edgespec import FormatError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
     add_flags,
     add_mcp,
     add_model,
     add_options,
     attribute_name,
-    decode_argument,
     load_arguments,
     load_engine,
     model_home,
 )
+from edgespec.cli.chat_prompt import read_prompt, read_schema, tell_model_from_prompt
 from edgespec.cli.parser import PROMPT_WORDS, CommandParser
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content, open_read
-from edgespec.system.printable import one_line
-from edgespec.system.text_files import explain_unreadable, read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec.chat.files import AutosaveFile, TraceFile
     from edgespec.chat.session import ChatSession
-
-_LARGEST_SCHEMA = 4 << 20  # bytes of a file
 
 
 def add_chat(parser: CommandParser) -> None:
@@ -80,14 +74,14 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.tool_box import open_tools, require_tools
     from edgespec.system.terminal import unseen_keys
 
-    _tell_model_from_prompt(options)
+    tell_model_from_prompt(options)
     _take_tools_of_preset(options)
     stated = _stated_sampling(options)
     _require_usable(options)
     continued = _find_continued(options)
-    prompt = _prompt(options)
+    prompt = read_prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
-    wanted = _read_schema(options.schema) if options.schema else None
+    wanted = read_schema(options.schema) if options.schema else None
     if wanted and prompt is None:
         raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
     if options.log_rounds:
@@ -183,26 +177,6 @@ def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) ->
         raise FormatError(f"{options.schema}: {error}") from None
 
 
-def _tell_model_from_prompt(options: argparse.Namespace) -> None:
-    """Take MODEL for the prompt if it has a space and is no file, or if --model names another one.
-
-    Raises UsageError: There are two prompts, or two models.
-    """
-    default = options.parser.get_default("model")
-    is_text = options.model is not default and " " in options.model.strip() and not os.path.exists(options.model)
-    if is_text or (options.named_model and options.model is not default):
-        if options.words is not None:
-            model = one_line(options.model, 40)
-            found = f"there is no model '{model}'"
-            if not is_text:
-                found = f"two models are given, '{model}' and --model '{one_line(options.named_model, 40)}'"
-            raise UsageError(f"{found}; give a model and then one prompt, in quotes")
-        options.words, options.model = options.model, default
-    options.model = options.named_model or options.model
-    if options.words is not None:
-        options.prompt = [options.words, *(options.prompt or [])]
-
-
 def _take_tools_of_preset(options: argparse.Namespace) -> None:
     """Let the model call the functions that its preset names, unless the command line names others."""
     preset = model_home().presets.find(options.model)
@@ -218,22 +192,6 @@ def _load(options: argparse.Namespace) -> "edgespec.Engine":
         if not is_word or options.named_model or options.words or options.prompt:
             raise
         raise ModelError(f"{error}; to ask the default model: edgespec chat -p {options.model}") from None
-
-
-def _read_schema(path: Path) -> dict[str, Any]:
-    """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
-    import json
-
-    with explain_unreadable(path, "a JSON schema"):
-        schema = json.loads(read_text(path, _LARGEST_SCHEMA))
-        if not isinstance(schema, (dict, bool)):
-            raise ValueError('one is an object, such as {"type": "object"}')
-    stated = {"type": "json_schema", "schema": schema}
-    try:
-        edgespec.require_format(stated)  # what is wrong in itself is said before a model is loaded
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-    return stated
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:
@@ -276,47 +234,6 @@ def _sampling(
 def _names_model_sampling(options: argparse.Namespace) -> bool:
     """True if the command line has --model-sampling or --no-model-sampling."""
     return "model_sampling" in vars(options).get("switches", {})
-
-
-def _prompt(options: argparse.Namespace) -> str | None:
-    """The prompt to answer once; None for a conversation."""
-    parts = options.prompt or ([] if sys.stdin.isatty() else ["-"])
-    if parts.count("-") > 1:
-        raise UsageError("--prompt - is given twice; stdin can be read once")
-    if not parts and options.json:
-        raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
-    if not parts:
-        return None
-    prompt = "\n\n".join(_read_pipe(options) if part == "-" else decode_argument(part) for part in parts)
-    if not prompt.strip():
-        info("the prompt is empty; what the model writes answers nothing")
-    return prompt
-
-
-def _read_pipe(options: argparse.Namespace) -> str:
-    """The text on stdin, without its last line end as in the shell's $(...). Raises UsageError: It is empty."""
-    text = read_stdin()
-    if not text.strip():
-        word, home = options.model, model_home()
-        known = (*CATALOG, *home.names(), *home.presets.names())
-        is_prompt = word.isalpha() and not options.named_model and not os.path.exists(word)
-        is_prompt = is_prompt and not any(each.startswith(word) for each in known)
-        advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""
-        came = "white space alone came on stdin" if text else "nothing came on stdin"
-        if _is_stdin_a_pipe():
-            came += ". The command before the pipe wrote nothing, or failed"
-        elif not word.strip():
-            came, advice = f"the words given are white space alone, and {came}", ""
-        else:
-            came += "; give one with --prompt, or run it in a terminal to talk"
-        raise UsageError(f"the prompt is empty: {came}{advice}")
-    return text.removesuffix("\n")
-
-
-def _is_stdin_a_pipe() -> bool:
-    with suppress(AttributeError, OSError, ValueError):  # it is closed
-        return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
-    return False
 
 
 def _find_continued(options: argparse.Namespace) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec import UsageError
-from edgespec.cli.chat import _read_schema
+from edgespec.cli.chat_prompt import read_schema
 from edgespec.config.config_file import _read
 from edgespec.errors import EdgeSpecError
 from edgespec.evaluation.journal import _read_lines
@@ -91,7 +91,7 @@ def test_an_older_console_has_an_encoding_of_its_own(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (_read_schema, '{"type": "string"}'),
+        (read_schema, '{"type": "string"}'),
         (lambda path: read_json(path, 1 << 20), '{"é": [1]}'),
         (lambda path: read_prompts(path, None), '{"prompt": "é"}\r\n{"prompt": "b"}'),
         (lambda path: read_corpus(path), "é\r\nzwei"),
@@ -110,7 +110,7 @@ def test_files_are_read_alike_in_all_of_them(
 
 @pytest.mark.parametrize(
     "read",
-    [_read_schema, lambda path: read_prompts(path, None), read_corpus],
+    [read_schema, lambda path: read_prompts(path, None), read_corpus],
     ids=["schema", "prompts", "corpus"],
 )
 def test_a_pointer_of_git_lfs_is_named_and_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
@@ -155,7 +155,7 @@ def test_a_pipe_is_read_to_its_end_unless_nobody_writes_to_it(tmp_path: Path) ->
     with pytest.raises(ValueError, match="nobody writes to"):
         read_text(pipe, 100)
     with pytest.raises(UsageError, match="nobody writes to"):
-        _read_schema(pipe)
+        read_schema(pipe)
 
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened to write
     writing = os.open(pipe, os.O_WRONLY)
@@ -179,4 +179,4 @@ def test_what_is_no_file_of_text_is_refused_at_once(tmp_path: Path, path: str) -
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(tmp_path / "socket"))
         with pytest.raises(UsageError, match=r"wanted|is not a"):
-            _read_schema(tmp_path / path)
+            read_schema(tmp_path / path)
