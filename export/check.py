@@ -106,9 +106,8 @@ def compare_structure(
     Two passes give every row, for the weights are widened to floats in each, and some rows are in both: at once
     from an empty cache, and after half of the text, once the cache was rewound over tokens that do not follow it.
 
-    Args:
-        noisy: The logits of some of the first tokens with NOISE on the embedding: how much a model enlarges small
-            errors follows from them.
+    noisy: The logits of some of the first tokens with NOISE on the embedding: how much a model enlarges small
+        errors follows from them.
 
     Returns:
         Differences as shares of the logits' spread.

@@ -182,8 +182,7 @@ class ExpertsWriter:
     ) -> ir.Value:
         """The output of the num_used best experts for each row, as x is.
 
-        Args:
-            scores: Of the experts for each row; of routes 1 for the expert of the row and 0 for the others.
+        scores: Of the experts for each row; of routes 1 for the expert of the row and 0 for the others.
         """
         attributes: dict[str, Any] = {"k": num_used, "normalize_routing_weights": 1, **self._activation()}
         names, matrices = (f"{name}.gate_up", f"{name}.down"), [stack.matrices for stack in stacks]

@@ -59,9 +59,8 @@ def read_gguf(path: Path, sizes: Sizes = MappingProxyType({})) -> GGUF:
 
     sizes: Of parts of which only the header is here.
 
-    Raises:
-        SourceError: Not a GGUF file, cut short, a count or offset beyond the file, an unknown tensor type, or
-            a part that is missing or belongs to another file.
+    Raises SourceError: Not a GGUF file, cut short, a count or offset beyond the file, an unknown tensor type, or a
+    part that is missing or belongs to another file.
     """
     paths = part_paths(path)
     for part in paths:

@@ -36,8 +36,7 @@ def read_quantized(
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The weights of a checkpoint by the names that they have where nothing is quantised, and lines on them.
 
-    Args:
-        stated: quantization_config of its config.json.
+    stated: quantization_config of its config.json.
 
     Raises SourceError: The method is unknown, or tensors are missing or of other shapes.
     """

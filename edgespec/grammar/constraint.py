@@ -58,8 +58,7 @@ class GrammarConstraint(TokenConstraint):
             max_tokens: The most tokens behind given, the end token included.
             given: The beginning of the answer.
 
-        Raises:
-            FormatError: given does not match, or max_tokens are too few.
+        Raises FormatError: given does not match, or max_tokens are too few.
         """
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self._ends = np.array(grammar.vocabulary.end_tokens, np.int32)

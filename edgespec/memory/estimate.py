@@ -188,8 +188,7 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
 def fitting_caches(manifest: Manifest, needed: Bytes, place: str, free: FreeByPlace, max_caches: int) -> int:
     """How many KV caches of the context that is foreseen fit in a place beside the reserve, from 1 to max_caches.
 
-    Args:
-        needed: What plain decoding takes with one of them.
+    needed: What plain decoding takes with one of them.
     """
     there = free.get(place)
     if there is None:
@@ -226,8 +225,7 @@ def text_growth_bytes(
 ) -> int:
     """Memory of a target that a text of num_tokens takes beyond one of num_held, with what heads read of it.
 
-    Args:
-        on_device: The target's cache lies in a device's memory; hidden states lie in the host's.
+    on_device: The target's cache lies in a device's memory; hidden states lie in the host's.
     """
     grown = growth_bytes(target.kv_cache, num_held, num_tokens, target.context_length, on_device=on_device)
     if on_device:

@@ -113,8 +113,7 @@ def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = F
 
     On a machine without a GPU or an NPU nothing is loaded to find that out.
 
-    Args:
-        has_emulators: Emulators and software adapters are compared too, and never chosen.
+    has_emulators: Emulators and software adapters are compared too, and never chosen.
     """
     asked = (device.lower(), drafter_device.lower())
     if AUTO not in asked or asked[0] == CPU or not (has_emulators or may_have_accelerator()):

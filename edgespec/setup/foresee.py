@@ -124,8 +124,7 @@ class ModelForms:
 def in_form(size: ModelSize, form: Kind, gpu_bytes: int | None = None) -> ModelSize:
     """The size of another form of a model, roughly.
 
-    Args:
-        gpu_bytes: The memory of the NVIDIA GPU that it is for, where nobody has named a precision.
+    gpu_bytes: The memory of the NVIDIA GPU that it is for, where nobody has named a precision.
     """
     manifest = size.manifest
     if form == manifest.form:
@@ -200,8 +199,7 @@ def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None 
 
     A model that the catalogue does not list is read from its source, which is fetched if need be.
 
-    Args:
-        gpu_bytes: The memory of the NVIDIA GPU that it is for.
+    gpu_bytes: The memory of the NVIDIA GPU that it is for.
 
     Raises ModelError: The source is missing, damaged or unsupported.
     """

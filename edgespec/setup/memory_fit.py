@@ -105,8 +105,7 @@ def fit_memory(
 ) -> MemoryFit:
     """Shorten a target's context to the memory that is free.
 
-    Args:
-        size: Of the target's weights.
+    size: Of the target's weights.
 
     Raises MemoryExhausted: Not even plain decoding with a short context fits.
     """

@@ -99,8 +99,7 @@ class Pair:
 
         Where one of the models was changed since, the check says that the pair does not pay, and why.
 
-        Args:
-            parts: The folders of the target and the drafter that are to run; None for those that were checked.
+        parts: The folders of the target and the drafter that are to run; None for those that were checked.
         """
         found = self._find((target_device, drafter_device), parts)
         if found is None or self._is_current(found):

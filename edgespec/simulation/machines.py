@@ -65,8 +65,7 @@ def bound(machine: Machine, chance_at: Callable[[int], float]) -> float:
     without the drafter's part this is the ceiling of perfect prediction. Overlap at most doubles the speed of
     drafts in sequence.
 
-    Args:
-        chance_at: The chance that the token at a position in a draft is accepted, if all before it were.
+    chance_at: The chance that the token at a position in a draft is accepted, if all before it were.
     """
     totals = expected_tokens(map(chance_at, range(MAX_FIXED_TOKENS)))
     points = [(totals[n], machine.ratio(n), n * machine.step) for n in range(MAX_FIXED_TOKENS + 1)]

@@ -177,8 +177,7 @@ def hold_lock(
 
     The operating system keeps the lock, the file only says who has it: one that a killed process left is free.
 
-    Args:
-        on_wait: Called with the holder, as in "process 123", before waiting for it.
+    on_wait: Called with the holder, as in "process 123", before waiting for it.
 
     Raises:
         OSError: The file cannot be made, is no lock, or its file system knows no locks.

@@ -66,9 +66,8 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_as(kind: type[T], stated: Any) -> T:
     """A value of a type, such as a dataclass, from what JSON holds; unknown fields are ignored.
 
-    Raises:
-        ValueError: Where something else is stated, what, and what was expected, such as
-            "kv_cache.head_dim is 0: wanted a whole number >= 1".
+    Raises ValueError: Where something else is stated, what, and what was expected, such as "kv_cache.head_dim is
+    0: wanted a whole number >= 1".
     """
     try:
         return msgspec.convert(stated, kind, str_keys=True)

@@ -21,8 +21,7 @@ def format_bytes(num_bytes: float, decimals: int = 1) -> str:
 def parse_bytes(size: int | str, what: str = "the memory limit (--memory)") -> int:
     """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1000, and Ki is 1024.
 
-    Args:
-        what: The option that states the size, for messages.
+    what: The option that states the size, for messages.
 
     Raises UsageError: The size has another form, or is below a megabyte.
     """
