@@ -114,7 +114,7 @@ def _format(report: "TrainingReport") -> list[str]:
 
 def _format_gain(gain: "ExpectedGain | None") -> str:
     if gain is None:
-        return "expected gain here: not measured, since PyTorch ran the target; edgespec export checks the pair"
+        return "expected gain here: not measured, since a GPU ran the target; edgespec export checks the pair"
     times = (
         f"expected gain here, by the head alone: {gain.times:.2f} times plain decoding with {gain.draft_length} "
         f"drafted tokens, {gain.tokens_per_pass:.2f} tokens a pass"

@@ -19,7 +19,7 @@ from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
 from edgespec.training.packing import Batch, Ints, Text, pack
-from edgespec.training.torch_target import is_out_of_memory
+from edgespec.training.torch_target import faster_precision, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,7 +155,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             self._trained, lr=self._recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        self.precision = _faster_precision(self.device)
+        self.precision = faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
         is_gpu = self.device != "cpu"
         self._num_rows, self._num_lost = _GPU_ROWS if is_gpu else _ROWS, 0
@@ -374,22 +374,3 @@ def find_device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _faster_precision(device: str) -> str:
-    """bf16 where its products take less time than those of float32, which on a CPU needs matrix instructions."""
-    import torch
-
-    if device != "cpu":
-        return "bf16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "fp32"
-    times = {}
-    for name, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a, b = torch.ones(256, 1024, dtype=kind), torch.ones(4096, 1024, dtype=kind)
-        times[name] = min(_product_s(a, b) for _ in range(5))
-    return "bf16" if times["bf16"] < 0.7 * times["fp32"] else "fp32"
-
-
-def _product_s(a: "Tensor", b: "Tensor") -> float:
-    began = monotonic()
-    a @ b.T
-    return monotonic() - began

@@ -48,8 +48,8 @@ from edgespec.training.objective import (
 from edgespec.training.packing import Text
 from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile, read_tokens
 from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
-from edgespec.training.torch_target import TorchTarget, why_not
-from edgespec.training.torch_writer import TEXTS_AT_ONCE, TorchWriter
+from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
+from edgespec.training.torch_writer import TorchWriter, spare_bytes
 from edgespec.training.warm_start import (
     choose_tokens,
     expected_counts,
@@ -73,7 +73,7 @@ _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "run.json",
 )
 _TOKENS, _HELD_TEXTS = "tokens.i32", "held-out.jsonl"  # that can be drafted; answers that are not trained on
-_TORCH_DEVICES = ("cuda",)  # of torch, on which it runs the target too
+_WEIGHTS_SHARE = 0.6  # of free memory, for a target that torch runs on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,34 +225,45 @@ class _Folder:
     def run_target(
         self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
     ) -> tuple[list[Text], Profile | None]:
-        """The texts, whose hidden states are stored, and what the target's passes take, unless torch runs it."""
-        if not (target := self._open_in_torch()):
+        """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
+        if not (writer := self._open_in_torch([*prompts, *self.options.held_out])):
             texts = self.write_texts(prompts, stored, lambda: open_engine_writer(open_engine))
             reader = self._open_target()
             self._store_states(texts, reader.read)
-            show_progress("measuring the target's passes")
-            profile = profile_target(reader.decoder)
-            show_progress("")
-            return texts, profile
-        given, longest = [*prompts, *self.options.held_out], self.options.longest_answer
-        with closing(TorchWriter(target, self.work, given, longest, self.report)) as writer:
+            return texts, self._measure(reader)
+        with closing(writer):
             texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
-            self._store_states(texts, lambda tokens: writer.read(tokens, self.layers), TEXTS_AT_ONCE)
-        return texts, None
+            self._store_states(texts, lambda tokens: writer.read(tokens, self.layers), writer.texts_at_once)
+        return texts, None if self._torch_device != "cpu" else self._measure(self._open_target())
 
-    def _open_in_torch(self) -> TorchTarget | None:
-        """The target in torch, where that has a GPU and runs all of it."""
-        device, name = find_device(self.options.device), self.loaded.source.name
-        if device.partition(":")[0] not in _TORCH_DEVICES:
+    @property
+    def _torch_device(self) -> str:
+        """Where torch runs the target: a GPU that it has CUDA for, or the CPU."""
+        device = find_device(self.options.device)
+        return device if device.startswith("cuda") else "cpu"
+
+    def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
+        """The target in torch, where that runs all of it; prompts: That it will be given."""
+        device, name, problem = self._torch_device, self.loaded.source.name, why_not(self.loaded)
+        precision = faster_precision(device)
+        if problem:
+            problem = f"does not run {name} itself, which has {problem}"
+        elif (
+            device == "cpu" and (needed := weights_bytes(self.loaded, precision)) > _WEIGHTS_SHARE * spare_bytes()
+        ):
+            problem = f"would need {format_bytes(needed)} of memory for {name}"
+        if problem:
+            self.report(f"PyTorch {problem}: ONNX Runtime makes texts and hidden states, which takes longer")
             return None
-        if problem := why_not(self.loaded):
-            self.report(
-                f"PyTorch does not run {name} itself, which has {problem}: ONNX Runtime makes texts and hidden "
-                "states, which takes longer"
-            )
-            return None
-        self.report(f"PyTorch runs {name} on {device}: reading its weights")
-        return TorchTarget(self.loaded, device)
+        self.report(f"PyTorch runs {name} on {device} in {precision}: reading its weights")
+        target = TorchTarget(self.loaded, device, precision)
+        return TorchWriter(target, self.work, prompts, self.options.longest_answer, self.report)
+
+    def _measure(self, reader: StatesReader) -> Profile:
+        show_progress("measuring the target's passes")
+        profile = profile_target(reader.decoder)
+        show_progress("")
+        return profile
 
     def write_texts(
         self,
@@ -412,9 +423,8 @@ class _Folder:
         behind = np.concatenate(before)
         sample = np.sort(behind[:: max(1, len(behind) // _SAMPLED_ROWS)])
         states = rows[sample][:, -config.hidden_size :].astype(np.float32)
-        device = find_device(self.options.device)
-        counted_by = device if device in _TORCH_DEVICES else None
-        counts = expected_counts(states, head, config.logit_scale, config.logit_cap, counted_by)
+        device = self._torch_device
+        counts = expected_counts(states, head, config.logit_scale, config.logit_cap, device)
         size = min(self.options.draft_vocab_size, config.vocab_size)
         tokens = choose_tokens(counts, size, self.loaded.vocabulary.eos_token_ids)
         replace_file(path, tokens.astype("<i4").tobytes())
