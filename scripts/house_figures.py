@@ -1,7 +1,8 @@
 """How large the house is: modules, lines, arrows between rooms, and what a reader walks through.
 
     python scripts/house_figures.py            # from the sources alone
-    python scripts/house_figures.py MODEL      # also what opening a prepared model and a greedy answer enter
+    python scripts/house_figures.py MODEL      # also what opening a prepared model and a greedy answer enter;
+                                               # with --files each module, with --functions each function
 
 An arrow is a room that imports from another one; each module on top of `edgespec/` counts as a room. A function
 counts once, however often it is entered; comprehensions and lambdas count too, bodies of modules do not.
@@ -121,9 +122,13 @@ def threads_profiled(note: Callable[..., None]) -> Iterator[None]:
 def print_walk(name: str, codes: set[CodeType]) -> None:
     files = Counter(code.co_filename for code in codes)
     print(f"{name:28} {len(codes)} functions in {len(files)} modules")
-    if "--files" in sys.argv:
-        for path, count in sorted(files.items()):
-            print(f"    {count:4} {Path(path).relative_to(ROOT)}")
+    if "--files" not in sys.argv and "--functions" not in sys.argv:
+        return
+    for path, count in sorted(files.items()):
+        print(f"    {count:4} {Path(path).relative_to(ROOT)}")
+        if "--functions" in sys.argv:
+            here = sorted((code.co_firstlineno, code.co_qualname) for code in codes if code.co_filename == path)
+            print("".join(f"         {line:5} {name}\n" for line, name in here), end="")
 
 
 def print_walks(model: str) -> None:
