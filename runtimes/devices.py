@@ -60,6 +60,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
 
 
+@cache  # each pass asks for it, and looking for its builds takes 0.5 to 4 ms
 def import_onnxruntime() -> Any:
     """Import the module onnxruntime.
 
@@ -93,7 +94,6 @@ def import_onnxruntime() -> Any:
     return module
 
 
-@cache  # looking takes 0.5 to 4 ms, and a pass that an NVIDIA GPU replays asks for ONNX Runtime twice
 def installed_builds() -> list[str]:
     """The distributions of ONNX Runtime that are installed."""
     found = []

@@ -27,6 +27,7 @@ from edgespec.decoding.decoder import Pass, Rows
 from edgespec.engine.answer_stream import AnswerStream, Reply
 from edgespec.engine.answers import Chunk
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
+from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system import signals
 from edgespec.system.command_line import quote
@@ -970,6 +971,7 @@ def test_doctor_says_what_is_wrong_with_the_runtime(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.runtimes.devices.installed_builds", list)
+    import_onnxruntime.cache_clear()
     code, out, _ = run(capsys, "doctor")
     assert code == 4
     assert "not installed" in out

@@ -23,7 +23,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         return object()
 
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
-    monkeypatch.setattr(devices, "installed_builds", devices.installed_builds.__wrapped__)
+    monkeypatch.setattr(devices, "import_onnxruntime", devices.import_onnxruntime.__wrapped__)
 
 
 def test_missing_onnxruntime_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
