@@ -206,7 +206,7 @@ class BlockPasses:
     def __init__(self, graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> None:
         """Load the graph; raises as open_session does."""
         found = HeadGraph(graph, device, **options)
-        caches = manifest.signature.caches(manifest.kv_cache.attention_layers)
+        caches = manifest.cache_names
         found.require({*_INPUTS, *(past for past, _ in caches)}, {"logits", "state", *(new for _, new in caches)})
         self._session = found.session
         self.num_block = int(found.inputs["input_ids"][1])

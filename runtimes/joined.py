@@ -79,10 +79,10 @@ class JoinedSession:
         self._is_exact = is_exact
         self._binding = session.io_binding()
         self._options = new_run_options()
-        self._caches = manifest.signature.caches(kv.attention_layers)
+        self._caches = manifest.cache_names
         names = [value.name for value in session.get_outputs()]
         self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
-        shapes = [kv.heads(layer) for layer in kv.attention_layers for _ in ("key", "value")]
+        shapes = [heads for heads in kv.heads.values() for _ in ("key", "value")]
         # Of one slot, for parts of the graph that no text has.
         self._unread = [
             ort.OrtValue.ortvalue_from_numpy(np.zeros((1, num, 1, size), kv.dtype), "cpu") for num, size in shapes

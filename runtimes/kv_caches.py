@@ -41,7 +41,7 @@ class SharedCache:
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
-        self._names = manifest.signature.caches(self._kv.attention_layers)
+        self._names = manifest.cache_names
         self._context_length = manifest.context_length
         self._rows = self._kv.convolutions
         # How many rows of zeros stand before a text in a buffer, by its name.
@@ -192,7 +192,7 @@ class SharedCache:
             lengths = [int(buffer.shape()[2]) if buffer is not None else 0 for buffer in held]
             if lengths[0] == lengths[1] >= capacity:
                 continue
-            num_heads, head_dim = self._kv.heads(number)
+            num_heads, head_dim = self._kv.heads[number]
             grown = [self._allocate(past, (1, num_heads, capacity, head_dim), num_past) for past, _ in layer]
             self.has_freed |= layer[0][0] in self._buffers
             for (past, present), value in zip(layer, grown, strict=True):
@@ -261,7 +261,7 @@ class GrowingCache:
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
-        self._names = manifest.signature.caches(self._kv.attention_layers)
+        self._names = manifest.cache_names
         self._context_length = manifest.context_length
         self._held = _Buffers(self._allocate(0), self._allocate(0), 0, 0)
         self._next_length = 0

@@ -273,7 +273,7 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
     differences = [f"{name} is not expected" for name in inputs if name not in wanted_inputs]
     differences += _differences(wanted_inputs, inputs) + _differences(wanted_outputs, outputs)
     if manifest.files and not differences:  # graphs of others name their dimensions as they like
-        past, present = manifest.signature.caches(manifest.kv_cache.attention_layers)[0]
+        past, present = manifest.cache_names[0]
         # A shared buffer is one dimension in past and present; a growing cache is longer in present.
         is_shared = inputs[past].shape[2] == outputs[present].shape[2]
         differences = _cache_differences(manifest, session, "shared_buffer" if is_shared else "growing")
@@ -304,7 +304,7 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     if names.best:
         outputs[names.best] = (("float",), (1, "rows", 2))
     for layer in kv.attention_layers:
-        num_heads, head_dim = kv.heads(layer)
+        num_heads, head_dim = kv.heads[layer]
         for past, present in names.caches([layer]):
             inputs[past] = ((cache_type,), (1, num_heads, "past", head_dim))
             outputs[present] = ((cache_type,), (1, num_heads, "total", head_dim))

@@ -137,7 +137,7 @@ def _require_static(graph: Path, manifest: Manifest, device: Device, session: An
             f"{graph} takes {', '.join(sorted(shapes)[:4])}, which is no static form; export it again"
         )
     wanted = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
-    pasts = {past for past, _ in manifest.signature.caches(kv.attention_layers)}
+    pasts = {past for past, _ in manifest.cache_names}
     found = {name: shape for name, shape in shapes.items() if "past" in name}
     made = {value.name for value in session.get_outputs()}
     outputs = [name for _, name in manifest.signature.roles(kv.num_layers)[1]]
@@ -191,7 +191,7 @@ class StaticCache:
     def __init__(self, manifest: Manifest, allocate: _Allocate, dtype: npt.DTypeLike) -> None:
         kv = manifest.kv_cache
         shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
-        self._names = manifest.signature.caches(kv.attention_layers)
+        self._names = manifest.cache_names
         # Zeros and nothing else: where nothing is cached yet is masked, but a NaN there would show.
         self.values = {past: allocate(shape, dtype) for past, _ in self._names}
         self._arrays = {past: value.numpy() for past, value in self.values.items()}

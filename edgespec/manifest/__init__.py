@@ -5,8 +5,9 @@ SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -308,6 +309,11 @@ class Manifest:
     def is_ours(self) -> bool:
         """True if edgespec made the folder, with hashes; it never writes into another program's."""
         return bool(self.files)
+
+    @cached_property
+    def cache_names(self) -> Sequence[tuple[str, str]]:
+        """Names of past and present of all layers that have keys and values, as Signature.caches gives them."""
+        return self.signature.caches(self.kv_cache.attention_layers)
 
     @property
     def pooled_layers(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Caches of a graph as its manifest states them: keys and values, rows of convolutions, recurrent states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -122,7 +122,7 @@ class KVCache:
             return None
         return "has layers of another kind than attention, which run chains of guesses, not trees"
 
-    @property
+    @cached_property
     def convolved_layers(self) -> tuple[int, ...]:
         return self.convolutions.layers if self.convolutions else ()
 
@@ -133,28 +133,30 @@ class KVCache:
         others |= {*(self.recurrence.layers if self.recurrence and not self.recurrence.has_attention else ())}
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
-    def heads(self, layer: int) -> tuple[int, int]:
-        """How many heads the keys and values of a layer have, and how many numbers a head has."""
-        other = self.other_heads
-        own = other if other is not None and layer in other.layers else self
-        return own.num_kv_heads, own.head_dim
+    @cached_property
+    def heads(self) -> Mapping[int, tuple[int, int]]:
+        """By layer that has keys and values, how many heads they have, and how many numbers a head has."""
+        heads = dict.fromkeys(self.attention_layers, (self.num_kv_heads, self.head_dim))
+        if other := self.other_heads:
+            heads |= dict.fromkeys(heads.keys() & {*other.layers}, (other.num_kv_heads, other.head_dim))
+        return heads
 
-    @property
+    @cached_property
     def head_dims(self) -> set[int]:
         """The sizes of heads that there are."""
-        return {self.heads(layer)[1] for layer in self.attention_layers} or {self.head_dim}
+        return {head_dim for _, head_dim in self.heads.values()} or {self.head_dim}
 
-    @property
+    @cached_property
     def numbers_per_token(self) -> int:
         row = self.convolutions.width if self.convolutions else 0
-        keys_values = 2 * sum(prod(self.heads(layer)) for layer in self.attention_layers)
+        keys_values = 2 * sum(map(prod, self.heads.values()))
         return keys_values + len(self.convolved_layers) * row
 
-    @property
+    @cached_property
     def bytes_per_token(self) -> int:
         return self.numbers_per_token * CACHE_DTYPES[self.dtype]
 
-    @property
+    @cached_property
     def recurrent_bytes(self) -> int:
         """The bytes of the recurrent states that are kept, however long a text is."""
         return KEPT_STATES * self.recurrence.numbers * CACHE_DTYPES[self.dtype] if self.recurrence else 0
