@@ -235,13 +235,16 @@ class PassQueue(Generic[Part, Result]):
         """Wait for the turn of a pass; returns the passes to run then, or none once it was run or dropped."""
         with self._changed:
             while not entry.is_done:
-                if self._is_taken or self._first() is not entry:
+                if self._is_taken or not (self._is_alone(entry) or self._first() is entry):
                     self._changed.wait()
                     continue
                 self._is_taken = True
                 try:
-                    self._wait_for_others()
-                    batch = self._batch()
+                    if self._is_alone(entry):
+                        batch = [entry]
+                    else:
+                        self._wait_for_others()
+                        batch = self._batch()
                 except BaseException:  # Ctrl-C, of somebody who runs passes in the main thread
                     self._is_taken = False
                     raise
@@ -255,6 +258,10 @@ class PassQueue(Generic[Part, Result]):
                 self._is_taken = False  # a more urgent one has come
                 self._changed.notify_all()
             return []
+
+    def _is_alone(self, entry: _Entry[Part, Result]) -> bool:
+        """True if no other pass waits or is expected."""
+        return self._waiting == [entry] and self._working <= {entry.caller}
 
     def _first(self) -> _Entry[Part, Result] | None:
         """Who has the next turn; None if that is somebody whose pass does not wait yet."""
