@@ -64,7 +64,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.option import probe_budget
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.draft.text_source import make_text_drafters
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.tree import can_run_trees

@@ -31,7 +31,7 @@ from command_line import command_line
 from onnx import helper
 from replay import COSTS, Answer, read_answers
 
-from edgespec.draft.overlap import best_length, expected_tokens
+from edgespec.draft.option import best_length, expected_tokens
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.types import append
 

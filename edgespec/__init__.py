@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.draft.costs import Gain, pass_costs
     from edgespec.draft.limits import MAX_FIXED_TOKENS
     from edgespec.draft.measured import FixedLength, main_reason
-    from edgespec.draft.overlap import best_length, expected_tokens
+    from edgespec.draft.option import best_length, expected_tokens
     from edgespec.draft.timeline import Interval, chrome_trace, latest, picture, svg_picture
     from edgespec.engine.answer_stream import AnswerStream, Reply
     from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
@@ -158,7 +158,7 @@ _MODULES = {
     "draft.costs": "Gain pass_costs",
     "draft.limits": "MAX_FIXED_TOKENS",
     "draft.measured": "FixedLength main_reason",
-    "draft.overlap": "best_length expected_tokens",
+    "draft.option": "best_length expected_tokens",
     "draft.timeline": "Interval chrome_trace latest picture svg_picture",
     "engine.answer_stream": "AnswerStream Reply",
     "engine.answers": "Chunk Completion Stats join_chunks",

@@ -30,7 +30,7 @@ from edgespec.decoding.decoder import (
 )
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import Cancelled, EdgeSpecError, MemoryExhausted, require_context
+from edgespec.errors import Cancelled, ContextOverflow, EdgeSpecError, MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
@@ -188,7 +188,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def run(self, given: Pass) -> Rows:
         tokens, num_rows = given.tokens, given.num_rows
-        require_context(len(tokens), self.context_length)
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_rows <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._begin()

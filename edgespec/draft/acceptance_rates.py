@@ -79,6 +79,11 @@ class _Count:
         self.judged = decay * self.judged + 1
 
 
+def runs_of(name: str) -> str:
+    """The name under which whole rounds of a drafter's trees are counted, by the highest bucket of their nodes."""
+    return f"{name}, run"
+
+
 @dataclass(slots=True)
 class AcceptanceRates:
     """Running shares of accepted tokens: counts of this answer, with all earlier ones as their prior.

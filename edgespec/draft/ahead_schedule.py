@@ -13,13 +13,12 @@ from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftModelStats
 from edgespec.draft.drafter import DraftAhead, Drafter, DraftRequest
 from edgespec.draft.limits import MAX_BRANCHES, MIN_GAIN, MIN_LOSS_OF_TRIAL, MIN_USED_TOKENS
 from edgespec.draft.model_rates import ModelRates
-from edgespec.draft.option import Promise
+from edgespec.draft.option import Promise, expected_tokens
 from edgespec.draft.overlap import (
     AheadPlan,
     Ratio,
     best_pipelined,
     best_serial,
-    expected_tokens,
     max_ahead,
     pass_beside,
     pipelined_rate,

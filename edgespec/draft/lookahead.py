@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoding.tree import Tree
-from edgespec.draft.acceptance_rates import Key
+from edgespec.draft.acceptance_rates import Key, runs_of
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.draft.text_source import runs_of
 from edgespec.types import Logits, Sampler, TokenIds
 
 NAME = "lookahead"

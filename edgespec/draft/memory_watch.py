@@ -12,7 +12,7 @@ from time import perf_counter
 from weakref import WeakMethod
 
 from edgespec.errors import MemoryExhausted
-from edgespec.memory.free_memory import HOST, LIMIT_RESERVE, FreeByPlace, FreeMemory, Reserve, free_memory
+from edgespec.memory.free_memory import HOST, LIMIT_RESERVE, FreeByPlace, FreeMemory, Reserve, free_on_host
 from edgespec.memory.ladder import Bytes, Ladder, Margin, Tier
 from edgespec.memory.pressure import Level, Pressure, PressureReader
 from edgespec.system.clock import Clock
@@ -44,13 +44,14 @@ class MemoryWatch:
 
     tiers: Sequence[Tier] = (Tier("plain decoding", {}),)
     growth_bytes: Callable[[int, int], int] = lambda num_held, num_tokens: 0
-    free: Callable[[], FreeByPlace] = lambda: {HOST: free_memory()}
+    free: Callable[[], FreeByPlace] = free_on_host
     place: str = HOST
     clock: Clock = perf_counter
     pressure: Callable[[], Pressure] = field(default_factory=PressureReader)
     pass_bytes: Callable[[int], int] = lambda num_tokens: 0
     reason: str = field(init=False, default="")  # of the last move
     _ladder: Ladder = field(init=False)
+    _has_relief: bool = field(init=False)  # a step down may help programs that wait for memory
     _num_held: dict[int, int] = field(init=False, default_factory=dict)  # by cache, tokens of its longest text
     _looked_s: float = field(init=False, default=float("-inf"))
     _looked_bytes: int = field(init=False, default=0)  # by which the cache was to grow soon, at the last call
@@ -60,6 +61,8 @@ class MemoryWatch:
 
     def __post_init__(self) -> None:
         self._ladder = Ladder(self.tiers)
+        largest = self.tiers[0]
+        self._has_relief = largest.has_models or largest.needed.get(HOST, 0) >= _WORTH_BYTES
 
     @property
     def position(self) -> int:
@@ -100,7 +103,7 @@ class MemoryWatch:
         if len(self.tiers) == 1 or not (is_more or now_s - self._looked_s >= _LOOK_S):
             return
         self._looked_s = now_s
-        if not self._follow_pressure(now_s):
+        if not (self._has_relief and self._follow_pressure(now_s)):
             self._follow_free(growth_bytes, now_s)
 
     def _follow_pressure(self, now_s: float) -> bool:

@@ -13,8 +13,7 @@ from edgespec.draft.draft_model import DraftModelStats
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import MAX_BRANCHES, MIN_GAIN, MIN_GAIN_TO_STAY, MIN_LOSS_OF_TRIAL
 from edgespec.draft.model_rates import ModelRates, nodes_key
-from edgespec.draft.option import Drafted, Promise
-from edgespec.draft.overlap import best_chain, expected_tokens, most_hopeful
+from edgespec.draft.option import Drafted, Promise, best_chain, expected_tokens, most_hopeful
 from edgespec.system.clock import Clock
 from edgespec.types import Sampler, TokenIds, append
 

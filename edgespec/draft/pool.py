@@ -68,6 +68,7 @@ class DrafterPool:
     grow_cache: Callable[[int, int], None] = lambda cache, num_tokens: None  # takes its memory for so many tokens
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
     answered_version: int = field(init=False, default=0)  # with which an answer last drafted
+    _may_have_models: bool = field(init=False)  # some of the sets have
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
     _guards: dict[Candidate, GuardedDrafter] = field(init=False, default_factory=dict)  # of all that were open
     _models: dict[Candidate, OpenModel] = field(init=False, default_factory=dict)  # that are open
@@ -80,6 +81,9 @@ class DrafterPool:
     _idle_watch: IdleWatch | None = field(init=False, default=None)
     _lock: RLock = field(init=False, default_factory=RLock)
 
+    def __post_init__(self) -> None:
+        self._may_have_models = any(each.models for each in self.drafter_sets)
+
     @property
     def drafter_set(self) -> DrafterSet:
         return self.drafter_sets[self._position]
@@ -91,7 +95,7 @@ class DrafterPool:
 
     @property
     def has_models(self) -> bool:
-        return bool(self.decoders)
+        return bool(self._models)
 
     @property
     def decoders(self) -> dict[str, Decoder]:
@@ -108,7 +112,7 @@ class DrafterPool:
                 self.changes.add(line)
             self.watch.start(free, target)
             self._move()
-            while not self._open_all():
+            while self._may_have_models and not self._open_all():
                 self.watch.fall("a drafter was refused memory")
                 self._close_unused()
                 self._move()
@@ -157,7 +161,7 @@ class DrafterPool:
 
     def watch_while_idle(self, interval_s: float = IDLE_LOOK_S) -> None:
         """Start a thread that checks memory between answers too, until close(), if there is any model to close."""
-        if self._idle_watch is None and any(each.models for each in self.drafter_sets):
+        if self._idle_watch is None and self._may_have_models:
             self._idle_watch = IdleWatch(self.look_while_idle, interval_s)
 
     def look_while_idle(self) -> bool:
@@ -276,6 +280,9 @@ class DrafterPool:
 
     def _follow(self) -> None:
         """Move to the set that the watch chose: down at once, up when its models are open."""
+        if not self._may_have_models:
+            self._move()
+            return
         self._aim()
         while load := self.loader.take():
             self._admit(load)

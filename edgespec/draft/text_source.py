@@ -1,25 +1,34 @@
-"""A drafter whose drafts cost next to nothing, as a policy weighs it."""
+"""Drafters that draft from the text of an answer: by the names that users give them, and as a policy weighs them.
 
+Where an answer has to match a grammar: the tokens that must follow, and drafts cut to what may.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import exp, hypot
+from pkgutil import resolve_name
 
+from edgespec.config.drafter_names import TEXT
 from edgespec.decoding.scheduler import Proposal
-from edgespec.decoding.tree import Tree
-from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.draft.acceptance_rates import AcceptanceRates, runs_of
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import CAUTION
-from edgespec.draft.option import Drafted, Promise, TrialBudget
-from edgespec.draft.overlap import best_chain, expected_of_tree, expected_tokens, most_hopeful
-from edgespec.types import Sampler, TokenIds
+from edgespec.draft.lookahead import Lookahead, Window
+from edgespec.draft.option import (
+    Drafted,
+    Promise,
+    TrialBudget,
+    best_chain,
+    expected_of_tree,
+    expected_tokens,
+    most_hopeful,
+)
+from edgespec.types import Logits, Sampler, TokenConstraint, TokenIds
 
 # Rounds in which a source of trees fills its tables, and as many by which it is judged.
 _WARM_UP = 8
-
-
-def runs_of(name: str) -> str:
-    """The name under which whole rounds of a drafter's trees are counted, by the highest bucket of their nodes."""
-    return f"{name}, run"
 
 
 @dataclass(slots=True)
@@ -106,3 +115,64 @@ class TextSource:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""
         rate = self.rates.rate(runs_of(self.drafter.name), max(tree.buckets))
         return 1 / max(1 - rate, 1 / self.max_tokens)
+
+
+def make_text_drafters(
+    names: Collection[str], window: Window | None = None, cached: Collection[Drafter] = ()
+) -> list[Drafter]:
+    """New drafters for one answer, whose text they hold; and those with these names that all answers share.
+
+    window: Of lookahead, where it is among the names.
+    """
+    wanted = {*names, "suffix"} if "auto" in names else names
+    drafters: list[Drafter] = [resolve_name(made_by)() for name, made_by in TEXT.items() if name in wanted]
+    if window is not None and "lookahead" in names:
+        drafters.append(Lookahead(window))
+    return [*drafters, *(each for each in cached if each.name in names)]
+
+
+class ForcedDrafter(Drafter):
+    """Drafts the tokens that follow whatever the model says, such as the keys of a JSON object."""
+
+    name = "grammar"
+
+    def __init__(self, constraint: TokenConstraint, num_prompt: int) -> None:
+        """num_prompt: Tokens of every text that are the prompt."""
+        self._constraint, self._num_prompt = constraint, num_prompt
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        forced = self._constraint.forced(tokens[self._num_prompt :], request.num_tokens)
+        return Tree(forced, (0,) * len(forced), source=self.name) if len(forced) else NO_DRAFT
+
+
+class ConstrainedDrafter(Drafter):
+    """A drafter from the text whose chains are cut before the first token that may not follow.
+
+    Trees stay whole, as their drafter learns from all of their rows. Drafter models need no cut: they draft by the
+    rule that the target chooses by.
+    """
+
+    def __init__(self, drafter: Drafter, constraint: TokenConstraint, num_prompt: int) -> None:
+        self._drafter, self._constraint, self._num_prompt = drafter, constraint, num_prompt
+
+    @property
+    def name(self) -> str:
+        return self._drafter.name
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        draft = self._drafter.draft(tokens, request, sampler)
+        if draft.parents is not None or not len(draft.tokens):
+            return draft
+        num_allowed = self._constraint.num_allowed(tokens[self._num_prompt :], draft.tokens)
+        return draft.cut(num_allowed) if num_allowed else NO_DRAFT
+
+    def learn(self, tokens: TokenIds, draft: Tree, logits: Logits) -> None:
+        self._drafter.learn(tokens, draft, logits)
+
+
+def constrained(drafters: Sequence[Drafter], constraint: TokenConstraint, num_prompt: int) -> list[Drafter]:
+    """The drafters of one answer under a constraint; none of none, where decoding is to be plain."""
+    if not drafters:
+        return []
+    cut = [ConstrainedDrafter(each, constraint, num_prompt) if each.can.is_free else each for each in drafters]
+    return [ForcedDrafter(constraint, num_prompt), *cut]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.greedy import BestRows, Reruns
-from edgespec.decoding.logprobs import TokenLogprob, logprobs_of, text_logprobs
+from edgespec.decoding.logprobs import TokenLogprob, text_logprobs
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Block
 from edgespec.engine.request import Request
@@ -119,12 +119,6 @@ def with_enough_rows(target: Decoder, request: Request) -> Decoder:
     needs_rows = options.logprobs is not None or request.mask is not None or request.constraint is not None
     is_best_enough = not needs_rows and request.sampling.is_of_best and target.can.best
     return BestRows(target) if is_best_enough else target
-
-
-def answer_logprobs(block: Block, num_tokens: int, request: Request) -> tuple[TokenLogprob, ...]:
-    """How likely the first num_tokens of a block were, and what else was likely there; empty unless asked for."""
-    num_logprobs = request.options.logprobs
-    return () if num_logprobs is None else logprobs_of(block, num_tokens, num_logprobs)
 
 
 def prompt_passes(target: Decoder, request: Request) -> Iterator[AnswerPass]:

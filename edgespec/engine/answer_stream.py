@@ -16,8 +16,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.run_ahead import Made, RunAhead, Ticket
-from edgespec.system.processes import Owner
-from edgespec.system.threads import in_thread
+from edgespec.system.threads import Owner, in_thread
 from edgespec.text.chat_template import Turn
 from edgespec.tools.call_events import join_calls
 from edgespec.tools.tool import ToolCall

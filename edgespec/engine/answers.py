@@ -205,6 +205,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int, schema: Any = None)
     last = chunks[-1]
     assert last.finish_reason is not None
     assert last.stats is not None
+    events = [each for chunk in chunks for each in chunk.tool_calls]
     return Completion(
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
@@ -215,7 +216,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int, schema: Any = None)
         timeline=last.timeline,
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
         prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
-        tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
+        tool_calls=join_calls(events) if events else (),
         schema=schema,
     )
 
@@ -336,7 +337,7 @@ class AnswerFrame:
 
     def __init__(self, marks: Sequence[str], *, is_open: bool) -> None:
         self._gate = ReasoningGate(is_open=is_open)
-        self._opening, self._closing = marks or ("", "")
+        self._opening, self._closing = marks
         self._skips_space = False
         self._held = ""
 

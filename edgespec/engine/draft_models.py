@@ -17,7 +17,7 @@ from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.speculation import Speculation
-from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.draft.text_source import make_text_drafters
 from edgespec.engine.idle_learner import HeadLearner
 from edgespec.errors import UsageError
 from edgespec.memory.estimate import (

@@ -4,6 +4,7 @@ Knows protocols: load() decides on decoders and drafters.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,16 +23,21 @@ from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation, LoadedModel, OpenDrafters
 from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
-from edgespec.engine.preset_defaults import begin_chat, by_preset, opened, sampling_by, settings_by
-from edgespec.engine.request import AnswerOptions, AnswerSettings, Settings, lists_options, require_embedding_model
+from edgespec.engine.preset_defaults import begin_chat, by_preset, opened, settings_by
+from edgespec.engine.request import (
+    AnswerOptions,
+    Settings,
+    answer_settings,
+    lists_options,
+    require_embedding_model,
+)
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.arguments import require_kind
-from edgespec.system.processes import Owner
-from edgespec.system.threads import in_thread
+from edgespec.system.threads import Owner, in_thread
 from edgespec.text.prompt_encoder import Prompt, parse_ids
 from edgespec.tools.tool import parse_tools
 from edgespec.types import TokenIds, append
@@ -178,7 +184,10 @@ class Engine:
         None, and answers are greedy, where they suggest none, or text has to be exact and only greedy text is.
         """
         suggested = self.manifest.sampling if self._model.near_tie is None else None
-        return sampling_by(suggested, self.preset)
+        stated = asdict(suggested) if suggested else {}
+        if self.preset:
+            stated |= self.preset.sampling
+        return SamplingParams(**stated) if stated else None
 
     @property
     def speculation(self) -> Speculation:
@@ -259,7 +268,7 @@ class Engine:
             UsageError: An argument has a wrong type, the prompt has no token, no answer of max_tokens can match
                 response_format, or thinking_budget is given for a model or an answer without reasoning.
         """
-        return self._stream(prompt, settings_by(options, self.model_sampling, self.preset))
+        return self._stream(prompt, options)
 
     @lists_options
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
@@ -288,10 +297,9 @@ class Engine:
             return join_chunks([chunk async for chunk in stream], stream.prompt_tokens, stream.schema)
 
     def _whole(self, prompt: Prompt, options: AnswerOptions) -> AnswerStream:
-        settings = settings_by({"whole_tool_calls": True, **options}, self.model_sampling, self.preset)
-        if not settings.whole_tool_calls:
+        if options.get("whole_tool_calls") is False:
             raise UsageError("whole_tool_calls is False; a whole answer has whole calls: leave it out, or stream")
-        return self._stream(prompt, settings)
+        return self._stream(prompt, {"whole_tool_calls": True, **options})
 
     @lists_options
     def chat(self, *texts: object, system: str | None = None, **settings: Unpack[Settings]) -> "Conversation":
@@ -426,12 +434,16 @@ class Engine:
         self._require_open()
         return self._encoder.tool_template.description
 
-    def _stream(self, prompt: Prompt, options: AnswerSettings) -> AnswerStream:
+    def _stream(self, prompt: Prompt, options: AnswerOptions) -> AnswerStream:
+        preset, suggested = self.preset, self.model_sampling
+        settings = settings_by(options, suggested, preset) if preset else answer_settings(options, suggested)
         target, caches = self.target, self._caches
-        prompt, options = opened(prompt, options, self.preset)
-        request = self._requests.read(prompt, options, self.open_drafters, target.context_length)
+        if preset or settings.system == "":
+            prompt, settings = opened(prompt, settings, preset)
+        drafters = self.open_drafters if settings.drafting else ()
+        request = self._requests.read(prompt, settings, drafters, target.context_length)
         self._drafting.report()
-        ticket = Ticket(deadline_s=monotonic() + (options.timeout_s or inf), caller=Caller(options.priority))
+        ticket = Ticket(deadline_s=monotonic() + (settings.timeout_s or inf), caller=Caller(settings.priority))
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)

@@ -5,25 +5,22 @@ the count. Their text, and all that is made of it, is made where it is read.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoding.acceptance import Acceptance
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.greedy import PlainChoices, Reruns
-from edgespec.decoding.logprobs import TokenLogprob
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.pass_ahead import PassAhead
-from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.answer_cache import AnswerCache
 from edgespec.draft.pool import DrafterPool
-from edgespec.draft.pool_policy import PoolPolicy
-from edgespec.draft.speculation import Speculation
+from edgespec.draft.speculation import PoolPolicy, Speculation
 from edgespec.draft.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answer_passes import (
     Announcing,
@@ -31,7 +28,6 @@ from edgespec.engine.answer_passes import (
     AnswerPass,
     TextStop,
     TokenStop,
-    answer_logprobs,
     prompt_passes,
     with_enough_rows,
 )
@@ -46,9 +42,9 @@ from edgespec.manifest import Manifest
 from edgespec.setup.usage import UsageCounter
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import TextStream
-from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
+from edgespec.tools.call_events import CallEvent, Part, TextPart, in_order
 from edgespec.tools.call_parser import CallReader
-from edgespec.types import TokenIds, append
+from edgespec.types import TokenIds
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
@@ -156,10 +152,16 @@ class Generation:
 
         on_begin: Is called as each pass begins.
         """
-        with self._calling(ticket.caller, on_begin):
-            yield from prompt_passes(Announcing(target, ticket.caller), request)
+        caller = ticket.caller
+        caller.may_join = self.model.near_tie is None  # which counts on passes that run alone
+        caller.on_begin = on_begin
+        try:
+            if request.options.prompt_logprobs or not request.max_tokens:
+                yield from prompt_passes(Announcing(target, caller), request)
             if request.max_tokens:
                 yield from self._passes(target, request, ticket, writer.drafting, writer.acceptance)
+        finally:
+            caller.on_begin = lambda: None  # so that it does not refer to the answer
 
     def _passes(
         self,
@@ -175,14 +177,14 @@ class Generation:
             drafting: Takes at the end when drafter models have worked for the answer.
             acceptance: Takes at the end how much of what each source guessed was accepted.
         """
-        started, fed, caller = perf_counter(), target.num_fed, ticket.caller
+        started, fed, caller, drafters = perf_counter(), target.num_fed, ticket.caller, self.drafting
         token_stop, clock = TokenStop(self.model.manifest.eos_token_ids, request.max_tokens), AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
         policy = PoolPolicy(
-            self.drafting.pool,
-            self.drafting.speculation,
+            drafters.pool,
+            drafters.speculation,
             _MAX_UNLEARNED,
             request.drafters,
             cache=lambda: ticket.cache or 0,
@@ -194,26 +196,29 @@ class Generation:
             is_last = token_stop.is_end(text, len(request.tokens))
             return policy.is_plain and not caller.is_queued and not is_last
 
-        with (
-            self._reporting(policy, drafting, acceptance),
-            self._accepting() as accept,
-            closing(PassAhead(target, goes_on)) as ahead,
-        ):
+        # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
+        fast: AbstractContextManager[Decoder] = nullcontext(target)
+        if target.can.best and target.can.widths:
+            fast = closing(PassAhead(target, goes_on))
+        # A head learns nothing while an answer is made, and from it afterwards.
+        answering = drafters.learner.answering() if drafters.learner else nullcontext()
+        with self._reporting(policy, drafting, acceptance), answering as log, fast as ahead:
+            accept = drafters.speculation.accept
             plain = None if self.model.near_tie is None else PlainChoices(target, sampler, self.model.near_tie)
-            # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
-            decoder = plain or with_enough_rows(ahead if target.can.widths else target, request)
+            decoder = plain or with_enough_rows(ahead, request)
             blocks = speculative_decode(
                 request.tokens,
                 Announcing(decoder, caller),
                 sampler,
                 policy,
-                accept,
+                log.noting(accept) if log else accept,
                 request.max_tokens,
                 clock,
-                relieve=self.drafting.pool.relieve,
+                relieve=drafters.pool.relieve,
                 cancel=ticket.cancelled,
             )
             with closing(blocks):
+                num_logprobs = request.options.logprobs
                 for block in map(clock.in_ordinary_time, blocks):
                     kept, reason = token_stop.cut(block.tokens)
                     yield AnswerPass(
@@ -224,20 +229,10 @@ class Generation:
                         perf_counter() - started,
                         plain.reruns if plain else _NONE_RERUN,
                         policy.learn,
-                        answer_logprobs(block, len(kept), request),
+                        () if num_logprobs is None else logprobs_of(block, len(kept), num_logprobs),
                     )
                     if reason:
                         break
-
-    @contextmanager
-    def _calling(self, caller: Caller, on_begin: Callable[[], None]) -> Iterator[None]:
-        """The caller as an answer's passes need it; it does not refer to the answer afterwards."""
-        caller.may_join = self.model.near_tie is None  # which counts on passes that run alone
-        caller.on_begin = on_begin
-        try:
-            yield
-        finally:
-            caller.on_begin = lambda: None
 
     @contextmanager
     def _reporting(
@@ -251,15 +246,6 @@ class Generation:
             acceptance.update(policy.acceptance_changes())
             if policy.has_models:
                 drafting.extend(each for each in self.drafting.pool.take_intervals() if each.start_s >= started)
-
-    @contextmanager
-    def _accepting(self) -> Iterator[Acceptance]:
-        """The rule that accepts drafts; a head learns nothing within the block, and from it afterwards."""
-        if self.drafting.learner is None:
-            yield self.drafting.speculation.accept
-            return
-        with self.drafting.learner.answering() as log:
-            yield log.noting(self.drafting.speculation.accept)
 
 
 class AnswerWriter:
@@ -277,7 +263,8 @@ class AnswerWriter:
         self._calls: CallReader | None = None  # searches text beside calls by the stop strings
         self._reasoning: ReasoningGate | None = None  # in which nothing is a call
         calls, tokenizer = request.calls, generation.model.encoder.tokenizer
-        shown = tokenizer.special_within((*request.answer_marks, *(calls.format.marks() if calls else ())))
+        marks = (*request.answer_marks, *(calls.format.marks() if calls else ()))
+        shown = tokenizer.special_within(marks) if marks else ()
         if calls:
             self._calls = CallReader(
                 calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop
@@ -288,8 +275,10 @@ class AnswerWriter:
         self._text_stream = TextStream(tokenizer, shown, request.prompt if request.is_raw else ())
         for token in request.prefill.tolist():  # which may end within a character
             self._text_stream.push([token])
-        self._frame = AnswerFrame(request.answer_marks, is_open=request.opens_reasoning)
-        self._tokens: TokenIds = np.zeros(0, np.int32)  # with those after a stop string
+        self._frame: AnswerFrame | None = None
+        if request.answer_marks:
+            self._frame = AnswerFrame(request.answer_marks, is_open=request.opens_reasoning)
+        self._kept: list[TokenIds] = []  # by pass, with those after a stop string
         self._num_written = 0  # characters, with those that may belong to a stop string
         self._starts: list[int] = []  # where the text of the tokens of _logprobs begins
         self._logprobs: list[TokenLogprob] = []  # that wait until their text is shown
@@ -306,10 +295,10 @@ class AnswerWriter:
         if not tally.passes:
             tally.num_read += max(0, new.num_fed - block.num_draft)
             tally.first_s = new.made_s + (tally.first_s or 0.0)
-        self._tokens = append(self._tokens, new.kept)
-        parts, num_shown = self._parts_of(new.kept)
+        self._kept.append(new.kept)
+        parts, num_shown = self._parts_of_tokens(new.kept)
         self._logprobs += new.logprobs[:num_shown]
-        text, events, places = split_parts(parts)
+        text, events, places = _split(parts)
         tally.add(block, num_shown)
         ended_s = block.started_s + block.verify_s
         self._timeline.append(Interval("target", "verify", block.started_s, ended_s, len(block.tokens)))
@@ -328,11 +317,12 @@ class AnswerWriter:
     def finish(self, last: Chunk) -> Chunk:
         """The last chunk with the text that was held back, and the figures."""
         reason = last.finish_reason
-        parts = [*in_order(last.text, last.tool_calls, last.call_places)]
+        parts: list[Part] = [TextPart(last.text)]
+        if last.tool_calls:
+            parts = [*in_order(last.text, last.tool_calls, last.call_places)]
         if not self._is_cut:
-            parts += self._parts_of_text(
-                self._written(self._frame.push(self._text_stream.flush()) + self._frame.end())
-            )
+            held = self._text_stream.flush()
+            parts += self._parts_of_text(self._frame.push(held) + self._frame.end() if self._frame else held)
             parts += self._read_calls(*self._reasoning.end()) if self._reasoning and not self._is_cut else []
         if self._calls:
             parts += self._calls.flush()
@@ -341,7 +331,7 @@ class AnswerWriter:
             parts.append(TextPart(self._text_stop.flush()))
         reason = "stop" if self._is_cut else reason
         reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
-        text, events, places = split_parts(parts)
+        text, events, places = _split(parts)
         logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
@@ -361,9 +351,10 @@ class AnswerWriter:
 
     def close(self) -> None:
         if self._generation.drafting.answers:
-            self._generation.drafting.answers.add(self._request.tokens, self._tokens)
+            kept = np.concatenate(self._kept) if self._kept else np.zeros(0, np.int32)
+            self._generation.drafting.answers.add(self._request.tokens, kept)
 
-    def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
+    def _parts_of_tokens(self, tokens: TokenIds) -> tuple[list[Part], int]:
         """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
 
         Token by token, so that where the answer ends does not depend on how tokens came in blocks.
@@ -373,14 +364,11 @@ class AnswerWriter:
             if self._request.stop and self._request.options.logprobs is not None:
                 start = self._num_written + self._text_stream.num_held
                 self._starts.append(max([start, *self._starts[-1:]]))  # none are held while one is incomplete
-            parts += self._parts_of_text(self._written(self._frame.push(self._text_stream.push([token]))))
+            text = self._text_stream.push([token])
+            parts += self._parts_of_text(self._frame.push(text) if self._frame else text)
             if self._is_cut:
                 return parts, i + 1
         return parts, len(tokens)
-
-    def _written(self, text: str) -> str:
-        self._num_written += len(text)
-        return text
 
     def _shown_logprobs(self, *, is_last: bool) -> tuple[TokenLogprob, ...]:
         """Take those of the tokens whose text is shown by now; of what only a stop string has, none ever come."""
@@ -393,7 +381,8 @@ class AnswerWriter:
         return taken
 
     def _parts_of_text(self, text: str) -> list[Part]:
-        """The calls in a piece of text, and what is text of it up to a stop string: all of the reasoning is."""
+        """The calls in more of the text, and what is text of it up to a stop string: all of the reasoning is."""
+        self._num_written += len(text)
         if self._calls is None:
             return self._text_to_stop(text)
         return self._read_calls(*(self._reasoning.push(text) if self._reasoning else ("", text)))
@@ -417,7 +406,7 @@ class AnswerWriter:
         drafters = choice.select(generation.drafting.speculation.drafters())
         is_alone = was_alone(self._caller.num_joined, self._caller.waited_s, tally.taken_s)
         costs = generation.drafting.speculation.costs()
-        costs.context_length = len(self._tokens)
+        costs.context_length = sum(map(len, self._kept))
         return tally.stats(
             num_redecided=self._reruns.num_tokens,
             num_reruns=self._reruns.num_passes,
@@ -426,9 +415,20 @@ class AnswerWriter:
             target_device=generation.model.device_names[0],
             drafter_device=generation.model.device_names[1] if generation.drafting.pool.has_models else None,
             downgrades=generation.drafting.pool.take_changes(),
-            schedule=schedule_of(timeline),
-            overlap=overlap(timeline),
+            **({"schedule": schedule_of(timeline), "overlap": overlap(timeline)} if self.drafting else {}),
             gain=tally.gain(costs) if is_alone else None,
             acceptance=self.acceptance,
             waited_passes=self._caller.waited_passes,
         )
+
+
+def _split(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
+    """Text and events apart, and for each event how many characters of the text stand before it."""
+    text, events, places = "", list[CallEvent](), list[int]()
+    for part in parts:
+        if isinstance(part, TextPart):
+            text += part.text
+        else:
+            events.append(part)
+            places.append(len(text))
+    return text, tuple(events), tuple(places)

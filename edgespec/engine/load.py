@@ -20,7 +20,7 @@ from edgespec.draft.answer_cache import AnswerCache, AnswerDrafter
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
-from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.draft.text_source import make_text_drafters
 from edgespec.engine.draft_models import make_sets, make_watch
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine

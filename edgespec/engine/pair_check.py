@@ -18,7 +18,7 @@ from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, spe
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.limits import MIN_GAIN_OF_PAIR
 from edgespec.draft.measured import FixedLength
-from edgespec.draft.overlap import best_length, expected_tokens
+from edgespec.draft.option import best_length, expected_tokens
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError

@@ -1,6 +1,6 @@
 """Defaults of an answer by a preset, where its request leaves them open."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from edgespec.config.presets import Preset as Preset
@@ -8,7 +8,6 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.request import AnswerOptions, AnswerSettings, TalkOptions, answer_settings, require_format
 from edgespec.engine.transcript import Transcript, messages_of
 from edgespec.errors import UsageError
-from edgespec.manifest import SuggestedSampling
 from edgespec.setup.wish import Wish
 from edgespec.text.chat_template import Message, Turn
 from edgespec.text.prompt_encoder import Prompt, is_ids, parse_messages
@@ -54,12 +53,6 @@ def settings_by(
 
 def _is_open(value: object) -> bool:
     return value is None or (isinstance(value, (list, tuple)) and not value)
-
-
-def sampling_by(suggested: SuggestedSampling | None, preset: Preset | None) -> SamplingParams | None:
-    """The sampling that a model's files suggest, with what a preset says of it."""
-    stated = (asdict(suggested) if suggested else {}) | (preset.sampling if preset else {})
-    return SamplingParams(**stated) if stated else None
 
 
 def opened(prompt: Prompt, options: AnswerSettings, preset: Preset | None) -> tuple[Prompt, AnswerSettings]:

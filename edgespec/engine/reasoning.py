@@ -8,7 +8,7 @@ answer so far, as a grammar is, so that drafts and schedules change nothing.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,7 +173,7 @@ class PlacedBeginning(NamedTuple):
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelReasoning:
     """The reasoning of a model: if it may, where it begins, and what bounds it."""
 
@@ -191,7 +191,7 @@ class ModelReasoning:
             or any(mark in self.encoder.tokenizer.added_tokens for mark in marks)
         )
 
-    @property
+    @cached_property
     def answer_marks(self) -> tuple[str, ...]:
         """The texts that the model writes around an answer behind its reasoning."""
         family = self.manifest.architecture
@@ -210,7 +210,7 @@ class ModelReasoning:
     def _marks(self) -> Marks:
         return marks_of(self.encoder.tokenizer)
 
-    @property
+    @cached_property
     def is_opened_by_template(self) -> bool:
         """Prompts may end with the mark that begins the reasoning."""
         return bool(self.encoder.tokenizer.think_texts) or self.encoder.spells_in_template(OPEN)

@@ -17,7 +17,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
-from edgespec.draft.text_drafters import constrained
+from edgespec.draft.text_source import constrained
 from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
@@ -337,7 +337,7 @@ class Request(NamedTuple):
     @property
     def tokens(self) -> TokenIds:
         """All that the model reads before it writes, [num_tokens]."""
-        return append(self.prompt, self.prefill)
+        return append(self.prompt, self.prefill) if len(self.prefill) else self.prompt
 
 
 def advice_of(function: str) -> dict[str, str]:

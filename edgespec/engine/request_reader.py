@@ -30,7 +30,7 @@ from edgespec.text.prompt_encoder import (
     split_begun,
 )
 from edgespec.tools.tool import ToolUse, schema_refusal
-from edgespec.types import TokenMask, append
+from edgespec.types import append
 
 if TYPE_CHECKING:
     from edgespec.grammar.compile import GrammarCompiler
@@ -86,7 +86,9 @@ class RequestReader:
             turns = parse_messages(prompt)
             prompt, given = split_begun(turns) if given is None else (turns, given)
         encoder, context = self.encoder, self.encoder.context_length
-        use = ToolUse.parse(options.tools, options.tool_choice, is_parallel=options.parallel_tool_calls)
+        use = None
+        if options.tools is not None or options.tool_choice is not None:
+            use = ToolUse.parse(options.tools, options.tool_choice, is_parallel=options.parallel_tool_calls)
         tokens = encoder.encode(
             prompt,
             options.system,
@@ -96,7 +98,8 @@ class RequestReader:
             template_options=options.template_options,
             is_bounded=True,
         )
-        opens_reasoning = not options.raw and self.reasoning.is_open(tokens)
+        may_open = self.reasoning.is_opened_by_template and not options.raw
+        opens_reasoning = may_open and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
         elif wanted is not None and use is None and not (options.raw or is_ids(prompt)):
@@ -122,7 +125,7 @@ class RequestReader:
             options,
             begun,
             drafters,
-            self._mask_of(options),
+            BannedTexts(options.banned_texts, self._spelling_index) if options.banned else None,
             calls=calls,
             is_raw=is_raw,
             opens_reasoning=opens_reasoning,
@@ -135,10 +138,6 @@ class RequestReader:
             self.reasoning.require_budget_possible(use, wanted, options.banned_texts)
         request = self._constrained(request, wanted, min(context, target_context))
         return request if budget is None else self.reasoning.bounded(request, budget)
-
-    def _mask_of(self, options: AnswerSettings) -> TokenMask | None:
-        banned = options.banned_texts
-        return BannedTexts(banned, self._spelling_index) if banned else None
 
     @cached_property
     def _spelling_index(self) -> SpellingIndex:

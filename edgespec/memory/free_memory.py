@@ -144,6 +144,11 @@ def free_memory(limit_bytes: int | None = None) -> FreeMemory:
     return tightest(bounds)
 
 
+def free_on_host(read: ReadFreeMemory = free_memory) -> FreeByPlace:
+    """The free memory by place of a machine whose devices have none of their own."""
+    return {HOST: read()}
+
+
 def total_memory() -> int:
     """The most bytes that a process can hold here: the memory of the machine, or a control group's limit."""
     bounds = [psutil.virtual_memory().total]

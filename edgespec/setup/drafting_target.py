@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from edgespec.draft.acceptance_rates import AcceptanceRates, Key
 from edgespec.draft.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_PAIR
-from edgespec.draft.overlap import Ratio, best_length, expected_tokens
+from edgespec.draft.option import best_length, expected_tokens
+from edgespec.draft.overlap import Ratio
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import FORESEEN_TOKENS, WeightsSize, bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import ReadFreeMemory

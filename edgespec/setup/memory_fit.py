@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from edgespec.memory.estimate import (
     fitting_context,
     require_memory,
 )
-from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory, Reserve
+from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory, Reserve, free_on_host
 from edgespec.memory.ladder import Bytes
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
@@ -51,6 +52,8 @@ class MemoryReading(NamedTuple):
 def read_memory(placement: Placement, host: ReadFreeMemory, report: Report) -> MemoryReading:
     """Read how much memory is free; report takes a line for each place that is not checked any more later."""
     kinds, unknown = (placement.device.place, placement.drafter_device.place), list[str]()
+    if kinds == ("cpu", "cpu"):
+        return MemoryReading(partial(free_on_host, host), free_on_host(host), HOST, HOST)
     places = Places(kinds, host, unknown.append)
     free = places()
     places.report = report

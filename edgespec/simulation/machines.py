@@ -9,7 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from msgspec import Meta
 
 from edgespec.draft.limits import MAX_FIXED_TOKENS
-from edgespec.draft.overlap import expected_tokens
+from edgespec.draft.option import expected_tokens
 from edgespec.errors import UsageError
 from edgespec.system.tables import read_table
 from edgespec.system.typed_json import read_as

@@ -1,4 +1,4 @@
-"""Two processes of one command, the one that waits and the one that works and ends with it; and forks of one.
+"""Two processes of one command, the one that waits and the one that works and ends with it.
 
 The child has the terminal, the streams and the process group of its parent, so that keys, pipes and job control
 (Ctrl-Z) work as in a single process. It is a new interpreter and no fork: libraries of macOS break in a fork, and
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from threading import Thread
 from time import sleep
 
-from edgespec.errors import EdgeSpecError
 from edgespec.system.signals import ENDING
 from edgespec.system.terminal import is_in_foreground
 
@@ -98,23 +97,3 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-class Owner:
-    """Remembers the process that it is made in."""
-
-    def __init__(self) -> None:
-        self._process_id = os.getpid()
-
-    @property
-    def is_here(self) -> bool:
-        """True if the current process is that one, and not a fork of it."""
-        return os.getpid() == self._process_id
-
-    def require_here(self) -> None:
-        """Raises EdgeSpecError: The current process is a fork of that one."""
-        if not self.is_here:
-            raise EdgeSpecError(
-                f"this engine was loaded by process {self._process_id}, of which this one is a fork, and its "
-                "threads stayed there; load the model in this process, or start processes with the method 'spawn'"
-            )

@@ -1,4 +1,7 @@
-"""Threads of Python: how often they give up the interpreter, which go first, how deep, and when they end."""
+"""Threads of Python: how often they give up the interpreter, which go first, how deep, and when they end.
+
+A fork of the process has none of them.
+"""
 
 import atexit
 import os
@@ -8,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
+
+from edgespec.errors import EdgeSpecError
 
 T = TypeVar("T")
 # By default a thread that computes keeps the interpreter for 5 ms at a time; a pass of a fast GPU takes 3.
@@ -86,3 +91,23 @@ def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
         finally:
             threading.stack_size(before)
     return done.result()
+
+
+class Owner:
+    """Remembers the process that it is made in."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """True if the current process is that one, and not a fork of it."""
+        return os.getpid() == self._process_id
+
+    def require_here(self) -> None:
+        """Raises EdgeSpecError: The current process is a fork of that one."""
+        if not self.is_here:
+            raise EdgeSpecError(
+                f"this engine was loaded by process {self._process_id}, of which this one is a fork, and its "
+                "threads stayed there; load the model in this process, or start processes with the method 'spawn'"
+            )

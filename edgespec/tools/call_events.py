@@ -58,20 +58,8 @@ def join_calls(events: Iterable[Part]) -> tuple[ToolCall, ...]:
     )
 
 
-def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
-    """Text and events apart, and for each event how many characters of the text stand before it."""
-    text, events, places = "", list[CallEvent](), list[int]()
-    for part in parts:
-        if isinstance(part, TextPart):
-            text += part.text
-        else:
-            events.append(part)
-            places.append(len(text))
-    return text, tuple(events), tuple(places)
-
-
 def in_order(text: str, events: Sequence[CallEvent], places: Sequence[int]) -> Iterator[Part]:
-    """Put together what split_parts took apart, with neighbouring texts as one."""
+    """Parts of an answer from its text, and from its events with how many characters of text stand before each."""
     done = 0
     for event, place in zip(events, places, strict=True):
         if place > done:

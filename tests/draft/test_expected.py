@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.draft.option import TrialBudget
-from edgespec.draft.overlap import best_chain, best_length, expected_tokens
+from edgespec.draft.option import TrialBudget, best_chain, best_length, expected_tokens
 
 RATES = st.lists(st.floats(0, 1), max_size=24)
 

@@ -15,7 +15,7 @@ from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import PassCosts, marginal_times
 from edgespec.draft.measured import MeasuredPolicy
-from edgespec.draft.overlap import best_chain, expected_tokens
+from edgespec.draft.option import best_chain, expected_tokens
 from edgespec.draft.suffix import SuffixDrafter
 
 times = st.lists(st.floats(0.0, 0.6), min_size=40, max_size=40).map(

@@ -7,7 +7,7 @@ from edgespec.config.drafter_names import TEXT, parse
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.tree import Tree
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.draft.text_source import make_text_drafters
 from edgespec.types import Sampler, TokenIds
 
 

@@ -15,7 +15,7 @@ from table_decoder import TableDecoder
 
 from edgespec.decoding.decoder import BEST, Rows
 from edgespec.decoding.tree import Tree
-from edgespec.draft.overlap import expected_of_tree
+from edgespec.draft.option import expected_of_tree
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest

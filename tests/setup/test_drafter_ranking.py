@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.limits import MIN_GAIN_OF_PAIR
-from edgespec.draft.overlap import best_serial, expected_tokens
+from edgespec.draft.option import expected_tokens
+from edgespec.draft.overlap import best_serial
 from edgespec.setup.drafter_ranking import Basis, PossibleDrafter, rank
 from edgespec.setup.drafting_target import DraftingCosts, break_even_rate, expected_gain, rate_of
 

@@ -18,7 +18,7 @@ from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.draft.text_drafters import make_text_drafters
+from edgespec.draft.text_source import make_text_drafters
 from edgespec.types import Logits, Sampler, TokenIds
 
 VOCAB = 12
