@@ -58,6 +58,10 @@ PROVIDERS = {
 }
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
+# Files by which programs reach a GPU or NPU on Linux; nvmap is that of a Jetson, dxg that of WSL.
+_DEVICE_FILES = (
+    "dri/renderD*", "nvidia[0-9]*", "nvidiactl", "nvmap", "kfd", "accel/accel*", "dxg", "mali*", "fastrpc-cdsp*",
+)  # fmt: skip
 
 
 @cache  # each pass asks for it, and looking for its builds takes 0.5 to 4 ms
@@ -102,6 +106,11 @@ def installed_builds() -> list[str]:
             importlib.metadata.distribution(name)
             found.append(name)
     return found
+
+
+def may_have_accelerator(system: str = sys.platform, files: Path = Path("/dev")) -> bool:
+    """True if programs here may reach a GPU or NPU, or nothing tells; found without loading anything."""
+    return system != "linux" or any(found for pattern in _DEVICE_FILES for found in files.glob(pattern))
 
 
 def find_device(name: str, option: str = "--device") -> Device:
@@ -226,6 +235,17 @@ def find_missing(name: str, available: list[str], platform: str) -> Missing | No
     if platform != built_in.platform:
         return Missing(f"it works on {built_in.system} only")
     return Missing(f"this onnxruntime has no {built_in.provider}, only {', '.join(available)}", built_in.fix)
+
+
+def request_device(options: Any, device: Device) -> dict[str, Any]:
+    """Ask for a device in SessionOptions; returns the other arguments that InferenceSession needs for it."""
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in device.entries:
+        options.add_session_config_entry(key, value)
+    if device.handles:
+        options.add_provider_for_devices(list(device.handles), dict(device.options))
+        return {"enable_fallback": 0}
+    return {"providers": [(device.provider, dict(device.options))], "enable_fallback": 0}
 
 
 def limit_arena(device: Device, arena_bytes: int) -> Device:

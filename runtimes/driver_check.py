@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
-from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
-from edgespec.runtimes.node_placement import request_device
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime, request_device
 from edgespec.runtimes.plugins import Missing, driver_fix, library_fix
 
 NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider

@@ -22,10 +22,6 @@ _CPUS = Path("/sys/devices")
 _PCI = Path("/sys/bus/pci/devices")
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel", 0x5143: "Qualcomm", 0x106B: "Apple"}
 _DISPLAY, _ACCELERATOR = 0x03, 0x12  # classes of PCI
-# Files by which programs reach a GPU or NPU on Linux; nvmap is that of a Jetson, dxg that of WSL.
-_DEVICE_FILES = (
-    "dri/renderD*", "nvidia[0-9]*", "nvidiactl", "nvmap", "kfd", "accel/accel*", "dxg", "mali*", "fastrpc-cdsp*",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +84,6 @@ def _read_bus(bus: Path) -> Iterator[Accelerator]:
             kind = {_DISPLAY: "gpu", _ACCELERATOR: "npu"}.get(device_class >> 16)
             if kind and vendor in _VENDORS:
                 yield Accelerator(kind, _VENDORS[vendor])
-
-
-def may_have_accelerator(system: str = sys.platform, files: Path = Path("/dev")) -> bool:
-    """True if programs here may reach a GPU or NPU, or nothing tells; found without loading anything."""
-    return system != "linux" or any(found for pattern in _DEVICE_FILES for found in files.glob(pattern))
 
 
 _VULKAN = tuple(Path(root) / "vulkan" / "icd.d" for root in ("/etc", "/usr/local/share", "/usr/share"))

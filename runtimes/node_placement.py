@@ -19,17 +19,6 @@ _WEBGPU = "WebGpuExecutionProvider"
 NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
 
 
-def request_device(options: Any, device: Device) -> dict[str, Any]:
-    """Ask for a device in SessionOptions; returns the other arguments that InferenceSession needs for it."""
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for key, value in device.entries:
-        options.add_session_config_entry(key, value)
-    if device.handles:
-        options.add_provider_for_devices(list(device.handles), dict(device.options))
-        return {"enable_fallback": 0}
-    return {"providers": [(device.provider, dict(device.options))], "enable_fallback": 0}
-
-
 def read_node_placement(session: Any) -> NodePlacement:
     """Count a session's nodes by provider, after all fusing."""
     placement: NodePlacement = {}

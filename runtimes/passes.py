@@ -73,11 +73,10 @@ class Passes:
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
             self._outputs[self._names.best] = 2
-        kinds = {value.name: value.type for value in self._session.get_outputs()}
-        self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
-        shapes = {value.name: value.shape for value in self._session.get_outputs()}
+        given = {value.name: value for value in self._session.get_outputs()}
+        self._types = {name: np.float16 if given[name].type == _HALF else np.float32 for name in self._outputs}
         token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
-        self._token_widths = {name: int(shapes[name][2]) for name in token_outputs}
+        self._token_widths = {name: int(given[name].shape[2]) for name in token_outputs}
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER

@@ -13,10 +13,10 @@ from edgespec.manifest import Manifest
 from edgespec.manifest.caches import NUM_SETTLED
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
-from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores, request_device
 from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
-from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device, require_placement
+from edgespec.runtimes.node_placement import find_strays, read_node_placement, require_placement
 from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable
@@ -70,8 +70,13 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
+    if manifest.kv_cache.recurrence:
+        _require_operators(manifest, device)
+    if device.name == "cpu":
+        session = load_graph(graph, device, **options)
+        _check_signature(graph, manifest, session)
+        return session
     _require_half_floats(manifest, device)
-    _require_operators(manifest, device)
     session = _load_recording(graph, manifest, device, **options)
     _check_signature(graph, manifest, session)
     placement = read_node_placement(session)
@@ -111,8 +116,6 @@ def fast_model(graph: Path, manifest: Manifest, device: Device) -> bytes | None:
 
 def _require_operators(manifest: Manifest, device: Device) -> None:
     """Raises DeviceUnavailable: This ONNX Runtime has no operator for the model's recurrent layers."""
-    if manifest.kv_cache.recurrence is None:
-        return
     ort = import_onnxruntime()
     from onnxruntime.capi._pybind_state import get_all_operator_schema
 

@@ -36,8 +36,8 @@ from edgespec.errors import EdgeSpecError
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import cuda, cuda_graph, devices
 from edgespec.runtimes.device_checks import DeviceChecks
-from edgespec.runtimes.devices import Device, limit_arena
-from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
+from edgespec.runtimes.devices import Device, limit_arena, request_device
+from edgespec.runtimes.node_placement import find_strays, read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.tree import OnnxTreeDecoder

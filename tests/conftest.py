@@ -111,7 +111,7 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def processor_alone() -> Iterator[None]:
     """Tests choose between no devices of the machine that they run on, unless they say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.setup.auto_devices.may_have_accelerator", lambda: False)
+        patch.setattr("edgespec.setup.resolve.may_have_accelerator", lambda: False)
         yield
 
 

@@ -56,7 +56,7 @@ class Speculation:
     drafters: Callable[[], Sequence[Drafter]] = tuple  # makes those of one answer; some may outlive it
     draft_length: int | None = None  # tokens a draft; None to weigh who drafts and how much
     ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})  # as costs.PassCosts holds them
-    context_costs: ContextCosts = NO_CONTEXT_COSTS  # what a long text adds to passes
+    context_costs: Callable[[], ContextCosts] = lambda: NO_CONTEXT_COSTS  # what a long text adds to passes
     models: dict[str, DraftModelStats] = field(default_factory=dict)  # what is known of drafter models, by name
     rates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)  # as AcceptanceRates holds them
     save: Callable[["Speculation"], None] = lambda learned: None  # called at the end if answers were weighed
@@ -131,7 +131,7 @@ class Speculation:
         with self._lock:
             return PassCosts(
                 dict(self.ratios),
-                context_costs=self.context_costs,
+                context_costs=self.context_costs(),
                 warm=self.warm,
                 spreads=self.spreads,
                 estimate=self._estimate and self._estimate.copy(),

@@ -298,7 +298,7 @@ class AnswerWriter:
         self._kept.append(new.kept)
         parts, num_shown = self._parts_of_tokens(new.kept)
         self._logprobs += new.logprobs[:num_shown]
-        text, events, places = _split(parts)
+        text, events, places = split_parts(parts)
         tally.add(block, num_shown)
         ended_s = block.started_s + block.verify_s
         self._timeline.append(Interval("target", "verify", block.started_s, ended_s, len(block.tokens)))
@@ -331,7 +331,7 @@ class AnswerWriter:
             parts.append(TextPart(self._text_stop.flush()))
         reason = "stop" if self._is_cut else reason
         reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
-        text, events, places = _split(parts)
+        text, events, places = split_parts(parts)
         logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
@@ -422,7 +422,7 @@ class AnswerWriter:
         )
 
 
-def _split(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
+def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
     """Text and events apart, and for each event how many characters of the text stand before it."""
     text, events, places = "", list[CallEvent](), list[int]()
     for part in parts:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import astuple, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -227,18 +227,19 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     if learner is not None:
         undone.callback(learner.close)
     settle_rows(target, decoder, setup.placement, wish.deterministic, setup.proof, wish.report)
-    held = undone.enter_context(ExitStack())
+    held, models = undone.enter_context(ExitStack()), setup.home.models.absolute()
     for each in (target, *setup.models):
-        held.enter_context(setup.home.uses.hold(each.folder))
-    answers = _stored_answers(setup)
+        if models in each.folder.absolute().parents:
+            held.enter_context(setup.home.uses.hold(each.folder))
+    answers = _stored_answers(setup) if wish.answer_cache else None
     caches, pool = _open_drafters(setup, decoder, learner, answers)
     undone.callback(pool.close)
     pool.start(setup.memory.reading.free, setup.memory.needed, setup.downgrades)
     speculation = pool.with_relief(partial(learned_speculation, setup, pool, decoder))
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
-    model = _loaded(setup, decoder, _encoder(setup, renderer))
-    if decoder.cache:  # checks and measurements left what nobody asked for; its memory is kept
+    model = _loaded(setup, decoder, renderer)
+    if decoder.cache and len(decoder.cache.held_tokens):  # of checks and measurements; its memory is kept
         decoder.cache.pretend(np.zeros(0, np.int32))
     speculation = replace(
         speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
@@ -287,10 +288,16 @@ def _open_drafters(
     return caches, pool
 
 
-def _loaded(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> LoadedModel:
-    """The opened target as the engine states it; measures what near-ties need where they are decided."""
-    placement, manifest = setup.placement, setup.target.manifest
-    pooling = manifest.pooling
+def _loaded(setup: Setup, decoder: Decoder, renderer: TemplateProcess) -> LoadedModel:
+    """The opened target as the engine states it; measures what near-ties need where they are decided.
+
+    The encoder is that of the model as stated, for the context of the target as it fits in memory.
+    """
+    placement, manifest, target = setup.placement, setup.target.manifest, setup.memory.target
+    pooling, context_length = manifest.pooling, target.manifest.context_length
+    encoder = PromptEncoder(
+        manifest, read_tokenizer(*target), read_chat_template(target), renderer, context_length
+    )
     return LoadedModel(
         manifest=manifest,
         encoder=encoder,
@@ -302,28 +309,16 @@ def _loaded(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> LoadedMod
 
 
 def _stored_answers(setup: Setup) -> AnswerCache | None:
-    """The answers of earlier sessions, if the user wants to draft from them."""
-    if not setup.wish.answer_cache or "suffix" not in setup.texts:
+    """The answers of earlier sessions, which the user wants to draft from."""
+    if "suffix" not in setup.texts:
         return None
     own, folder = setup.target.manifest, setup.home.path / "memory"
     return AnswerCache(folder, own.name, own.vocab_sha256, own.vocab_size, setup.wish.report)
 
 
-def _encoder(setup: Setup, renderer: TemplateProcess) -> PromptEncoder:
-    """The encoder of the model as stated, for the context of the target as it fits in memory."""
-    target = setup.memory.target
-    return PromptEncoder(
-        setup.target.manifest,
-        read_tokenizer(*target),
-        read_chat_template(target),
-        renderer,
-        target.manifest.context_length,
-    )
-
-
 def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Speculation:
     """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns."""
-    drafters, models = pool.drafters, pool.decoders
+    drafters, models = pool.drafters, pool.decoders if pool.has_models else {}
     if setup.wish.length is not None or not pool.has_drafters:
         return Speculation(drafters, setup.wish.length)
     target, placement, known, report = setup.memory.target, setup.placement, setup.known, setup.wish.report
@@ -332,10 +327,11 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
     machine = placement.machine
     lanes = {name: placement.drafter_key(name) for name in models}
     named = {lanes[name]: drafter for name, drafter in models.items()}
-    # No more than what room was kept for.
-    profile = complete_profile(
-        known.profiles.get(machine), decoder, named, report, target.manifest.name, longest=FORESEEN_TOKENS
-    )
+    profile = known.profiles.get(machine)
+    if profile is None or profile.widths != decoder.can.widths or named.keys() - profile.drafters.keys():
+        # No more than what room was kept for.
+        longest, name = FORESEEN_TOKENS, target.manifest.name
+        profile = complete_profile(profile, decoder, named, report, name, longest=longest)
     ratios = known.ratios.get(machine) or profile.costs().ratios
     is_stored = (
         profile == known.profiles.get(machine)
@@ -351,7 +347,7 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
     speculation = Speculation(
         drafters,
         ratios=ratios,
-        context_costs=profile.context_costs(),
+        context_costs=cache(profile.context_costs),
         models={name: _model_stats(setup, profile, lane) for name, lane in lanes.items()},
         rates=known.chances,
         save=partial(save, report=report if is_stored else lambda line: None),  # a failure is told once

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -54,11 +54,12 @@ class RequestReader:
     encoder: PromptEncoder
     manifest: Manifest
     greedy_device: str | None = None
+    _grammars: "GrammarCompiler | None" = field(init=False, default=None)  # has read the vocabulary
+    _lock: Lock = field(init=False, default_factory=Lock)  # one thread reads it
 
-    def __post_init__(self) -> None:
-        self.reasoning = ModelReasoning(self.encoder, self.manifest)
-        self._grammars: GrammarCompiler | None = None  # has read the vocabulary
-        self._lock = Lock()  # one thread reads it
+    @cached_property
+    def reasoning(self) -> ModelReasoning:
+        return ModelReasoning(self.encoder, self.manifest)
 
     def read(
         self, prompt: Prompt, options: AnswerSettings, open_drafters: tuple[str, ...], target_context: int

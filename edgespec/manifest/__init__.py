@@ -57,7 +57,7 @@ class Signature:
     present_key: str = "present.%d.key"
     present_value: str = "present.%d.value"
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True if all names are the ones that edgespec's own exports have."""
         own = asdict(Signature())
@@ -409,7 +409,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "layers of another kind take others with attention, a shared_buffer cache and no graph for trees"
     if (kv.other_heads or kv.sharing_layers) and (kv.form != "shared_buffer" or not kv.attention_layers):
         yield "layers that share keys and values, or differ in heads, take a shared_buffer cache of some of them"
-    yield from _shared_names(manifest.signature, kv.num_layers)
+    if not manifest.signature.is_plain:
+        yield from _shared_names(manifest.signature, kv.num_layers)
     if head is not None:
         yield from head.problems(vocab_size)
         if kv.form != "shared_buffer":

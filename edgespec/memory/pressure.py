@@ -59,7 +59,7 @@ class PressureReader:
     A source that cannot be read (any more) counts as no pressure.
     """
 
-    sources: Sequence[ReadPressure] = field(default_factory=lambda: pressure_sources())
+    sources: Sequence[ReadPressure] | None = None  # by default those that can be read here
     clock: Callable[[], float] = monotonic  # seconds
     _read_s: float = field(init=False, default=float("-inf"))
     _last: Pressure = field(init=False, default=NO_PRESSURE)
@@ -67,6 +67,8 @@ class PressureReader:
     def __call__(self) -> Pressure:
         if (now_s := self.clock()) - self._read_s >= _READ_S:
             self._read_s = now_s
+            if self.sources is None:
+                self.sources = pressure_sources()
             self._last = max((_read(source) for source in self.sources), default=NO_PRESSURE)
         return self._last
 

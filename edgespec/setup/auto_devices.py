@@ -16,7 +16,6 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.runtimes.devices import Device, find_device, machine_key, nvidia_bytes, usable_devices
 from edgespec.runtimes.driver_check import check_driver
-from edgespec.runtimes.hardware import may_have_accelerator
 from edgespec.runtimes.probe import DeviceProbe, probe_device, read_probes, write_probe
 from edgespec.setup.device_choice import Placement, device_facts, require_together
 from edgespec.setup.device_options import DeviceOptions
@@ -111,12 +110,10 @@ class Candidates:
 def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
     """The candidates for two devices as a user has named them; None where auto can only be the CPU.
 
-    On a machine without a GPU or an NPU nothing is loaded to find that out.
-
     has_emulators: Emulators and software adapters are compared too, and never chosen.
     """
     asked = (device.lower(), drafter_device.lower())
-    if AUTO not in asked or asked[0] == CPU or not (has_emulators or may_have_accelerator()):
+    if AUTO not in asked or asked[0] == CPU:
         return None
     there = [each for each in usable_devices() if has_emulators or not each.is_software]
     # WebGPU keeps to the GPU that a process used first.

@@ -97,8 +97,8 @@ class MemoryFit:
 
     def limit(self, device: Device) -> Device:
         """The target's device, limited to the memory that is free on it."""
-        room = self.reading.free.get(self.reading.target_place)
-        if room is None:
+        place = self.reading.target_place
+        if place == HOST or (room := self.reading.free.get(place)) is None:
             return device
         return limit_arena(device, arena_bytes(self.estimate, room.free_bytes))
 

@@ -14,7 +14,7 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
-from edgespec.runtimes.devices import Device, device_key, find_device
+from edgespec.runtimes.devices import Device, device_key, find_device, may_have_accelerator
 from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
 from edgespec.setup.device_choice import (
@@ -31,6 +31,7 @@ from edgespec.setup.head_target import require_own_target
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
+from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.planner import Schedule
 from edgespec.setup.row_proof import known_proof, settle_mode
 from edgespec.setup.source_names import split_precision
@@ -143,7 +144,8 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
-    models.settle_downloads(keep=wish.keep_download)
+    if models.spent:
+        models.settle_downloads(keep=wish.keep_download)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
     if not wish.cuda_graph:
         placement = placement.without_recording()
@@ -263,6 +265,8 @@ def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) 
 
     has_emulators: Emulators and software adapters are compared too, and never chosen.
     """
+    if not (has_emulators or may_have_accelerator()):
+        return None
     candidates = find_candidates(wish.device, wish.drafter_device, has_emulators=has_emulators)
     if candidates is None:
         return None
@@ -307,7 +311,7 @@ def _find_folder(
     Raises DeviceUnavailable: A pair has that part in other forms alone.
     """
     folder = models.resolve(model, form or "cpu", **device_facts(device))
-    pair = read_pair(folder)
+    pair = read_pair(folder) if (folder / PAIR_FILE_NAME).is_file() else None
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)

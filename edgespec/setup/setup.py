@@ -102,7 +102,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     if wish.when == "auto" and threads == (None, None) and len(found.drafters) == 1:
         placement = choose_threads(found.target.manifest, found.drafters[0].models[0].manifest, placement, known)
     _require_possible(found, placement)
-    target = _limit_context(found.target, wish.context)
+    target = found.target if wish.context is None else _limit_context(found.target, wish.context)
     has_trees = bool(found.drafters) and _may_draft_trees(wish, target.manifest, placement, known)
     chains = [_chain(wish, target, drafter, placement, known, has_trees) for drafter in found.drafters]
     window = lookahead_window(found.names, wish.length, target.manifest, placement, known)
@@ -163,9 +163,9 @@ def lookahead_window(
     elif (
         "auto" not in names.simple
         or length is not None
-        or not can_run_trees(target, placement.device)
         or placement.deterministic
         or placement.exact
+        or not can_run_trees(target, placement.device)
     ):
         return None
     ratios = known.ratios.get(placement.machine)
@@ -215,11 +215,9 @@ def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _limit_context(target: ModelFolder, context: int | None) -> ModelFolder:
+def _limit_context(target: ModelFolder, context: int) -> ModelFolder:
     """The target with the context that the user wants. Raises UsageError: The model has a shorter one."""
     manifest = target.manifest
-    if context is None:
-        return target
     if context > manifest.context_length:
         raise UsageError(
             f"context is {context}, but {manifest.name} has a context of {manifest.context_length} tokens; give "

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edgespec.errors import EdgeSpecError
@@ -93,21 +94,21 @@ def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
     return done.result()
 
 
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Remembers the process that it is made in."""
 
-    def __init__(self) -> None:
-        self._process_id = os.getpid()
+    process_id: int = field(default_factory=os.getpid)
 
     @property
     def is_here(self) -> bool:
         """True if the current process is that one, and not a fork of it."""
-        return os.getpid() == self._process_id
+        return os.getpid() == self.process_id
 
     def require_here(self) -> None:
         """Raises EdgeSpecError: The current process is a fork of that one."""
         if not self.is_here:
             raise EdgeSpecError(
-                f"this engine was loaded by process {self._process_id}, of which this one is a fork, and its "
+                f"this engine was loaded by process {self.process_id}, of which this one is a fork, and its "
                 "threads stayed there; load the model in this process, or start processes with the method 'spawn'"
             )

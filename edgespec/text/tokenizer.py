@@ -104,7 +104,10 @@ class Tokenizer:
         # Those that text becomes too, where it spells them, are among these.
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
-        self._special_pattern = special_pattern(added.values())
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        return special_pattern(self._tokenizer.get_added_tokens_decoder().values())
 
     @cached_property
     def channel_marks(self) -> dict[int, str]:

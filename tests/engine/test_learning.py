@@ -236,7 +236,7 @@ def test_a_session_that_fails_to_open_lets_the_next_one_learn(
         raise UsageError("no luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgespec.engine.load._encoder", fail)
+        patched.setattr("edgespec.engine.load._loaded", fail)
         with pytest.raises(UsageError, match="no luck") as kept:  # with all that its frames hold
             opened()
     with opened(report=lines.append):

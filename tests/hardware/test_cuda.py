@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices
-from edgespec.runtimes.node_placement import request_device
+from edgespec.runtimes.devices import request_device
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
 NEW = Nvidia("580.65.06", (13, 0), (GPU,))

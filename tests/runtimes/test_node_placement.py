@@ -8,13 +8,12 @@ import onnxruntime
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.devices import Device, find_device, request_device
 from edgespec.runtimes.node_placement import (
     NodePlacement,
     find_strays,
     format_placement,
     read_node_placement,
-    request_device,
     require_placement,
 )
 

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes import probe as probing
-from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.hardware import may_have_accelerator, vulkan_drivers
+from edgespec.runtimes.devices import find_device, may_have_accelerator
+from edgespec.runtimes.hardware import vulkan_drivers
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe, probe_device, read_probes, write_probe
 
 CPU = find_device("cpu")

@@ -139,7 +139,7 @@ def test_emulator_is_never_taken_and_costs_nothing(
 def test_machine_without_an_accelerator_looks_for_no_device(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_devices, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr("edgespec.setup.resolve.may_have_accelerator", lambda: False)
     monkeypatch.setattr(auto_devices, "usable_devices", pytest.fail)
     open_auto(drafter="none")[0].close()
     assert (machine.probed, machine.opened) == ([], [("fp32", "cpu")])

@@ -179,7 +179,7 @@ def test_auto_takes_the_form_of_a_pair_whose_device_is_there_and_its_check(
     there: list[Device] = []
     for module in (edgespec.setup.device_choice, edgespec.setup.device_choice):
         monkeypatch.setattr(module, "find_accelerator", lambda kind: next(iter(there), None))
-    monkeypatch.setattr(edgespec.setup.auto_devices, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr("edgespec.setup.resolve.may_have_accelerator", lambda: False)
     measured(pair, CPU, CPU, pays=False)
     add_form(pair, "target", "cpu")
     restate(pair / "target", "gpu")

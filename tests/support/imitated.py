@@ -67,7 +67,7 @@ class Machine:
         if not self.is_measured:
             for module in ("setup.measured_placements", "engine.load"):
                 patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
-        patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
+        patch.setattr("edgespec.setup.resolve.may_have_accelerator", lambda: True)
         patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
         patch.setattr(auto_devices, "probe_device", self._probe)
         patch.setattr(auto_devices, "check_driver", self._check)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, Part, TextPart, in_order, split_parts
+from edgespec.engine.generation import split_parts
+from edgespec.tools.call_events import CallArguments, CallEnd, CallStart, Part, TextPart, in_order
 
 CALL: list[Part] = [CallStart(0, "f", "a"), CallArguments(0, "{}"), CallEnd(0)]
 
