@@ -345,14 +345,12 @@ def _cache_differences(manifest: Manifest, session: Any, form: str) -> list[str]
 def _differences(expected: _Values, found: Mapping[str, Any]) -> list[str]:
     differences = []
     for name, (types, shape) in expected.items():
-        wanted = f"{' or '.join(types)} {_format_shape(shape)}"
-        if name not in found:
-            differences.append(f"{name} is missing, wanted {wanted}")
+        value = found.get(name)
+        kind = value.type.removeprefix("tensor(").removesuffix(")") if value else ""
+        if value and kind in types and _can_take(value.shape, shape):
             continue
-        value = found[name]
-        kind = value.type.removeprefix("tensor(").removesuffix(")")
-        if kind not in types or not _can_take(value.shape, shape):
-            differences.append(f"{name} is {kind} {_format_shape(value.shape)}, wanted {wanted}")
+        there = f"{kind} {_format_shape(value.shape)}" if value else "missing"
+        differences.append(f"{name} is {there}, wanted {' or '.join(types)} {_format_shape(shape)}")
     return differences
 
 

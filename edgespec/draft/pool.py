@@ -89,11 +89,6 @@ class DrafterPool:
         return self.drafter_sets[self._position]
 
     @property
-    def has_drafters(self) -> bool:
-        """True if a model is open, or drafters from the text are made for each answer."""
-        return bool(self.drafter_set.texts or self._models)
-
-    @property
     def has_models(self) -> bool:
         return bool(self._models)
 

@@ -55,10 +55,10 @@ class GuardedDrafter(Drafter):
         return self._drafter.can if self._drafter else DrafterCan(is_free=self._can.is_free)
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
-        def draft(drafter: Drafter) -> Tree:
-            return self._require_sense(drafter.draft(tokens, request, sampler), request)
-
-        return self._guarded(draft) or NO_DRAFT
+        drafted = self._guarded(
+            lambda drafter: self._require_sense(drafter.draft(tokens, request, sampler), request)
+        )
+        return drafted or NO_DRAFT
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         def draft(drafter: Drafter) -> DraftAhead:

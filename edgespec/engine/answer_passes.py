@@ -59,6 +59,8 @@ class TextStop:
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be shown, and whether the answer ends there."""
+        if not self._strings:
+            return text, False
         self._held += text
         found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
         if found:
@@ -77,7 +79,7 @@ class TextStop:
 
     def _num_undecided(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._strings), default=1) - 1
+        longest = max(map(len, self._strings)) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(string.startswith(self._held[-size:]) for string in self._strings):
                 return size

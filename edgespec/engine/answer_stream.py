@@ -44,6 +44,7 @@ class _Reading:
     """The chunks of an answer, made where they are read, and its end, which any thread may bring about.
 
     last: The last chunk, once it is made.
+    owner: The process that the answer is made in.
     """
 
     def __init__(self, passes: RunAhead[Any], writer: Writer[Any], ticket: Ticket) -> None:
@@ -51,13 +52,9 @@ class _Reading:
         self._lock = RLock()  # of the writer; a signal handler may end the answer within a step of it
         self._is_torn = False  # within a step, or one was left half done
         self._last_read: Chunk | None = None  # with a finish reason
-        self._owner = Owner()
+        self.owner = Owner()
         self.is_over = False
         self.last: Chunk | None = None
-
-    def require_here(self) -> None:
-        """Raises EdgeSpecError: This process is a fork of the one that the answer is made in."""
-        self._owner.require_here()
 
     def take(self, made: Made[Any]) -> Chunk | None:
         """The chunk of a pass; None where the end of the passes is to be waited for. Raises what ended them."""
@@ -81,7 +78,7 @@ class _Reading:
 
     def end(self, wait_s: float = _END_S) -> None:
         """End the answer, and wait until its thread is gone, unless that takes longer; then it ends later."""
-        if self.is_over or not self._owner.is_here:
+        if self.is_over or not self.owner.is_here:
             return
         if self._passes.end(wait_s):
             self._finish()
@@ -90,7 +87,7 @@ class _Reading:
 
     def abandon(self) -> None:
         """End an answer that nobody holds; the garbage collector calls this at any moment, within any lock."""
-        if not self.is_over and self._owner.is_here:
+        if not self.is_over and self.owner.is_here:
             self._passes.end(_END_S)
             if self._passes.is_begun:
                 self._end_later()
@@ -188,7 +185,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self.close()
 
     def __next__(self) -> Chunk:
-        self._reading.require_here()
+        self._reading.owner.require_here()
         chunk = None
         try:
             while chunk is None and not self._reading.is_over:
@@ -207,7 +204,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._close(0.0)  # the event loop must not wait
 
     async def __anext__(self) -> Chunk:
-        self._reading.require_here()
+        self._reading.owner.require_here()
         chunk = None
         try:
             while chunk is None and not self._reading.is_over:

@@ -244,7 +244,7 @@ class Generation:
             yield
         finally:
             acceptance.update(policy.acceptance_changes())
-            if policy.has_models:
+            if policy.has_models and self.drafting.pool.has_models:
                 drafting.extend(each for each in self.drafting.pool.take_intervals() if each.start_s >= started)
 
 

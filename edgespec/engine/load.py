@@ -4,7 +4,7 @@ Opens the models of a setup, measures what is not known of them, and puts the en
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import cache, partial
@@ -33,7 +33,7 @@ from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, UsageError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.setup.measure import complete_profile
-from edgespec.setup.open_model import ModelFolder, known_stats, open_model, read_chat_template, read_tokenizer
+from edgespec.setup.open_model import known_stats, open_model, read_chat_template, read_tokenizer
 from edgespec.setup.planner import ScheduleChoice, branching_cost
 from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
@@ -319,9 +319,9 @@ def _stored_answers(setup: Setup) -> AnswerCache | None:
 def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Speculation:
     """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns."""
     drafters, models = pool.drafters, pool.decoders if pool.has_models else {}
-    if setup.wish.length is not None or not pool.has_drafters:
+    if setup.wish.length is not None or not (pool.drafter_set.texts or models):
         return Speculation(drafters, setup.wish.length)
-    target, placement, known, report = setup.memory.target, setup.placement, setup.known, setup.wish.report
+    placement, known, report = setup.placement, setup.known, setup.wish.report
     for line in setup.damage:
         report(line)
     machine = placement.machine
@@ -330,7 +330,7 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
     profile = known.profiles.get(machine)
     if profile is None or profile.widths != decoder.can.widths or named.keys() - profile.drafters.keys():
         # No more than what room was kept for.
-        longest, name = FORESEEN_TOKENS, target.manifest.name
+        longest, name = FORESEEN_TOKENS, setup.target.manifest.name
         profile = complete_profile(profile, decoder, named, report, name, longest=longest)
     ratios = known.ratios.get(machine) or profile.costs().ratios
     is_stored = (
@@ -339,25 +339,20 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
         and known.drafts.get(machine, {}).keys() >= {*lanes.values()}
     )
 
-    def save(learned: Speculation, report: Report) -> None:
-        if target.manifest.is_ours:
-            stats = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
-            _write_learned(target, machine, profile, learned, stats, report)
-
     speculation = Speculation(
         drafters,
         ratios=ratios,
         context_costs=cache(profile.context_costs),
         models={name: _model_stats(setup, profile, lane) for name, lane in lanes.items()},
         rates=known.chances,
-        save=partial(save, report=report if is_stored else lambda line: None),  # a failure is told once
+        save=partial(_write_learned, setup, profile, report if is_stored else silent),  # a failure is told once
         # Passes that have few widths ran once in each as the model was opened.
         warm=None if placement.device.name == "cpu" or profile.widths else set(),
         spreads=known.spreads.get(machine) or profile.spreads(),
         widths=profile.widths,
     )
     if not is_stored:
-        save(speculation, report)
+        _write_learned(setup, profile, report, speculation)
     return speculation
 
 
@@ -372,17 +367,14 @@ def _model_stats(setup: Setup, profile: Profile, lane: str) -> DraftModelStats:
     )
 
 
-def _write_learned(
-    target: ModelFolder,
-    machine: str,
-    profile: Profile,
-    learned: Speculation,
-    models: Mapping[str, DraftModelStats],
-    report: Report,
-) -> None:
-    """Store what was learned on a machine in the target's folder; models: By lane."""
+def _write_learned(setup: Setup, profile: Profile, report: Report, learned: Speculation) -> None:
+    """Store what was learned on this machine in the target's folder, unless another program made it."""
+    target, placement = setup.memory.target, setup.placement
+    if not target.manifest.is_ours:
+        return
+    models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
     drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
     contention = {lane: stats.contention for lane, stats in models.items()}
     known = known_stats(target)  # another engine may have learned meanwhile
-    known = known.with_profile(machine, profile, drafts, learned.ratios, contention, learned.spreads)
+    known = known.with_profile(placement.machine, profile, drafts, learned.ratios, contention, learned.spreads)
     write_learned_stats(target.folder, replace(known, chances={**known.chances, **learned.rates}), report)

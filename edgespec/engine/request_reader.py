@@ -7,6 +7,8 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from edgespec.draft.speculation import ALL_DRAFTERS
 from edgespec.engine.reasoning import ModelReasoning
 from edgespec.engine.request import (
@@ -105,7 +107,7 @@ class RequestReader:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
         elif wanted is not None and use is None and not (options.raw or is_ids(prompt)):
             tokens = self.reasoning.begin_answer(tokens)
-        begun = encoder.encode_prefill(() if given is None else given)
+        begun = np.zeros(0, np.int32) if given is None else encoder.encode_prefill(given)
         if not isinstance(given, str) and len(begun):
             opens_reasoning = False
         drafters = ALL_DRAFTERS
@@ -133,11 +135,13 @@ class RequestReader:
             answer_marks=() if is_raw or (len(begun) and not opens_reasoning) else self.reasoning.answer_marks,
         )
         require_answerable(request, self.manifest, context)
-        self._require_exact(request)
+        if self.greedy_device is not None:
+            self._require_exact(request)
         budget = options.thinking_budget
         if budget is not None:
             self.reasoning.require_budget_possible(use, wanted, options.banned_texts)
-        request = self._constrained(request, wanted, min(context, target_context))
+        if wanted is not None or (use and use.is_ensured):
+            request = self._constrained(request, wanted, min(context, target_context))
         return request if budget is None else self.reasoning.bounded(request, budget)
 
     @cached_property
@@ -145,7 +149,7 @@ class RequestReader:
         return SpellingIndex(self.encoder.tokenizer.spellings, self.manifest.vocab_size)
 
     def _require_exact(self, request: Request) -> None:
-        if self.greedy_device is not None and not request.sampling.is_greedy:
+        if not request.sampling.is_greedy:
             raise UsageError(
                 f"the temperature is {request.sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.greedy_device}', where deterministic mode is off; use temperature 0, or leave out exact"
@@ -163,8 +167,6 @@ class RequestReader:
             UsageError: No grammar can ensure calls as they are asked for.
         """
         calls = request.calls
-        if response_format is None and not (calls and calls.use.is_ensured):
-            return request
         from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
         from edgespec.grammar.response_format import read_format
 

@@ -72,11 +72,11 @@ class PromptEncoder:
     @cached_property
     def tool_template(self) -> ToolTemplate:
         """How the chat template takes tools, which is tried out once."""
-        return probe_template(self._template, self._render, self._special_tokens())
+        return probe_template(self._template, self._render, self._special_tokens)
 
     @cached_property
     def _render(self) -> Render:
-        return fit_messages(self._template, self._renderer.render, self._special_tokens())
+        return fit_messages(self._template, self._renderer.render, self._special_tokens)
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -118,7 +118,8 @@ class PromptEncoder:
                 given, and the chat template has no such switch.
         """
         parsed = self._parse(prompt, system, raw=raw)
-        _require_template_options(template_options)
+        if template_options is not None:
+            _require_template_options(template_options)
         if is_bounded:
             options = [json.dumps(template_options)] if template_options else []
             tools_stated = (str(tool.as_dict()) for tool in tools)
@@ -143,7 +144,7 @@ class PromptEncoder:
             self._render,
             parsed,
             self.tokenizer,
-            self._special_tokens(),
+            self._special_tokens,
             {
                 **(template_options or {}),
                 **({} if thinking is None else {self._thinking_switch or _THINKING: thinking}),
@@ -196,6 +197,7 @@ class PromptEncoder:
             if num_tokens > self.context_length:
                 raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
 
+    @cached_property
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self._manifest.bos_token_id}
         if self._manifest.eos_token_ids:
@@ -213,9 +215,9 @@ def find_thinking_switch(template: str) -> str | None:
 
 def _require_template_options(stated: Any) -> None:
     """Raises UsageError: They are no JSON with names, or have a name that a template is given anyway."""
-    if stated is not None and not _is_json(stated):
+    if not _is_json(stated):
         raise UsageError(f"template_options is {reprlib.repr(stated)}; wanted names with values of JSON")
-    if taken := sorted(_OWN_NAMES & set(stated or ())):
+    if taken := sorted(_OWN_NAMES & stated.keys()):
         raise UsageError(
             f"template_options has {taken[0]!r}, which edgespec gives to the chat template itself; leave it out"
         )
