@@ -154,17 +154,8 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         unused, drafters = drafters[-1], drafters[:-1]
         names = names._replace(cascades=names.cascades[:-1])
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
-    known_names: set[str] = set()
-    for drafter in drafters:
-        if drafter.name in known_names:  # under which what is learned of it is saved
-            raise UsageError(
-                f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
-            )
-        known_names.add(drafter.name)
-    if any(each == target for drafter in drafters for each in drafter.models):
-        wish.report(
-            "the target is its own drafter, whose guesses take as long as its tokens; name a smaller model"
-        )
+    if drafters:
+        _require_different(target, drafters, wish.report)
     placement, proof = settle_mode(target, replace(placement, exact=wish.exact), wish.deterministic)
     return Resolved(
         home=models,
@@ -178,6 +169,19 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         auto=decided,
         unused=unused,
     )
+
+
+def _require_different(target: ModelFolder, drafters: Sequence[Chain], report: Report) -> None:
+    """Raises UsageError: Two drafters have one name. A target that is its own drafter is reported."""
+    known_names: set[str] = set()
+    for drafter in drafters:
+        if drafter.name in known_names:  # under which what is learned of it is saved
+            raise UsageError(
+                f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
+            )
+        known_names.add(drafter.name)
+    if any(each == target for drafter in drafters for each in drafter.models):
+        report("the target is its own drafter, whose guesses take as long as its tokens; name a smaller model")
 
 
 class _FoundModels(NamedTuple):

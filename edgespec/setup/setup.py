@@ -123,7 +123,12 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
             f"{num_parallel} of {wish.max_parallel} answers are made at once: memory has no space for more KV "
             "caches"
         )
-    layers = layers_read(model.manifest for chain in chains for model in chain.models)
+    layers: tuple[int, ...] = ()
+    if chains:
+        layers = layers_read(model.manifest for chain in chains for model in chain.models)
+    notes = [*tables.memory.unknown]
+    if wish.when in ("pipelined", "hedged"):
+        notes[:0] = _serial_notes(wish.when, [chain.schedule for chain in chains])
     return Setup(
         wish=wish,
         home=found.home,
@@ -141,7 +146,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         has_trees=has_trees or window is not None,
         drafts_trees=has_trees,
         num_parallel=num_parallel,
-        notes=(*_serial_notes(wish.when, [chain.schedule for chain in chains]), *tables.memory.unknown),
+        notes=tuple(notes),
         downgrades=tuple(downgrades),
     )
 
@@ -204,8 +209,6 @@ def _chain(
 
 def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
     """A line where an overlapping schedule was asked for and is not used; schedules: Those of drafter models."""
-    if asked not in ("pipelined", "hedged"):
-        return
     if not schedules:
         yield f"--schedule {asked} has no effect: no drafter model runs; name one with --drafter MODEL"
     elif "serial" in schedules:

@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def system_info() -> dict[str, str]:
     }
 
 
+@cache  # the file has hundreds of kB on a machine of many cores
 def processor_name() -> str:
     """The model name of the processor."""
     with suppress(OSError):  # Linux has it in this file alone
