@@ -1,4 +1,4 @@
-"""The speed that drafting from one source promises for the next pass, and passes that are run to learn.
+"""The speed that drafts of a length and a source promise for the next pass, and passes that are run to learn.
 
 While every pass has a draft of much the same length, nothing says what plain decoding would take; while none has
 one, nothing says whether drafts have become cheap. A probe is a pass of the other kind, and what it loses is paid
