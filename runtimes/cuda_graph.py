@@ -30,6 +30,7 @@ from edgespec.types import Logits, TokenIds
 Made = TypeVar("Made")
 Outputs = Mapping[str, npt.NDArray[Any]]
 _MOST = 200  # recordings of a session, none of which is freed before it closes
+_IN_LAST_BITS = ", at least in their last bits, which count in deterministic mode"
 _log = logging.getLogger(__name__)
 
 
@@ -38,10 +39,11 @@ class CudaGraphs:
 
     width: Of the passes that are recorded; 0 where none are.
     num_put_off: How often a pass ran plain since another model was being opened.
+    is_exact: Replays have to give the bits of plain passes, as deterministic mode needs.
     """
 
-    def __init__(self, session: Any, device: Device) -> None:
-        self.session, self.device = session, device
+    def __init__(self, session: Any, device: Device, *, is_exact: bool = False) -> None:
+        self.session, self.device, self.is_exact = session, device, is_exact
         self.width = 0
         self.age = 0  # counts what was taken of the session's memory, or given back, since recordings were made
         self.num_recorded = self.num_put_off = 0
@@ -56,18 +58,24 @@ class CudaGraphs:
             wait([doing])
             raise
 
-    def stop(self, why: str) -> None:
-        """Record no more, and say so."""
+    def stop(self, why: str = "") -> None:
+        """Record no more, and say so; why: by default replays gave other rows."""
         self.width = 0
+        why = why or "a replay gave other rows than a plain pass" + _IN_LAST_BITS * self.is_exact
         _log.warning(
             "'%s' does not replay passes (CUDA graphs), which are slower without: %s", self.device.name, why
         )
 
 
-def find_graphs(session: Any, device: Device) -> CudaGraphs | None:
+def is_as_plain(rows: Logits, expected: Logits, *, is_exact: bool) -> bool:
+    """True if rows of a replay are those of a plain pass."""
+    return np.array_equal(rows, expected) if is_exact else are_close(rows, expected)
+
+
+def find_graphs(session: Any, device: Device, *, is_exact: bool) -> CudaGraphs | None:
     """The state that passes on an NVIDIA GPU share; None for a session that was not opened for recording."""
     options = session.get_provider_options()[cuda.PROVIDER]
-    return CudaGraphs(session, device) if options.get(cuda.GRAPHS) == "1" else None
+    return CudaGraphs(session, device, is_exact=is_exact) if options.get(cuda.GRAPHS) == "1" else None
 
 
 class RecordedPass:
@@ -133,12 +141,12 @@ class RecordedPass:
         expected = plain()  # the last to write into the cache
         if self._agrees(outputs, expected):
             return outputs
-        self._graphs.stop("a replay gave other rows than a plain pass")
+        self._graphs.stop()
         return None
 
     def _agrees(self, outputs: Outputs, expected: Logits) -> bool:
         rows = outputs[self._names.logits][: len(expected)].astype(np.float32)
-        if not are_close(rows, expected):
+        if not is_as_plain(rows, expected, is_exact=self._graphs.is_exact):
             return False
         if self._names.best is None:
             return True

@@ -29,7 +29,7 @@ from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, TokenIds
 
 FILE_NAME = "device_checks.json"
-_VERSION = 2  # raised when what is checked changes
+_VERSION = 3  # raised when what is checked changes
 _SAMPLE = 64  # numbers of a row that are saved
 # Share of the spread of the rows. Half floats move a row by some thousandths of it, a wrong kernel by most.
 _TOLERANCE = 0.05
@@ -42,8 +42,10 @@ class DeviceCheck:
 
     max_pass_tokens: the widest. num_compared: how many tokens were compared.
     has_argmax: the tokens that it chooses are those of its rows. runs_trees: None where that was not tried.
-    replays: recorded passes give the rows of others; None where that was not tried.
-    shapes: the widths that passes are padded to, and of those of exact mode; None where padding does not pay.
+    replays: recorded passes give the rows of others, and in deterministic mode their bits; None where that was not
+        tried.
+    shapes: the widths that passes are padded to, and those of deterministic mode; None where padding does not pay.
+    same_cost: how many times as long a pass over one token takes in that mode as without it.
     sample: numbers of the row after the first token, evenly spread, by which another driver is noticed.
     """
 
@@ -51,8 +53,9 @@ class DeviceCheck:
     num_compared: Annotated[int, Meta(ge=1, le=4096)]
     has_argmax: bool
     runs_trees: bool | None = None
-    replays: bool | None = None
+    replays: tuple[bool | None, bool | None] = (None, None)
     shapes: tuple[PassShapes | None, PassShapes | None] = (None, None)
+    same_cost: Annotated[float, Meta(gt=0)] = 1.0
     sample: Annotated[tuple[float, ...], Meta(min_length=1, max_length=_SAMPLE)]
 
 

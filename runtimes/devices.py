@@ -268,7 +268,7 @@ def max_threads() -> int:
 def machine_key(device: Device, num_threads: int | None, deterministic: bool) -> str:
     """All that the cost of a pass depends on, apart from the model."""
     threads = f"{num_threads or physical_cores()} threads of {os.cpu_count()}"
-    passes = "padded" if deterministic else "recorded" if device.records_passes else "as they are"
+    passes = " and ".join(["padded"] * deterministic + ["recorded"] * device.records_passes) or "as they are"
     runtime = f"onnxruntime {import_onnxruntime().__version__}"
     # One name for the first device of a provider, as before there were others.
     name = device.provider if ":" not in device.name else f"{device.provider} {device.name}"

@@ -7,7 +7,7 @@ import logging
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -32,10 +32,10 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import Cancelled, ContextOverflow, EdgeSpecError, MemoryExhausted, require_context
 from edgespec.manifest import Manifest
+from edgespec.runtimes.cuda_graph import is_as_plain
 from edgespec.runtimes.device_checks import (
     DeviceCheck,
     DeviceChecks,
-    are_close,
     find_sound_passes,
     is_argmax_sound,
     is_same_row,
@@ -46,7 +46,7 @@ from edgespec.runtimes.device_checks import (
 from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes, choose_shapes
+from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes, choose_same_shapes, choose_shapes, same_cost
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.row_proofs import next_pass, prefix_key
@@ -59,6 +59,7 @@ _CHUNK_TOKENS = 256
 # A prompt's chunk that finds no memory is halved down to this; where a narrower one fails, the scheduler gives up.
 _LEAST_CHUNK_TOKENS = 16
 _REPEATS = 4  # of a pass that is timed
+_LONG_CACHE = 2048  # tokens
 _RECORDING_PASSES = 4  # after so many the cache has grown, the pass was recorded, and it was replayed twice
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
     In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
-    keep to the rule in row_proofs.py, which is proved on the machine at hand.
+    keep to the rule in row_proofs.py, elsewhere to the widths in pass_shapes.py. It is proved on the machine.
     """
 
     num_fed = 0
@@ -84,12 +85,18 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
         checks = None if device.memory == "cpu" else DeviceChecks(folder, manifest, device)
-        if checks and device.records_passes and (known := checks.read()) and known.replays is False:
+        if (
+            checks
+            and device.records_passes
+            and (known := checks.read())
+            and known.replays[self._deterministic] is False
+        ):
             _log.info("'%s' replays no passes (CUDA graphs), as an earlier check has found", device.name)
             device = replace(device, records_passes=False)
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
         self._hidden = HiddenStates(layers, self._passes.token_widths[0]) if layers else None
         self._held = np.zeros(0, np.int32)
+        self._num_read = 0  # held tokens that passes of their own width have read (pass_shapes.py)
         self._lock = Lock()
         self._chunk_tokens = _CHUNK_TOKENS
         self._shapes: PassShapes | None = None  # where passes are padded to few widths
@@ -118,7 +125,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
         fork = copy(self)
         fork._passes = self._passes.fork()
-        fork._held, fork.num_fed = np.zeros(0, np.int32), 0
+        fork._held, fork._num_read, fork.num_fed = np.zeros(0, np.int32), 0, 0
         fork._hidden = None
         fork._lock = Lock()
         return fork
@@ -167,6 +174,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         with self._lock, other._lock:
             self._passes.exchange(other._passes)
             self._held, other._held = other._held, self._held
+            self._num_read, other._num_read = other._num_read, self._num_read
 
     @property
     def hidden_states(self) -> HiddenStates | None:
@@ -175,7 +183,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     @property
     def can(self) -> Can:
         if self._shapes:
-            return Can(best=self._has_argmax, widths=self._shapes.rows)
+            return self._shapes.can()._replace(best=self._has_argmax)
         return Can(best=self._has_argmax, widths=EVEN_WIDTHS if self._deterministic else ())
 
     @property
@@ -195,7 +203,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             self._begin()
             if self._states:
                 self._states.num_text = len(given.text)
-            return self._made(given, self._rows(tokens, num_rows, self._output(given)))
+            return self._made(given, self._rows(tokens, num_rows, self._output(given), given.num_prompt))
 
     def _begin(self) -> None:
         self._passes.begin()
@@ -258,7 +266,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def _hold(self, tokens: TokenIds) -> None:
         """Count tokens as those whose keys, values and hidden states fill the first slots."""
-        self._held = tokens
+        self._held, self._num_read = tokens, min(self._num_read, len(tokens))
         if self._hidden:
             self._hidden.hold(tokens)
 
@@ -280,9 +288,16 @@ class OnnxDecoder(Decoder, Cache, Forks):
         is_whole = self._output(given) == self._logits_name
         return Rows(rows) if is_whole else Rows(best=to_argmax(rows, self.vocab_size))
 
-    def _rows(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
-        num_tokens = len(tokens)
+    def _start(self, tokens: TokenIds, num_last: int, num_read: int) -> int:
+        """How many tokens need not be run, of which num_read are to be read in passes of their own width."""
         start = reusable_prefix(self._held, tokens, num_last)
+        has_read = min(self._num_read, start)
+        return start if has_read == num_read else min(has_read, num_read)
+
+    def _rows(self, tokens: TokenIds, num_last: int, output: str, num_prompt: int = 0) -> Logits:
+        num_tokens, shapes = len(tokens), self._shapes
+        num_read = shapes.num_read(num_prompt, num_tokens - num_last, self.context_length) if shapes else 0
+        start = self._start(tokens, num_last, num_read)
         start = self._states.reachable(start) if self._states else start  # that a pass can go on after
         rows: list[Logits] = []
         chunk_tokens, room = self._chunk_tokens, self.context_length
@@ -293,8 +308,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
             most = min(chunk_tokens, self._passes.max_tokens or chunk_tokens)
             stop = min(start + most, num_tokens)
             padded = PaddedPass(start, stop)
-            if self._shapes:
-                padded = self._shapes.next_pass(start, num_tokens, num_last, room, most)
+            if shapes:
+                padded = shapes.next_pass(start, num_tokens, num_last, room, most, num_read)
             elif self._deterministic:
                 padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
             first, stop, num_padded, num_given = padded
@@ -308,14 +323,18 @@ class OnnxDecoder(Decoder, Cache, Forks):
                     new, first, num_rows, output=output, num_padded=num_padded, num_given=num_given
                 )
             except (MemoryError, MemoryExhausted):
-                if self._shapes and num_padded and stop < room:
+                alike = (num_read if start >= num_read else 0) if num_read else -self.context_length
+                if shapes and num_padded and stop < room and first - num_padded >= alike:
                     room = stop  # the tokens before run again in place of the padding
                     continue
                 chunk_tokens = (stop - start) // 2
-                if chunk_tokens < _LEAST_CHUNK_TOKENS:
+                is_least = shapes and (num_given > 1 or chunk_tokens < shapes.reads[0])
+                if is_least or chunk_tokens < _LEAST_CHUNK_TOKENS:
                     raise
                 continue
             self._store(first, stop - first)
+            if start < num_read:
+                self._num_read = stop
             self.num_fed += stop - start
             start = stop
             if wanted:
@@ -338,11 +357,13 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._shapes = found.shapes[self._deterministic]
         self._run_shapes()
         if self._passes.graphs:
-            while found.replays is None:
+            mode = int(self._deterministic)
+            while found.replays[mode] is None:
                 self._passes.wait_for_openings()
-                found = replace(found, replays=self._shapes is not None and self._compare_replays(self._shapes))
+                is_sound = self._shapes is not None and self._compare_replays(self._shapes)
+                found = replace(found, replays=(found.replays[0], is_sound) if mode else (is_sound, found.replays[1]))
                 checks.write(found)
-            if found.replays and self._shapes:
+            if found.replays[mode] and self._shapes:
                 self._record(self._shapes)
         self._hold(self._held[:0])
         self.num_fed = 0
@@ -360,17 +381,34 @@ class OnnxDecoder(Decoder, Cache, Forks):
             and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS])
             and checks.chooses_the_first()
         )
-        shapes: tuple[PassShapes | None, PassShapes | None] = None, None
+        seconds_of, widest = cache(self._seconds_of), min(sound.max_width, self.context_length // 2)
+        fast = same = None
         if not device.is_software:
-            widest = min(sound.max_width, self.context_length // 2)
-            shapes = choose_shapes(self._seconds_of, widest), choose_shapes(self._seconds_of, widest, is_same=True)
+            fast, same = (
+                choose_shapes(seconds_of, widest),
+                choose_same_shapes(seconds_of, widest, self._reads_alike),
+            )
         return DeviceCheck(
             max_pass_tokens=sound.max_width,
             num_compared=len(sound.rows),
             has_argmax=self._has_argmax,
-            shapes=shapes,
+            shapes=(fast, same),
+            same_cost=same_cost(seconds_of, same, fast),
             sample=sample,
         )
+
+    def _reads_alike(self, shapes: PassShapes) -> bool:
+        """True if rows after a prompt have the same bits wherever the passes that read it begin."""
+        tokens, self._shapes = probe_tokens(self.vocab_size, self.context_length), shapes
+        num_rows = shapes.rows[0]
+        num_prompt = len(tokens) - num_rows + 1
+        found = []
+        for cut in (0, num_prompt // 3, num_prompt // 2 + 1):
+            self._hold(tokens[:0])
+            if cut:
+                self._rows(tokens[:cut], 1, self._logits_name, cut)
+            found.append(self._rows(tokens, num_rows, self._logits_name, num_prompt).copy())
+        return all(np.array_equal(rows, found[0]) for rows in found)
 
     def _run_shapes(self) -> None:
         """Run a pass of each width and number of rows, at the beginning and behind others."""
@@ -381,6 +419,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
     def _record(self, shapes: PassShapes) -> None:
         """Have passes of the narrowest width recorded, beginning with one of these."""
         width = shapes.rows[0]
+        self._passes.begin()
+        self._run_shape(width, width, num_past=0)
         self._passes.record(width)
         for _ in range(_RECORDING_PASSES):
             self._passes.begin()
@@ -393,7 +433,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
     def _compare_replays(self, shapes: PassShapes) -> bool | None:
         """True if replays give the rows of plain passes, at several lengths and after the cache has grown.
 
-        None where not all were made, as another model was being opened.
+        In deterministic mode, to the bit, also in a cache of which most is empty: a recording knows the cache's
+        length, and not that of the text. None where not all were made, as another model was being opened.
         """
         width, num_put_off = shapes.rows[0], self._passes.num_put_off
         tokens = probe_tokens(self.vocab_size, self.context_length)
@@ -404,23 +445,32 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._passes.forget()
         self._hold(tokens[:0])
         self._passes.record(width)
-        for length, rows in zip(lengths, expected, strict=True):
-            for _ in range(_RECORDING_PASSES):
-                self._passes.begin()
-                try:
-                    if not self._has_rows(tokens[:length], rows):
-                        self._passes.stop_recording("replays gave other rows than plain passes")
-                except EdgeSpecError as error:
-                    if isinstance(error, Cancelled):
-                        raise
-                    self._passes.stop_recording(str(error))
+        for capacity in (0, min(_LONG_CACHE, self.context_length)) if self._deterministic else (0,):
+            try:
+                if capacity:
+                    self._hold(tokens[:0])
+                    self._passes.reserve(0, capacity)
+                for length, rows in zip(lengths, expected, strict=True):
+                    for _ in range(_RECORDING_PASSES):
+                        self._passes.begin()
+                        if not self._has_rows(tokens[:length], rows):
+                            self._passes.stop_recording()
+            except EdgeSpecError as error:
+                if isinstance(error, Cancelled):
+                    raise
+                self._passes.stop_recording(str(error))
+        if self._deterministic:
+            self._passes.forget()
         is_whole = num_put_off == self._passes.num_put_off
         return self._passes.is_recording if is_whole or not self._passes.is_recording else None
 
     def _has_rows(self, tokens: TokenIds, expected: Logits) -> bool:
         """True if passes give the last rows of tokens, and choose the tokens that these say."""
         counts = len(expected), 1
-        is_close = all(are_close(self._rows(tokens, num, self._logits_name), expected[-num:]) for num in counts)
+        is_close = all(
+            is_as_plain(self._rows(tokens, num, self._logits_name), expected[-num:], is_exact=self._deterministic)
+            for num in counts
+        )
         if not is_close or not self._has_argmax or not self._best_name:
             return is_close
         best = self._rows(tokens, len(expected), self._best_name)

@@ -3,17 +3,25 @@
 On a GPU the first pass of each width takes 50 ms, and rows cost little or nothing (docs/log/devices.md). So passes
 have few widths, each of which runs once as the model is opened. Rows are then made by the same kernels whether a
 pass verifies a draft or not.
+
+In deterministic mode there are two: one for passes that give rows, and a wider one for those that only read a
+prompt. Their keys and values may differ in the last bits. So which token is read in which of them follows from how
+long the prompt is, and from nothing else: neither from drafts nor from what the cache held before.
 """
 
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import NamedTuple
+
+from edgespec.decoding.decoder import Can
 
 # Widths of passes that give rows and of passes that read a text, from which those that pay are chosen.
 _ROWS, _READS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256)
 _MOST_FIRST = 8  # plain decoding computes as many rows
 _FREE = 1.06  # a wider pass that takes no longer than this many times the narrower one replaces it
 _SLOW_S = 0.25  # no GPU: padding costs what it computes
-_SAME = (4, 64)  # where all passes have one width: at least and at most
+_SAME = (4, 64)  # where all passes that give rows have one width: at least and at most
+_PROMPTS = (50, 200, 500, 1000, 1500)  # tokens, for which a width that reads prompts is chosen
 
 SecondsOf = Callable[[int, int], float]
 """The width of a pass and how many rows of logits it gives → its seconds, with its kernels loaded."""
@@ -36,29 +44,56 @@ class PassShapes(NamedTuple):
 
     rows: Of passes that give the rows of all their tokens.
     reads: Of passes that only read a text, which give one row that nobody wants.
+    is_same: There is one of each, and a token of a prompt is read in one width always, by the count that says so.
     """
 
     rows: tuple[int, ...]
     reads: tuple[int, ...]
+    is_same: bool = False
+
+    @property
+    def read_width(self) -> int:
+        """The width of its own that prompts are read in; 0 where keys and values do not depend on the width."""
+        return self.reads[0] if self.is_same and self.reads != self.rows else 0
+
+    def can(self) -> Can:
+        """What a decoder says of itself whose passes have these widths."""
+        return Can(widths=self.rows, read_width=self.read_width)
+
+    def num_read(self, num_prompt: int, num_unwanted: int, context_length: int) -> int:
+        """How many of the first tokens of a text are read in passes of read_width.
+
+        Args:
+            num_unwanted: How many tokens there are before the first one whose row is wanted.
+        """
+        # At the end of the context a pass runs tokens before it again, which must be of its own width.
+        return max(0, min(num_prompt - 1, num_unwanted, context_length - self.rows[0])) if self.read_width else 0
 
     def next_pass(
-        self, start: int, num_tokens: int, num_last: int, context_length: int, most: int | None = None
+        self,
+        start: int,
+        num_tokens: int,
+        num_last: int,
+        context_length: int,
+        most: int | None = None,
+        num_read: int = 0,
     ) -> PaddedPass:
         """The first pass over positions from start on, of a text whose last num_last rows are wanted.
 
         Args:
             most: The most tokens that a pass may have.
+            num_read: As the method has it; counts where there is a read_width.
         """
         num_new, narrow = num_tokens - start, self.rows[0]
-        width = next((each for each in self.rows if each >= num_new), None)
-        if width:
-            return _pad(start, num_tokens, width, width, context_length)
-        num_read = num_new - max(num_last, narrow)
-        if num_read <= 0:  # more rows are wanted than one pass gives
-            return _pad(start, start + self.rows[-1], self.rows[-1], self.rows[-1], context_length)
+        if self.read_width and start < num_read:
+            return _pad(start, min(start + self.read_width, num_read), self.read_width, 1, context_length)
+        num_unwanted = num_new - max(num_last, narrow)
+        if num_new <= self.rows[-1] or num_unwanted <= 0 or self.read_width:
+            width = next((each for each in self.rows if each >= num_new), self.rows[-1])
+            return _pad(start, min(num_tokens, start + width), width, width, context_length)
         allowed = [each for each in self.reads if most is None or each <= most] or self.reads[:1]
-        width = next((each for each in allowed if each >= num_read), allowed[-1])
-        return _pad(start, start + min(num_read, width), width, 1, context_length)
+        width = next((each for each in allowed if each >= num_unwanted), allowed[-1])
+        return _pad(start, start + min(num_unwanted, width), width, 1, context_length)
 
     def all(self) -> list[tuple[int, int]]:
         """Width and number of rows of each pass that there is."""
@@ -71,26 +106,60 @@ def _pad(start: int, stop: int, width: int, num_given: int, context_length: int)
     return PaddedPass(start, stop, max(0, min(width, context_length) - (stop - start)), num_given)
 
 
-def choose_shapes(seconds_of: SecondsOf, widest: int, *, is_same: bool = False) -> PassShapes | None:
+def choose_shapes(seconds_of: SecondsOf, widest: int) -> PassShapes | None:
     """The widths that pay on a device; None where padding would cost as much as it computes.
 
     Args:
         widest: The widest pass that the device computes rightly.
-        is_same: Let all passes have one width, so that each row is made by the same kernels.
     """
     if seconds_of(1, 1) > _SLOW_S:
         return None
-    rows_s = {width: seconds_of(width, width) for width in _ROWS if width <= widest}
-    if is_same:
-        least, most = _SAME
-        usable = [width for width in rows_s if least <= width <= most]
-        if not usable:
-            return None
-        width = max((each for each in usable if rows_s[each] <= _FREE * rows_s[1]), default=usable[0])
-        return PassShapes((width,), (width,))
+    rows_s = _rows_s(seconds_of, widest)
     reads_s = {width: seconds_of(width, 1) for width in _READS if width <= widest}
     rows = _steps(rows_s, _MOST_FIRST)
     return PassShapes(rows, _steps(reads_s, max(_READS)) or rows)
+
+
+def choose_same_shapes(
+    seconds_of: SecondsOf, widest: int, reads_alike: Callable[[PassShapes], bool] = lambda shapes: True
+) -> PassShapes | None:
+    """The widths for deterministic mode: one for rows, and the one that reads prompts fastest.
+
+    Args:
+        reads_alike: Tells if what these read does not depend on where passes begin. Where no width is so, prompts
+            are read in the width of rows.
+    """
+    if seconds_of(1, 1) > _SLOW_S:
+        return None
+    rows_s, (least, most) = _rows_s(seconds_of, widest), _SAME
+    usable = [width for width in rows_s if least <= width <= most]
+    if not usable:
+        return None
+    width = max((each for each in usable if rows_s[each] <= _FREE * rows_s[1]), default=usable[0])
+    token_s = {
+        each: read_token_s(seconds_of(each, 1), each) for each in (width, *_READS) if width <= each <= widest
+    }
+    for read in sorted(token_s, key=token_s.__getitem__):
+        shapes = PassShapes((width,), (read,), is_same=True)
+        if read == width or reads_alike(shapes):
+            return shapes
+    raise AssertionError("the width of rows is among those that read")
+
+
+def read_token_s(pass_s: float, width: int) -> float:
+    """Seconds that a token of a prompt takes in passes of a width, at the mean of prompts of some lengths."""
+    return sum(ceil(length / width) * pass_s / length for length in _PROMPTS) / len(_PROMPTS)
+
+
+def same_cost(seconds_of: SecondsOf, same: PassShapes | None, fast: PassShapes | None) -> float:
+    """How many times as long a pass over one token takes in deterministic mode as without it."""
+    if not same or not fast:
+        return 1.0
+    return seconds_of(same.rows[0], same.rows[0]) / seconds_of(fast.rows[0], fast.rows[0])
+
+
+def _rows_s(seconds_of: SecondsOf, widest: int) -> dict[int, float]:
+    return {width: seconds_of(width, width) for width in _ROWS if width <= widest}
 
 
 def _steps(taken_s: Mapping[int, float], most_first: int) -> tuple[int, ...]:

@@ -81,9 +81,9 @@ class Passes:
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._passing = cuda.GATE.passing if self._has_arena else nullcontext
-        self.graphs = find_graphs(self._session, device) if self._has_arena else None
         self._ort = import_onnxruntime()
         self._is_exact = options.get("deterministic", False)
+        self.graphs = find_graphs(self._session, device, is_exact=self._is_exact) if self._has_arena else None
         self._open_joined = partial(open_joined, graph, manifest, device, options)
         self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
         self._start()
@@ -198,7 +198,8 @@ class Passes:
         if self.graphs:
             self.graphs.width = width
 
-    def stop_recording(self, why: str) -> None:
+    def stop_recording(self, why: str = "") -> None:
+        """Record no more; why: by default replays gave other rows."""
         if self.graphs and self.graphs.width:
             self.graphs.stop(why)
 

@@ -10,10 +10,10 @@ Two kernels of ONNX Runtime's CPU provider decide (MLAS, measured in docs/log/ex
   size of the L2 cache. Without flash attention they are counted once, from the start of the text.
 
 For the proof a text of random tokens is run in several cuts: as a prompt, as plain decoding does, and in passes as
-drafts make them, some of them refused. Each row must have the same bits in all cuts. Long texts are not run: where
-the cache is the host's, it is filled with keys and values like those of a short one, so that attention over
-thousands of positions is compared within a few passes. What was found is stored beside the model, for each device
-and set of kernels.
+drafts make them, some of them refused. Each row must have the same bits in all cuts. On the CPU long texts are not
+run: the cache is filled with keys and values like those of a short one, so that attention over thousands of
+positions is compared within a few passes. A GPU that pads its passes reads them. What was found is stored beside
+the model, for each device and set of kernels.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.decoder import CHAINS, Can, Decoder, Pass
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
 from edgespec.runtimes.pass_shapes import PaddedPass
@@ -97,6 +97,7 @@ def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: i
 
 LIMIT_S = 1.0
 _STRETCH = 20  # positions that are compared at a time
+_GPU_TIMES = 4  # a prompt that is compared on a GPU, of which a pass reads more, is so many times as long
 _NUM_RUN = 48  # tokens whose keys and values stand for those of a longer text
 # Tokens of prompts: more than kernels take at a time, and, where there is time, more than a prompt's chunk.
 _SHORT_PROMPT, _PROMPT = 136, 280
@@ -182,7 +183,8 @@ def prove_rows(
             continue
         found = _compare_stretch(decoder, tokens[: start + _STRETCH], start, found, rng)
         if number in (0, _NUM_ALWAYS):
-            found = _compare_prompts(decoder, tokens[: _PROMPT if number else _SHORT_PROMPT], found, rng)
+            times = _GPU_TIMES if decoder.can.read_width else 1
+            found = _compare_prompts(decoder, tokens[: times * (_PROMPT if number else _SHORT_PROMPT)], found, rng)
     _forget(decoder)
     return _as_proof(found, len(tokens), perf_counter() - start_s)
 
@@ -224,6 +226,8 @@ def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
     if len(tokens) <= _NUM_RUN:
         _forget(decoder)
         return True
+    if decoder.can.read_width:  # the next pass reads them
+        return True
     if decoder.cache is None:
         return len(tokens) <= _PROMPT
     decoder.logits(tokens[:_NUM_RUN], 1)
@@ -233,7 +237,8 @@ def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
 def _compare_stretch(
     decoder: Decoder, tokens: TokenIds, start: int, found: _Found, rng: np.random.Generator
 ) -> _Found:
-    expected = decoder.logits(tokens, len(tokens) - start).copy()
+    """Compare rows from a position on, before which all is prompt."""
+    expected = _rows(decoder, tokens, len(tokens) - start, start + 1).copy()
     before = (_STRETCH - _NUM_ALONE) // 2 if start else 0
     alone = [before] * bool(before) + [1] * _NUM_ALONE + [len(tokens) - start - before - _NUM_ALONE]
     cuts = [("passes of one token among wider ones", alone)]
@@ -246,25 +251,30 @@ def _compare_stretch(
             num_refused = int(rng.integers(0, 5)) if 1 < width <= _WIDEST else 0
             refused = rng.integers(0, decoder.vocab_size, num_refused, np.int32)
             fitting = np.concatenate([tokens[: at + width], refused])[: decoder.context_length]
-            rows = decoder.logits(fitting, len(fitting) - at)[:width]
+            rows = _rows(decoder, fitting, len(fitting) - at, start + 1)[:width]
             found = found.add(rows, expected[at - start : at - start + width], at, name)
             at += width
     return found
 
 
 def _compare_prompts(decoder: Decoder, tokens: TokenIds, found: _Found, rng: np.random.Generator) -> _Found:
-    """Compare the last row of a prompt that is run at once with that of one that is run in pieces."""
+    """Compare rows behind a prompt that is run at once with those of one that grows, as a conversation does."""
     num_last = min(_WIDEST, len(tokens))
+    num_prompt = len(tokens) - num_last + 1
     _forget(decoder)
-    expected = decoder.logits(tokens, 1).copy()
+    expected = _rows(decoder, tokens, num_last, num_prompt).copy()
     _forget(decoder)
     at, widths = 0, []
-    while at < len(tokens) - num_last:
-        widths.append(min(int(rng.integers(9, 90)), len(tokens) - num_last - at))
+    while at < num_prompt - 1:
+        widths.append(min(int(rng.integers(9, max(90, decoder.can.read_width))), num_prompt - 1 - at))
         at += widths[-1]
-        decoder.logits(tokens[:at], 1)
-    rows = decoder.logits(tokens, num_last)
-    return found.add(rows[-1:], expected, len(tokens) - 1, f"a prompt of {', '.join(map(str, widths))} tokens")
+        _rows(decoder, tokens[:at], 1, at)
+    rows = _rows(decoder, tokens, num_last, num_prompt)
+    return found.add(rows, expected, num_prompt - 1, f"a prompt of {', '.join(map(str, widths))} tokens")
+
+
+def _rows(decoder: Decoder, tokens: TokenIds, num_last: int, num_prompt: int) -> Logits:
+    return decoder.run(Pass(tokens, num_last=num_last, num_prompt=num_prompt)).logits
 
 
 def _random_widths(total: int, rng: np.random.Generator) -> Iterator[int]:
@@ -285,10 +295,10 @@ FILE_NAME = "row_proofs.json"
 _VERSION = 1  # raised when passes or their proof change
 
 
-def proof_key(manifest: Manifest, device: Device, num_threads: int | None, width: int = 0) -> str:
+def proof_key(manifest: Manifest, device: Device, num_threads: int | None, can: Can = CHAINS) -> str:
     """The key of a proof: the graph, the device, ONNX Runtime, and what its kernels are chosen by.
 
-    width: Tokens that each pass is padded to; 0 where passes are not padded.
+    can: Of the open model, with the widths that its passes are padded to, if they are to one.
     """
     graph = manifest.files.get(manifest.graph)
     parts = [
@@ -299,7 +309,7 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None, width
         f"{processor_name()} {platform.machine()} {_instruction_sets()}",
         f"L2 {read_l2_bytes()}",
         f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
-        *([f"passes of {width} tokens"] if width else []),
+        *([f"passes of {can.widths[0]} tokens, prompts {can.read_width}"] if len(can.widths) == 1 else []),
     ]
     return ", ".join(parts)
 

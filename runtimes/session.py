@@ -87,16 +87,13 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
 
 
 def _load_recording(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
-    """The session of a graph as it runs fast, whose passes may be recorded where the device does that.
-
-    Rows of a recorded pass may differ in their last bits from those of others, so not in deterministic mode.
-    """
+    """The session of a graph as it runs fast, whose passes may be recorded where the device does that."""
     content = fast_model(graph, manifest, device)
     names = manifest.signature
     takes_length = names.attention_mask and names.num_logits_to_keep and not names.position_ids
     kv = manifest.kv_cache
     takes_length = takes_length and not (kv.convolutions or kv.recurrence)  # whose rows lie elsewhere in each pass
-    if content and device.records_passes and takes_length and not options.get("deterministic"):
+    if content and device.records_passes and takes_length:
         try:
             return load_graph(graph, cuda.recording(device), content, **options)
         except DeviceUnavailable as error:

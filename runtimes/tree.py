@@ -42,7 +42,13 @@ class OnnxBranchDecoder(OnnxDecoder):
         return super().can._replace(trees=True)
 
     def run(self, given: Pass) -> Rows:
-        return Rows(rows_by_branch(self.logits, given)) if given.is_tree else super().run(given)
+        if not given.is_tree:
+            return super().run(given)
+
+        def run(tokens: TokenIds, num_last: int) -> Logits:
+            return self.run(Pass(tokens, num_last=num_last, num_prompt=given.num_prompt)).logits
+
+        return Rows(rows_by_branch(run, given))
 
 
 class OnnxTreeDecoder(OnnxBranchDecoder):

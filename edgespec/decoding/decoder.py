@@ -33,12 +33,15 @@ class Pass(NamedTuple):
     num_last: Give the rows of the last tokens of text and tree alone, so that tokens that an earlier call ran need
         not run again; None for the rows after the last token of text and after each of tree.
     wants: BEST saves the copy of logits from a decoder that can.best; others mostly give logits all the same.
+    num_prompt: How many tokens of text are the prompt, which a decoder may read in wider passes than the rest.
+        Rows may depend on it in their last bits, so all passes of an answer have the same.
     """
 
     text: TokenIds  # committed tokens, [num_tokens]
     tree: Tree = NO_DRAFT  # a node sees text, its ancestors and itself; a chain may follow any text
     num_last: int | None = None
     wants: Wants = LOGITS
+    num_prompt: int = 0
 
     @property
     def is_tree(self) -> bool:
@@ -135,6 +138,8 @@ class Can(NamedTuple):
     best: It finds the likeliest tokens on its own device, so that logits need not be copied.
     widths: How many tokens its passes have, ascending: others are padded to the next, and take as long. Wider
         passes than the last have any width, and with none all have.
+    read_width: How many tokens the passes have that only read a prompt, where their keys and values may differ in
+        the last bits from those of other passes; 0 where they do not, or nothing is promised.
     tokens_per_pass: How many tokens of a draft take the time of one, since one pass gives them all.
     max_unread: The most tokens of a text that it reads before it drafts; None if it reads all of them.
     rewind: How many positions it can go back, which bounds the length of a draft; None for any.
@@ -143,6 +148,7 @@ class Can(NamedTuple):
     trees: bool = False
     best: bool = False
     widths: tuple[int, ...] = ()
+    read_width: int = 0
     tokens_per_pass: int = 1
     max_unread: int | None = None
     rewind: int | None = None
@@ -264,7 +270,7 @@ class CorrectableHead(Protocol):
 
 
 class Decoder(Protocol):
-    """A language model as a pure function of its tokens; a KV cache only makes it fast."""
+    """A language model as a pure function of its passes; a KV cache only makes it fast."""
 
     vocab_size: int
     context_length: int

@@ -29,7 +29,7 @@ class _Begun:
     def is_of(self, given: Pass) -> bool:
         mine, other = self.given, given
         is_plain = not len(other.tree.tokens) and other.num_rows == 1 and other.wants is BEST
-        return is_plain and np.array_equal(mine.text, other.text)
+        return is_plain and mine.num_prompt == other.num_prompt and np.array_equal(mine.text, other.text)
 
 
 class PassAhead(ForwardingDecoder):
@@ -93,7 +93,7 @@ class PassAhead(ForwardingDecoder):
         text = append(given.text, best.ids.tolist())
         if len(text) > self.context_length or not self._goes_on(text):
             return None
-        begun = _Begun(Pass(text, wants=BEST))
+        begun = _Begun(Pass(text, wants=BEST, num_prompt=given.num_prompt))
         self._pool.submit(self._run, begun)
         return begun
 

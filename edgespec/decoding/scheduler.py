@@ -104,12 +104,14 @@ def speculative_decode(
     clock: Clock = perf_counter,
     relieve: Callable[[], bool] = lambda: False,
     cancel: Flag | None = None,
+    num_prompt: int | None = None,
 ) -> Generator[Block, None, None]:
     """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
 
     Args:
         relieve: Frees memory for a pass that was refused it without a draft; whether it freed any.
         cancel: Once set, no further pass begins.
+        num_prompt: How many of tokens are the prompt, and not the beginning of an answer; all by default.
 
     Raises:
         ContextOverflow: The prompt alone does not fit.
@@ -117,6 +119,7 @@ def speculative_decode(
         Cancelled: cancel is set.
     """
     cancel = cancel or Flag()
+    num_prompt = len(tokens) if num_prompt is None else num_prompt
     # A pass over the whole context still gives the token that follows it.
     end = target.context_length if max_tokens is None else min(target.context_length, len(tokens) + max_tokens - 1)
     longest = end if target.can.rewind is None else target.can.rewind  # it goes back over what it does not accept
@@ -127,7 +130,7 @@ def speculative_decode(
             proposed = policy.propose(tokens, max(0, min(longest, end - len(tokens))), sampler)
             _require_unset(cancel)
             drafted = clock()
-            round, rows = _verify(target, proposed, relieve)
+            round, rows = _verify(target, proposed, relieve, num_prompt)
             emitted = accept(tokens, round.draft, rows.logits, sampler)
             verified = clock()
             policy.observe(round, rows.logits, emitted, verified - drafted)
@@ -146,11 +149,13 @@ def _require_unset(cancel: Flag) -> None:
         raise Cancelled("the answer was cancelled")
 
 
-def _verify(target: Decoder, round: Proposal, relieve: Callable[[], bool]) -> tuple[Proposal, Rows]:
+def _verify(
+    target: Decoder, round: Proposal, relieve: Callable[[], bool], num_prompt: int
+) -> tuple[Proposal, Rows]:
     """Run the pass, without its draft where there is no memory for it."""
     while True:
         try:
-            return round, target.run(Pass(round.tokens, round.draft))
+            return round, target.run(Pass(round.tokens, round.draft, num_prompt=num_prompt))
         except MemoryExhausted:
             if len(round.draft.tokens):
                 round = round._replace(draft=NO_DRAFT, num_refused=len(round.draft.tokens))

@@ -135,7 +135,7 @@ def prompt_passes(target: Decoder, request: Request) -> Iterator[AnswerPass]:
         first = (TokenLogprob(int(tokens[0]), nan),)
         yield from map(done, chain([first], text_logprobs(target, tokens, request.options.logprobs or 0)))
     if not request.max_tokens:
-        target.logits(tokens, 1)
+        target.run(Pass(tokens, num_last=1, num_prompt=len(request.prompt)))
         yield done(reason="length")
 
 

@@ -216,6 +216,7 @@ class Generation:
                 clock,
                 relieve=drafters.pool.relieve,
                 cancel=ticket.cancelled,
+                num_prompt=len(request.prompt),
             )
             with closing(blocks):
                 num_logprobs = request.options.logprobs

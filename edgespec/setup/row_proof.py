@@ -7,7 +7,7 @@ that is a matter of the device, the version of ONNX Runtime, the processor and t
 from dataclasses import replace
 from functools import partial
 
-from edgespec.decoding.decoder import Decoder
+from edgespec.decoding.decoder import CHAINS, Can, Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
@@ -42,21 +42,14 @@ def settle_mode(
 def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
     """The proof of a target from an earlier session; None without one, or where the width of passes is unknown."""
     if placement.device.memory == "cpu":
-        return _read(target, placement, 0)
+        return _read(target, placement, CHAINS)
     check = DeviceChecks(target.folder, target.manifest, placement.device).read()
     shapes = check.shapes[True] if check else None
-    return _read(target, placement, shapes.rows[0] if shapes else 0) if check else None
+    return _read(target, placement, shapes.can() if shapes else CHAINS) if check else None
 
 
-def _read(target: ModelFolder, placement: Placement, width: int) -> RowProof | None:
-    key = proof_key(target.manifest, placement.device, placement.num_threads, width)
-    return read_row_proof(target.folder, key)
-
-
-def _width_of(decoder: Decoder) -> int:
-    """The one width that passes are padded to; 0 where they are not."""
-    widths = decoder.can.widths
-    return widths[0] if len(widths) == 1 else 0
+def _read(target: ModelFolder, placement: Placement, can: Can) -> RowProof | None:
+    return read_row_proof(target.folder, proof_key(target.manifest, placement.device, placement.num_threads, can))
 
 
 def settle_rows(
@@ -79,7 +72,7 @@ def settle_rows(
     """
     if placement.deterministic:
         if placement.device.memory != "cpu":
-            known = _read(target, placement, _width_of(decoder))
+            known = _read(target, placement, decoder.can)
         try:
             proof = known or _prove(target, decoder, placement, report)
         except MemoryExhausted:
@@ -104,7 +97,7 @@ def _prove(target: ModelFolder, decoder: Decoder, placement: Placement, report: 
     finally:
         show_progress("")
     if target.manifest.is_ours:
-        key = proof_key(target.manifest, placement.device, placement.num_threads, _width_of(decoder))
+        key = proof_key(target.manifest, placement.device, placement.num_threads, decoder.can)
         write_row_proof(target.folder, key, proof, report)
     if proof.seconds > _QUIET_S:
         verdict = "do not change" if proof.holds else "can change"

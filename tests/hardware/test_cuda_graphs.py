@@ -23,6 +23,7 @@ from edgespec.runtimes.cuda import GATE, GRAPHS, RecordingGate
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import Passes
 from edgespec.system.cancel import Cancel
 from edgespec.types import TokenIds
 
@@ -85,10 +86,33 @@ def test_sampling_without_a_draft_copies_one_row_of_a_replay(
 
 
 @pytest.mark.slow
-def test_deterministic_mode_and_trees_record_nothing(gpu: FakeGpu, model: Path) -> None:
-    for how in ({"deterministic": True}, {"drafter": "lookahead", "draft_length": "auto"}):
-        answer(model, **how)
-        assert not any(GRAPHS in options for options in gpu.options)
+def test_trees_record_nothing(gpu: FakeGpu, model: Path) -> None:
+    answer(model, drafter="lookahead", draft_length="auto")
+    assert not any(GRAPHS in options for options in gpu.options)
+
+
+def test_deterministic_mode_replays_what_has_the_bits_of_plain_passes(
+    gpu: FakeGpu, model: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 400).astype(np.int32)
+    plain = OnnxDecoder(model, manifest, replace(find_device("cuda"), records_passes=False), deterministic=True)
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"), deterministic=True)
+    assert not caplog.text
+    replayed = gpu.num_replayed
+    for length in range(381, 400):
+        given = Pass(tokens[:length], num_last=2, num_prompt=380)
+        assert np.array_equal(decoder.run(given).logits, plain.run(given).logits)
+    assert gpu.num_replayed - replayed == 19
+    # Differences that do not count elsewhere do here.
+    gpu.replay_error = 1e-4
+    (model / "device_checks.json").unlink()
+    assert OnnxDecoder(model, manifest, find_device("cuda")).logits(tokens[:9], 1).shape == (1, decoder.vocab_size)
+    assert not caplog.text
+    OnnxDecoder(model, manifest, find_device("cuda"), deterministic=True)
+    assert "in their last bits" in caplog.text
+    known = DeviceChecks(model, manifest, find_device("cuda")).read()
+    assert known
+    assert known.replays == (True, False)
 
 
 @pytest.mark.slow
@@ -138,7 +162,7 @@ def test_replays_that_differ_are_off_and_stay_off(
     assert not any(GRAPHS in options for options in gpu.options[num_opened:]), "as the saved check says"
     known = DeviceChecks(model, manifest, find_device("cuda")).read()
     assert known
-    assert known.replays is False
+    assert known.replays == (False, None)
 
 
 @pytest.mark.slow
@@ -201,17 +225,21 @@ def test_answers_go_on_and_end_while_another_model_is_opened(
 
 
 def test_a_check_of_replays_waits_for_another_opening_unless_it_is_cancelled(
-    gpu: FakeGpu, model: Path, manifest: Manifest
+    gpu: FakeGpu, model: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancel = Cancel()
-    with GATE.opening():
-        Timer(0.2, cancel.set).start()
-        with pytest.raises(Cancelled):
-            OnnxDecoder(model, manifest, find_device("cuda"), cancel=cancel)
+    cancel, wait = Cancel(), Passes.wait_for_openings
+
+    def wait_and_be_cancelled(passes: Passes) -> None:
+        Timer(0.05, cancel.set).start()
+        wait(passes)
+
+    monkeypatch.setattr(Passes, "wait_for_openings", wait_and_be_cancelled)
+    with GATE.opening(), pytest.raises(Cancelled):
+        OnnxDecoder(model, manifest, find_device("cuda"), cancel=cancel)
     assert gpu.num_recorded == 0
     known = DeviceChecks(model, manifest, find_device("cuda")).read()
     assert known
-    assert known.replays is None
+    assert known.replays == (None, None)
 
 
 def test_a_recording_has_its_turn_among_passes_that_overlap_and_makes_none_wait_for_an_opening() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from double import branch_logits, tree_logits
 from fake_cuda import INT4_MS, PASSES_MS, FakeGpu, install
 from row_proofs import FAILS
 
-from edgespec import SamplingParams, load
+from edgespec import Message, SamplingParams, load
 from edgespec.decoding.tree import Tree
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
@@ -187,6 +188,7 @@ def test_a_proof_counts_for_the_width_of_its_passes_alone(
 
     def prove(decoder: OnnxDecoder, *about: object, **how: object) -> RowProof:
         proved.append(decoder.can.widths[0])
+        assert decoder.can.read_width == 256
         return holds
 
     monkeypatch.setattr(row_proof, "prove_rows", prove)
@@ -197,6 +199,62 @@ def test_a_proof_counts_for_the_width_of_its_passes_alone(
         if len(proved) < 2 or passes_ms is INT4_MS:
             (copy / "device_checks.json").unlink()
     assert proved == [16, 4]
+
+
+def test_the_mode_has_to_be_asked_for_where_it_costs_more_than_drafts_give(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    """A 7B in four bits on an H200, where one kind of text would be slower with drafts than plain without."""
+    skipped = shutil.ignore_patterns("device_checks.json", "row_proofs.json")
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=skipped)
+    install(monkeypatch, FakeGpu(), passes_ms={**INT4_MS, 1: 3.87, 2: 6.46, 4: 5.22, 8: 9.71})
+    for _ in range(2):
+        lines: list[str] = []
+        with load(copy, device="cuda", drafter="none", report=lines.append) as engine:
+            assert not engine.is_deterministic
+            assert engine.target.can.widths[0] == 1
+        (line,) = (line for line in lines if "nearly tied" in line)
+        assert "deterministic=True rules that out; passes without a draft then take 1.35 times as long" in line
+    monkeypatch.setattr(row_proof, "prove_rows", lambda *about, **how: replace(FAILS, holds=True))
+    with load(copy, device="cuda", drafter="none", deterministic=True) as engine:
+        assert engine.target.can.widths == (4,)
+
+
+def other_bits(width: int, place: int) -> float:
+    """Passes that only read compute otherwise than those that give rows, as CUDA's do."""
+    return 1.2 if width > 64 else 1.0
+
+
+def uneven_bits(width: int, place: int) -> float:
+    """What passes that only read compute depends on where they begin."""
+    return 1.0 + 0.01 * (place % 3) if width > 4 else 1.0
+
+
+@pytest.mark.parametrize(("rounding", "reads"), [(other_bits, 256), pytest.param(uneven_bits, 0, marks=slow)])
+def test_a_prompt_is_read_in_wide_passes_and_its_text_stays_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, rounding: Callable[[int, int], float], reads: int
+) -> None:
+    """Whatever drafts, fresh and continued, in one answer and in two that follow each other."""
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
+    gpu = install(monkeypatch, FakeGpu(), passes_ms=INT4_MS)
+    gpu.rounding = rounding
+    first, second, num = "the in the an " * 20, "an er on the the", 80
+    found = []
+    for drafter in ("ngram", "none"):
+        with load(copy, device="cuda", drafter=drafter, draft_length=3, deterministic=True) as engine:
+            assert (engine.target.can.widths, engine.target.can.read_width) == ((4,), reads)
+            gpu.widths.clear()
+            answer = engine.generate(first, max_tokens=num)
+            assert (256 in gpu.widths) == bool(reads)
+            turns = [Message("user", first), Message("assistant", answer.text), Message("user", second)]
+            begun = engine.generate(turns, max_tokens=num // 2)
+            whole = engine.generate(turns, max_tokens=num)
+            rest = engine.generate(turns, max_tokens=num // 2, prefill=begun.token_ids)
+            assert begun.token_ids + rest.token_ids == whole.token_ids
+        with load(copy, device="cuda", drafter=drafter, draft_length=3, deterministic=True) as engine:
+            assert engine.generate(turns, max_tokens=num).token_ids == whole.token_ids, "fresh"
+        found.append((answer.token_ids, whole.token_ids))
+    assert found[0] == found[1]
 
 
 def expect_no_new_width(

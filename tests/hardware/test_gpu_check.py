@@ -220,7 +220,7 @@ def test_the_choice_of_tokens_is_tried_with_ties(gpu: FakeGpu, checked: Checked)
 @pytest.mark.slow
 def test_an_answer_says_its_widths_and_what_lies_between_passes(gpu: FakeGpu, checked: Checked) -> None:
     widths, speed, memory = answer_plainly(checked, "source")
-    assert set(widths.values["ran"]) <= {8, 16, 32, 64}
+    assert set(widths.values["ran"]) <= {16, 256}, "of deterministic mode"
     assert (widths.values["new"], widths.advice) == ({}, None)
     assert 0 < speed.values["gap_s"] < speed.values["pass_s"] * 100
     assert memory.values["weights_bytes"] > 0

@@ -10,7 +10,8 @@ one says.
 import ctypes
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
@@ -23,8 +24,7 @@ import pytest
 from fake_nvml import FakeNvml
 
 from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
-from edgespec.runtimes import cuda
-from edgespec.runtimes.pass_shapes import choose_shapes
+from edgespec.runtimes import cuda, pass_shapes
 from edgespec.simulation.machines import find_machine
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -46,6 +46,8 @@ class FakeGpu:
         self.passes: Iterator[str | None] = iter(())
         self.recordings: Iterator[str | None] = iter(())
         self.replay_error = 0.0  # added to rows of replays
+        # The width of a pass and the place of a token in it → times what its keys and values are.
+        self.rounding: Callable[[int, int], float] | None = None
         self.num_recorded = self.num_replayed = 0
         self.arenas: list[Counter[int]] = []  # of each session, by size: how often what it has let go was taken
         self.used = 0
@@ -145,6 +147,8 @@ class _Session:
             self._gpu.widths.append(binding.width)
         shrinks = options is not None and options.shrinks is not None
         self._real.run_with_iobinding(binding.real, None if shrinks else options)
+        if self._gpu.rounding and binding.width:
+            binding.round(self._gpu.rounding, binding.width)
         if shrinks:
             self._gpu.num_shrunk += 1
             self.num_shrunk += 1
@@ -249,6 +253,17 @@ class _Binding:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
+    def round(self, rounding: Callable[[int, int], float], width: int) -> None:
+        """Change keys and values of the last pass, as kernels do that are chosen by the width.
+
+        Those of the last layer alone: of others rows of this pass itself would depend.
+        """
+        stop = self.host["attention_mask"].shape[1]
+        factors = np.array([rounding(width, place) for place in range(width)], np.float16)[:, None]
+        layers = {name: int(name.split(".")[1]) for _, name in self.values if name.startswith("present")}
+        for name in (name for name, layer in layers.items() if layer == max(layers.values())):
+            self.values[False, name].real.numpy()[:, :, stop - width : stop] *= factors
+
     def bind_input(self, name: str, memory: str, index: int, kind: Any, shape: Any, address: int) -> None:
         if name == "input_ids":
             self.width = shape[1]
@@ -311,10 +326,9 @@ def install(
         passes_ms: What passes count as taking by their width; None for GPUs so slow that passes are not padded.
     """
     seconds_of = (lambda width, num_rows: passes_ms[width] / 1e3) if passes_ms else (lambda width, num_rows: 1.0)
-    patch.setattr(
-        "edgespec.runtimes.onnx.choose_shapes",
-        lambda measured, widest, *, is_same=False: choose_shapes(seconds_of, widest, is_same=is_same),
-    )
+    for name in ("choose_shapes", "choose_same_shapes", "same_cost"):
+        choose = partial(getattr(pass_shapes, name), seconds_of)
+        patch.setattr(f"edgespec.runtimes.onnx.{name}", lambda measured, *how, choose=choose: choose(*how))
     runtime = SimpleNamespace(
         SessionOptions=onnxruntime.SessionOptions,
         InferenceSession=gpus[0].open,
