@@ -13,12 +13,14 @@ all of it for the first N tokens of each answer alone. `cards` plays NVIDIA card
 (edgespec/simulation/machines.toml): with passes of any width, whose first use takes longer, and padded to the
 widths that edgespec chooses there, of greedy answers, and of answers that copy whole rows of logits, as sampling
 does. Between two passes lies the host's time. Gains are over plain decoding in passes of one row without padding.
+Those of deterministic mode, and what reading a prompt takes with it and without, stand beside them.
 """
 
 import json
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import process_time
@@ -32,7 +34,8 @@ from edgespec.draft.costs import PassCosts, pass_costs
 from edgespec.draft.measured import MeasuredPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.suffix import SuffixDrafter
-from edgespec.runtimes.pass_shapes import choose_shapes
+from edgespec.runtimes.pass_shapes import PassShapes, choose_same_shapes, choose_shapes, same_cost
+from edgespec.setup.row_proof import MOST_COST
 from edgespec.simulation.machines import Card, CardForm, read_machines
 from edgespec.system.clock import VirtualClock
 from edgespec.types import TokenIds, append
@@ -49,6 +52,7 @@ FORMS: dict[str, tuple[Card, CardForm]] = {
     name: (card, form) for card in CARDS for name, form in card.forms.items()
 }
 CARDS_MS = {name: form.passes_ms for name, (_, form) in FORMS.items()}  # of a pass, by its rows
+PROMPTS = (50, 200, 500, 1000, 1500)  # tokens
 STEP_S = 0.02
 GREEDY = GumbelSampler(SamplingParams())
 NO_LOGITS = np.zeros((0, 0), np.float32)
@@ -185,12 +189,49 @@ def play_card(name: str, answers: Sequence[Answer], spread: float, is_sampled: b
     return Played("any width", [each._replace(gain=each.gain * paces.plain / one_s) for each in found])
 
 
-def play_padded_card(name: str, answers: Sequence[Answer], spread: float, is_sampled: bool = False) -> Played:
+class CardShapes(NamedTuple):
+    """The widths of passes on a card without deterministic mode and in it, and what it costs there."""
+
+    fast: PassShapes
+    same: PassShapes
+    cost: float
+
+    @property
+    def is_deterministic(self) -> bool:
+        """The default, where rows are proved equal."""
+        return self.cost <= MOST_COST
+
+
+def card_shapes(name: str) -> CardShapes:
+    taken_ms = CARDS_MS[name]
+
+    def seconds_of(width: int, num_rows: int) -> float:
+        return taken_ms[width] / 1e3
+
+    fast, same = choose_shapes(seconds_of, max(taken_ms)), choose_same_shapes(seconds_of, max(taken_ms))
+    assert fast
+    assert same
+    return CardShapes(fast, same, same_cost(seconds_of, same, fast))
+
+
+def prompt_ms(name: str, shapes: PassShapes, num_tokens: int) -> float:
+    """Milliseconds of the passes that read a prompt, and give the row after it."""
+    context_length = 2 * num_tokens + max(CARDS_MS[name])
+    start, taken_ms, num_read = 0, 0.0, shapes.num_read(num_tokens, num_tokens - 1, context_length)
+    while start < num_tokens:
+        each = shapes.next_pass(start, num_tokens, 1, context_length, num_read=num_read)
+        taken_ms += CARDS_MS[name][each.stop - each.start + each.num_padded] + FORMS[name][0].host_gap_ms.value
+        start = each.stop
+    return taken_ms
+
+
+def play_padded_card(
+    name: str, answers: Sequence[Answer], spread: float, is_sampled: bool = False, is_deterministic: bool = False
+) -> Played:
     """Answers with passes that are padded to the widths that edgespec chooses, and ran once before."""
     paces = paces_of(name, is_sampled)
-    taken_s = paces.taken
-    shapes = choose_shapes(lambda width, num_rows: taken_s[width], max(taken_s))
-    assert shapes is not None
+    taken_s, chosen = paces.taken, card_shapes(name)
+    shapes = chosen.same if is_deterministic else chosen.fast
     narrow = shapes.rows[0]
     # A pass of each width takes what the next one takes that there is.
     padded_s = {width: taken_s[width] for width in shapes.rows} | {1: taken_s[narrow]}
@@ -205,7 +246,8 @@ def play_padded_card(name: str, answers: Sequence[Answer], spread: float, is_sam
     found = [replay(each, speculation, true, noise, padded_s[1], added_s, paces.gap) for each in answers]
     found = [each._replace(gain=each.gain * paces.plain / padded_s[1]) for each in found]
     plain = paces.plain / (padded_s[1] + paces.row + paces.plain_gap)
-    return Played(f"padded to {', '.join(map(str, shapes.rows))}", found, plain)
+    mode = "deterministic, " * is_deterministic
+    return Played(f"{mode}padded to {', '.join(map(str, shapes.rows))}", found, plain)
 
 
 def category_means(answers: Sequence[Answer], found: Sequence[Replayed]) -> dict[str, float]:
@@ -272,10 +314,19 @@ def main() -> None:
     if options.command == "cards":
         answers = read_answers(options.file, None)
         for name, is_sampled in product(CARDS_MS, (False, True)):
-            for play in (play_card, play_padded_card):
+            for play in (play_card, play_padded_card, partial(play_padded_card, is_deterministic=True)):
                 played = play(name, answers, options.noise, is_sampled)
                 what = f"{name}{', whole rows' * is_sampled}, {played.how}"
                 print(f"{what}: {report(answers, played.found)}; plain {played.plain:.3f}")
+        for name in CARDS_MS:
+            shapes = card_shapes(name)
+            mode = "deterministic" if shapes.is_deterministic else "not deterministic"
+            print(
+                f"{name}: passes without a draft take {shapes.cost:.3f} in deterministic mode; by default {mode}"
+            )
+            for num_tokens in PROMPTS:
+                fast_ms, same_ms = (prompt_ms(name, each, num_tokens) for each in (shapes.fast, shapes.same))
+                print(f"{name}, a prompt of {num_tokens}: {fast_ms:.1f} ms, {same_ms:.1f} in deterministic mode")
         return
     if options.command == "record":
         record(options)

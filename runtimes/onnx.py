@@ -361,7 +361,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
             while found.replays[mode] is None:
                 self._passes.wait_for_openings()
                 is_sound = self._shapes is not None and self._compare_replays(self._shapes)
-                found = replace(found, replays=(found.replays[0], is_sound) if mode else (is_sound, found.replays[1]))
+                found = replace(
+                    found, replays=(found.replays[0], is_sound) if mode else (is_sound, found.replays[1])
+                )
                 checks.write(found)
             if found.replays[mode] and self._shapes:
                 self._record(self._shapes)

@@ -9,7 +9,7 @@ from functools import partial
 
 from edgespec.decoding.decoder import CHAINS, Can, Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
-from edgespec.runtimes.device_checks import DeviceChecks
+from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks
 from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
@@ -17,11 +17,14 @@ from edgespec.system.console import show_progress
 from edgespec.types import Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
+# A pass without a draft may take so many times as long as without the mode. By what passes took on NVIDIA's cards
+# drafts from the text gain a little more than that in every kind of text (docs/log/devices.md).
+MOST_COST = 1.1
 _CHECKING = "checking whether drafts change the text on this machine"
 
 
 class RowsDiffer(Exception):
-    """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
+    """A target is to be opened without deterministic mode: rows depend on the cut of a text, or it costs much."""
 
 
 def settle_mode(
@@ -29,13 +32,13 @@ def settle_mode(
 ) -> tuple[Placement, RowProof | None]:
     """The placement with the mode in which a target is opened there, and what is known of deterministic mode.
 
-    The mode is deterministic as asked, or unless it is known not to hold there. A model in the static form would
-    read its prompts token by token, and an emulator takes a minute for the proof, so that these have the mode only
-    if asked. A vector of a text is read in one way alone.
+    The mode is deterministic as asked, or unless it is known not to hold or to cost much there. A model in the
+    static form would read its prompts token by token, and an emulator takes a minute for the proof, so that these
+    have the mode only if asked. A vector of a text is read in one way alone.
     """
     proof, manifest = known_proof(target, placement), target.manifest
     never = manifest.kv_cache.form == "static" or placement.device.is_software or manifest.pooling is not None
-    usual = not never and (proof is None or proof.holds)
+    usual = not never and (proof is None or proof.holds) and _cost(target, placement) <= MOST_COST
     return replace(placement, deterministic=usual if asked is None else asked), proof
 
 
@@ -43,9 +46,19 @@ def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
     """The proof of a target from an earlier session; None without one, or where the width of passes is unknown."""
     if placement.device.memory == "cpu":
         return _read(target, placement, CHAINS)
-    check = DeviceChecks(target.folder, target.manifest, placement.device).read()
+    check = _check_of(target, placement)
     shapes = check.shapes[True] if check else None
     return _read(target, placement, shapes.can() if shapes else CHAINS) if check else None
+
+
+def _check_of(target: ModelFolder, placement: Placement) -> DeviceCheck | None:
+    return DeviceChecks(target.folder, target.manifest, placement.device).read()
+
+
+def _cost(target: ModelFolder, placement: Placement) -> float:
+    """How many times as long a pass over one token takes in deterministic mode, as far as an opened model told."""
+    check = None if placement.device.memory == "cpu" else _check_of(target, placement)
+    return check.same_cost if check else 1.0
 
 
 def _read(target: ModelFolder, placement: Placement, can: Can) -> RowProof | None:
@@ -62,15 +75,18 @@ def settle_rows(
 ) -> None:
     """Prove what an open target of a placement promises, unless that is known.
 
-    A line tells where deterministic mode would be the default and does not hold. On a GPU an open target tells
+    A line tells where deterministic mode is not the default. On a GPU an open target tells
     the width of its passes, and a proof that was known before may be of another one.
 
     Raises:
         DeviceUnavailable: A user asks for it where it does not hold.
         MemoryExhausted: A user asks for it, and there is no memory to prove it.
-        RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
+        RowsDiffer: It does not hold, costs much, or there is no memory to prove it, and nobody asks for it.
     """
+    cost = _cost(target, placement)
     if placement.deterministic:
+        if asked is None and cost > MOST_COST:
+            raise RowsDiffer
         if placement.device.memory != "cpu":
             known = _read(target, placement, decoder.can)
         try:
@@ -83,6 +99,10 @@ def settle_rows(
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
     elif asked is None and not placement.exact and not target.manifest.pooling:
         because = f" ({known.reason})" if known and not known.num_rows else ""
+        if cost > MOST_COST:
+            because = (
+                f" (--deterministic rules that out; passes without a draft then take {cost:.2f} times as long)"
+            )
         report(
             f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
             f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a "

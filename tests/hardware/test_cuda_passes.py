@@ -194,8 +194,8 @@ def test_a_proof_counts_for_the_width_of_its_passes_alone(
     monkeypatch.setattr(row_proof, "prove_rows", prove)
     for passes_ms in (PASSES_MS, INT4_MS, PASSES_MS, PASSES_MS):
         install(monkeypatch, FakeGpu(), passes_ms=passes_ms)
-        with load(copy, device="cuda", drafter="none") as engine:
-            assert engine.is_deterministic
+        with load(copy, device="cuda", drafter="none", deterministic=True):
+            pass
         if len(proved) < 2 or passes_ms is INT4_MS:
             (copy / "device_checks.json").unlink()
     assert proved == [16, 4]
