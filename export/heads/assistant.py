@@ -24,7 +24,7 @@ from edgespec.export.heads.head_tensors import Reader, require_hidden_size, requ
 from edgespec.export.layers import LayerWriter, Lengths
 from edgespec.export.nodes import Graphs, Values, make_output, typed_value
 from edgespec.export.precision import Rule
-from edgespec.export.roles import LAYER_TENSORS
+from edgespec.export.roles import LAYER_TENSORS, PARTS
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor, Tensors
@@ -33,18 +33,7 @@ from edgespec.manifest import Manifest
 from edgespec.manifest.caches import KVCache
 
 _HIDDEN = -30000.0  # added to scores, or a logit; half floats hold it
-_LAYER_ROLES = (
-    "q",
-    "q_norm",
-    "o",
-    "input_norm",
-    "attended_norm",
-    "fed_norm",
-    "gate",
-    "up",
-    "down",
-    "output_scale",
-)
+_LAYER_ROLES = ("q", "q_norm", "o", "input_norm", "attended_norm", "fed_norm", *PARTS, "output_scale")
 _LAYER_NAMES = {
     **{role: LAYER_TENSORS[role][1] for role in _LAYER_ROLES},
     "mlp_norm": "pre_feedforward_layernorm.weight",

@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.heads.head_source import HeadSource, nested
-from edgespec.export.roles import LAYER_TENSORS
+from edgespec.export.roles import LAYER_TENSORS, PARTS
 from edgespec.export.rotary import rotaries_from_huggingface
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
@@ -21,19 +21,7 @@ from edgespec.export.tensors import StoredTensor, Tensors
 
 # Derived constants, and copies of the target's that only training reads.
 _IGNORED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
-_LAYER_ROLES = (
-    *"qkvo",
-    "q_bias",
-    "k_bias",
-    "v_bias",
-    "q_norm",
-    "k_norm",
-    "input_norm",
-    "mlp_norm",
-    "gate",
-    "up",
-    "down",
-)
+_LAYER_ROLES = (*"qkvo", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "input_norm", "mlp_norm", *PARTS)
 LAYER_NAMES = {role: LAYER_TENSORS[role][1] for role in _LAYER_ROLES}
 _LAYER_NEEDS = ("q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
 _TOGETHER = (("q_bias", "k_bias", "v_bias"), ("q_norm", "k_norm"))  # a layer has all of them or none
