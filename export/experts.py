@@ -69,31 +69,26 @@ class ExpertsWriter:
         """
         if not self._rule.has_fused_products:
             return self._mixed(name, x, router_logits, routing, stacks, choice)
-        op, constant, hidden = self._nodes.op, self._nodes.constant, stacks[0].matrices[0][0].columns
+        op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
+        hidden = stacks[0].matrices[0][0].columns
         shares, experts = self._choose(router_logits, routing, choice)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
-        routes = op("Gather", each, op("Reshape", experts, constant("flat", np.array([-1]))), axis=0)
-        axis_0, axis_1 = (constant(f"axis_{axis}", np.array([axis])) for axis in (0, 1))
-        counts = op("ReduceSum", routes, axis_0, keepdims=0)
+        routes = op("Gather", each, op("Reshape", experts, ints(-1)), axis=0)
+        counts = op("ReduceSum", routes, ints(0), keepdims=0)
         is_odd = op("Cast", op("Mod", counts, constant("two", np.array([2], np.float32)), fmod=1), to=_BOOL)
         added = op("Compress", each, is_odd, axis=0)
 
-        tokens = op("Reshape", x, constant("tokens_apart", np.array([-1, 1, hidden])))
-        copies = op("Tile", tokens, constant("routes_of_token", np.array([1, routing.num_used, 1])))
-        rows = constant("rows", np.array([-1, hidden]))
-        first = op(
-            "Slice", op("Reshape", x, rows), constant("zero", np.array([0])), constant("one", np.array([1]))
-        )
-        shape = op("Concat", op("Shape", added, start=0, end=1), constant("hidden", np.array([hidden])), axis=0)
-        fed = op("Concat", op("Reshape", copies, rows), op("Expand", first, shape), axis=0)
+        tokens = op("Reshape", x, ints(-1, 1, hidden))
+        copies = op("Tile", tokens, ints(1, routing.num_used, 1))
+        first = op("Slice", op("Reshape", x, ints(-1, hidden)), ints(0), ints(1))
+        shape = op("Concat", op("Shape", added, start=0, end=1), ints(hidden), axis=0)
+        fed = op("Concat", op("Reshape", copies, ints(-1, hidden)), op("Expand", first, shape), axis=0)
         outputs = self._experts(name, fed, op("Concat", routes, added, axis=0), stacks)
         num_routes = op("Shape", routes, start=0, end=1)
-        outputs = op("Slice", outputs, constant("zero", np.array([0])), num_routes, axis_0)
-        apart = constant("routes_apart", np.array([-1, routing.num_used, hidden]))
-        weighted = op(
-            "Mul", op("Reshape", outputs, apart), op("Unsqueeze", shares, constant("axis_2", np.array([2])))
-        )
-        return op("Unsqueeze", op("ReduceSum", weighted, axis_1, keepdims=0), axis_0)
+        outputs = op("Slice", outputs, ints(0), num_routes, ints(0))
+        apart = op("Reshape", outputs, ints(-1, routing.num_used, hidden))
+        weighted = op("Mul", apart, op("Unsqueeze", shares, ints(2)))
+        return op("Unsqueeze", op("ReduceSum", weighted, ints(1), keepdims=0), ints(0))
 
     def _mixed(
         self,
@@ -105,7 +100,7 @@ class ExpertsWriter:
         choice: ir.Value | None,
     ) -> ir.Value:
         """The output of a kernel that chooses and adds up itself, in the form that WebGPU and CUDA take."""
-        op, constant, last = self._nodes.op, self._nodes.constant, np.array([-1])
+        op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
         logits = op("Cast", router_logits, to=_FLOAT) if self._rule.is_half else router_logits
         shares = op("Sigmoid", logits) if routing.is_sigmoid else op("Softmax", logits, axis=-1)
         kept, scores = shares, op("Log", shares)
@@ -113,7 +108,7 @@ class ExpertsWriter:
             judged = shares if choice is None else op("Add", shares, choice)
             judged = self._within_groups(judged, routing)
             largest = self._largest("num_used", judged, routing.num_used)
-            least = op("Gather", largest, constant("last_used", np.array([routing.num_used - 1])), axis=1)
+            least = op("Gather", largest, ints(routing.num_used - 1), axis=1)
             is_chosen = op("GreaterOrEqual", judged, least)
             scores = op("Where", is_chosen, scores, constant("unchosen", np.array(-1e4, np.float32)))
             kept = op("Where", is_chosen, shares, constant("no_share", np.array(0, np.float32)))
@@ -121,7 +116,7 @@ class ExpertsWriter:
         mixed = self._experts(name, x, scores, stacks, routing.num_used)
         scale = constant("routed_scale", np.array(routing.scale, np.float32))
         if not routing.is_normalized:
-            total = op("ReduceSum", self._largest("num_used", kept, routing.num_used), constant("last", last))
+            total = op("ReduceSum", self._largest("num_used", kept, routing.num_used), ints(-1))
             scale = op("Mul", total, scale)
         elif routing.scale == 1:
             return mixed
@@ -139,9 +134,7 @@ class ExpertsWriter:
         judged = router_logits if choice is None or shares is None else op("Add", shares, choice)
         judged = self._within_groups(judged, routing)
         outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
-        largest, chosen = self._nodes.node(
-            "TopK", [judged, constant("num_used", np.array([routing.num_used]))], outputs
-        )
+        largest, chosen = self._nodes.node("TopK", [judged, self._nodes.ints(routing.num_used)], outputs)
         if shares is None:
             return op("Softmax", largest, axis=-1), chosen
         own = op("GatherElements", shares, chosen, axis=1)
@@ -155,16 +148,16 @@ class ExpertsWriter:
         """The scores of experts in the best groups, by the sum of their best two, and -inf for the others."""
         if routing.num_used_groups == routing.num_groups:
             return judged
-        op, constant, last = self._nodes.op, self._nodes.constant, np.array([-1])
+        op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
         size = routing.num_experts // routing.num_groups
-        groups = op("Reshape", judged, constant("groups", np.array([-1, routing.num_groups, size])))
+        groups = op("Reshape", judged, ints(-1, routing.num_groups, size))
         best = self._largest("best_two", groups, 2)
-        sums = op("ReduceSum", best, constant("last", last), keepdims=0)
+        sums = op("ReduceSum", best, ints(-1), keepdims=0)
         used = self._largest("used_groups", sums, routing.num_used_groups)
-        is_used = op("GreaterOrEqual", sums, op("ReduceMin", used, constant("last", last)))
+        is_used = op("GreaterOrEqual", sums, op("ReduceMin", used, ints(-1)))
         none = constant("no_score", np.array(-np.inf, np.float32))
-        kept = op("Where", op("Unsqueeze", is_used, constant("last", last)), groups, none)
-        return op("Reshape", kept, constant("ungrouped", np.array([-1, routing.num_experts])))
+        kept = op("Where", op("Unsqueeze", is_used, ints(-1)), groups, none)
+        return op("Reshape", kept, ints(-1, routing.num_experts))
 
     def _sum_columns(self, x: ir.Value, count: int) -> ir.Value:
         """The sum of each row, [num_tokens, 1]; ReduceSum adds in an order by the place of a row in memory."""
@@ -175,7 +168,7 @@ class ExpertsWriter:
 
     def _largest(self, name: str, x: ir.Value, count: int) -> ir.Value:
         outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]
-        return self._nodes.node("TopK", [x, self._nodes.constant(name, np.array([count]))], outputs)[0]
+        return self._nodes.node("TopK", [x, self._nodes.ints(count)], outputs)[0]
 
     def _experts(
         self, name: str, x: ir.Value, scores: ir.Value, stacks: Sequence[ExpertStack], num_used: int = 1

@@ -148,7 +148,7 @@ class _Decoder:
         ArgMax in place (runtimes/device_rows.py). Maxima can hide NaN, a sum does not.
         """
         op, constant = self.write.op, self.write.constant
-        last = constant("axis_2", np.array([2]))
+        last = self.write.ints(2)
         ids = self.write.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
         none = constant("no_token", np.array(vocab_size, np.float32))
         is_largest = op("Equal", logits, op("ReduceMax", logits, last))

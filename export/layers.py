@@ -41,7 +41,7 @@ class LayerWriter:
         self.config, self.tensors, self.weights, self.rule = config, tensors, weights, rule
         self.rotates_apart = rotates_apart
         self.nodes = Nodes()
-        self.op, self.constant = self.nodes.op, self.nodes.constant
+        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
         self.linear = LinearWriter(self.nodes, self.weights, self.rule)
         self.experts = ExpertsWriter(self.nodes, self.weights, self.rule, config.gate_limit)
         self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
@@ -116,8 +116,8 @@ class LayerWriter:
 
     def lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
-        counted = self.op("ReduceSum", mask, self.constant("axis_1", np.array([1])), keepdims=0)
-        last = self.op("Sub", counted, self.constant("one", np.array([1])))
+        counted = self.op("ReduceSum", mask, self.ints(1), keepdims=0)
+        last = self.op("Sub", counted, self.ints(1))
         total = self.op("Gather", self.op("Shape", mask), self.constant("index_1", np.array(1)), axis=0)
         int32 = int(ir.DataType.INT32)
         return self.op("Cast", last, to=int32), self.op("Cast", total, to=int32)
@@ -145,9 +145,7 @@ class LayerWriter:
             count = self.op("Gather", self.op("Shape", x), self.constant("index_1", np.array(1)), axis=0)
             first, step = self.constant("first", np.array(0)), self.constant("step", np.array(1))
             behind = self.op("Sub", self.op("Range", first, count, step), self.op("Sub", count, step))
-            last = self.op(
-                "Unsqueeze", self.op("Cast", lengths[0], to=int64), self.constant("axis_1", np.array([1]))
-            )
+            last = self.op("Unsqueeze", self.op("Cast", lengths[0], to=int64), self.ints(1))
             self._positions = self.op("Add", last, behind)
         return self._positions
 
@@ -243,14 +241,12 @@ class LayerWriter:
         self, role: str, rows: ir.Value, count: int, change: Callable[[Floats], Floats] = lambda stored: stored
     ) -> ir.Value:
         """A causal convolution by channel: each count rows in a row, times their changed weights, added up."""
-        axis = self.constant("axis_1", np.array([1]))
         weights = change(self.tensors[role].vector()).astype(self.floats).reshape(-1, count)
         total: ir.Value | None = None
         for at in range(count):
-            first = self.constant(f"row_{at}_first", np.array([at]))
-            end = self.constant(f"row_{at}_end", np.array([at + 1 - count or np.iinfo(np.int64).max]))
+            places = self.ints(at), self.ints(at + 1 - count or np.iinfo(np.int64).max), self.ints(1)
             own = self.weights.append(f"{role}.{at}", [np.ascontiguousarray(weights[:, at])], [len(weights)])
-            term = self.op("Mul", self.op("Slice", rows, first, end, axis), own)
+            term = self.op("Mul", self.op("Slice", rows, *places), own)
             total = term if total is None else self.op("Add", total, term)
         assert total is not None
         return total
@@ -268,12 +264,10 @@ class LayerWriter:
                 continue
             role, size = f"{i}.{part}_norm", self._head_sizes(i)[at]
             columns = self.config.head_size(i) if part == "v" else self.tensors[role].columns
-            heads = self.constant(f"heads_of_{columns}", np.array([0, 0, -1, columns]))
-            row = self.constant(f"row_of_{size}", np.array([0, 0, size]))
             ones = np.ones(columns, self.floats)
             gain = self.weights.append(f"ones_{columns}", [ones], [columns]) if part == "v" else self.vector(role)
-            norm = self.rms_norm(self.op("Reshape", projected[at], heads), gain)
-            projected[at] = self.op("Reshape", norm, row)
+            norm = self.rms_norm(self.op("Reshape", projected[at], self.ints(0, 0, -1, columns)), gain)
+            projected[at] = self.op("Reshape", norm, self.ints(0, 0, size))
         return projected
 
     def _split_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
@@ -282,8 +276,7 @@ class LayerWriter:
         if len(projected) > 1 or len(parts) == 1:
             return projected
         outputs, sizes = [ir.Value(name=f"{i}.{part}.out") for part in parts], self._head_sizes(i)[: len(parts)]
-        lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes))
-        return [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
+        return [*self.nodes.node("Split", [*projected, self.ints(*sizes)], outputs=outputs, axis=-1)]
 
     def _head_sizes(self, i: int) -> list[int]:
         """Columns of all queries, keys and values of a layer."""
@@ -308,9 +301,8 @@ class LayerWriter:
         table = self.tensors[roles[0]]
         own = self.scale(self.linear.rows(roles[0], table, input_ids), math.sqrt(size))
         made = self.scale(self.product(roles[1], embedded), config.hidden_size**-0.5)
-        apart, joined = (np.array([0, 0, *shape]) for shape in ((config.num_layers, size), (table.columns,)))
-        normed = self.norm(op("Reshape", made, self.constant("layers_apart", apart)), roles[2])
-        both = op("Add", op("Reshape", normed, self.constant("layers_joined", joined)), own)
+        normed = self.norm(op("Reshape", made, self.ints(0, 0, config.num_layers, size)), roles[2])
+        both = op("Add", op("Reshape", normed, self.ints(0, 0, table.columns)), own)
         outputs = [ir.Value(name=f"{i}.input") for i in range(config.num_layers)]
         scaled = self.scale(both, math.sqrt(0.5))
         return self.nodes.node("Split", [scaled], outputs, axis=-1, num_outputs=len(outputs))
@@ -366,7 +358,7 @@ class LayerWriter:
         router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
         if f"{i}.router_bias" in self.tensors:
             router = self.op("Add", router, self.vector(f"{i}.router_bias"))
-        flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
+        flat = self.ints(-1, routing.num_experts)
         stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
         choice = None
         if (role := f"{i}.router_choice") in self.tensors:  # floats, as the shares are that it is added to
@@ -395,8 +387,7 @@ class LayerWriter:
         # Counted from the shape, since the host computes lengths; a negated number would be computed on the device
         # and copied back in the midst of the pass.
         start = self.op("Sub", self.op("Shape", x, start=1, end=2), num_logits)
-        ends = self.constant("end", np.array([np.iinfo(np.int64).max]))
-        return self.op("Slice", x, start, ends, self.constant("axis_1", np.array([1])))
+        return self.op("Slice", x, start, self.ints(np.iinfo(np.int64).max), self.ints(1))
 
 
 def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:

@@ -221,17 +221,13 @@ class LinearWriter:
         return self._add_offsets(rows, packed) if packed.form.has_offsets else rows
 
     def _add_offsets(self, rows: ir.Value, packed: _Packed) -> ir.Value:
-        constant, op = self.nodes.constant, self.nodes.op
+        constant, ints, op = self.nodes.constant, self.nodes.ints, self.nodes.op
         size, columns = packed.form.block_size, packed.columns
-        num_blocks = columns // size
-        zero, middle, end, last = (
-            constant(f"row_{at}", np.array([at])) for at in (0, columns, packed.num_inputs, -1)
-        )
-        as_blocks = constant("as_blocks", np.array([0, 0, num_blocks, size]))
-        weights = op("Reshape", op("Slice", rows, zero, middle, last), as_blocks)
+        zero, middle, end, last = (ints(at) for at in (0, columns, packed.num_inputs, -1))
+        weights = op("Reshape", op("Slice", rows, zero, middle, last), ints(0, 0, columns // size, size))
         offsets = op("Unsqueeze", op("Slice", rows, middle, end, last), last)
         scaled = op("Div", offsets, constant("block_size", np.array(size, _NUMPY[self._rule.storage])))
-        return op("Reshape", op("Add", weights, scaled), constant("as_rows", np.array([0, 0, columns])))
+        return op("Reshape", op("Add", weights, scaled), ints(0, 0, columns))
 
     def _flatten(self, name: str, packed: _Packed) -> ir.Value:
         """A matrix over bytes written before: gathered rows and the head's blocks share a place in the file."""

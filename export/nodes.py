@@ -64,6 +64,10 @@ class Nodes:
             self._constants[name].const_value = tensor
         return self._constants[name]
 
+    def ints(self, *numbers: int) -> ir.Value:
+        """A constant of whole numbers, [len(numbers)]."""
+        return self.constant(f"ints_{'_'.join(map(str, numbers))}", np.array(numbers, np.int64))
+
     def op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.node(kind, inputs, [ir.Value(name=f"{kind}_{len(self.nodes)}.out")], **attributes)[0]
 

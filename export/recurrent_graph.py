@@ -59,7 +59,7 @@ class RecurrenceWriter:
 
     def _behind(self, x: ir.Value, count: int) -> ir.Value:
         """The rows of x behind the first ones, which the convolution alone reads."""
-        return self._write.op("Slice", x, self._write.constant("rows_before", np.array([count])), *self._ends())
+        return self._write.op("Slice", x, self._write.ints(count), *self._ends())
 
     def _new(self, x: ir.Value) -> ir.Value:
         """The rows of x of new tokens, after a call of _read."""
@@ -79,7 +79,7 @@ class RecurrenceWriter:
         write = self._write
         spans = self._find_spans(parts[0], x)
         if self._has_edges:
-            pads = write.constant("edges", np.array([0, 1, 0, 0, 1, 0]))
+            pads = write.ints(0, 1, 0, 0, 1, 0)
             parts = [write.op("Pad", part, pads) for part in parts]
         cut = [
             write.nodes.node(
@@ -93,13 +93,12 @@ class RecurrenceWriter:
         outputs = [ir.Value(name=f"{i}.guessed"), ir.Value(name=f"{i}.guessed_state")]
         write.nodes.node("LinearAttention", [*guessed[:3], present, *guessed[3:]], outputs, **how)
         rows, (end, axis) = write.op("Concat", first, outputs[0], axis=1), self._ends()
-        end = write.constant("last_edge", np.array([-1])) if self._has_edges else end
+        end = write.ints(-1) if self._has_edges else end
         return write.op("Slice", rows, spans.first_read, end, axis)
 
     def _split(self, name: str, x: ir.Value, sizes: Sequence[int]) -> Values:
         outputs = [ir.Value(name=f"{name}.{at}") for at in range(len(sizes))]
-        lengths = self._write.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes))
-        return self._write.nodes.node("Split", [x, lengths], outputs, axis=-1)
+        return self._write.nodes.node("Split", [x, self._write.ints(*sizes)], outputs, axis=-1)
 
     def _softplus(self, x: ir.Value, width: int) -> ir.Value:
         """log(1 + exp(x)) of rows of a width.
@@ -110,24 +109,22 @@ class RecurrenceWriter:
         missing = -width % _PACKET
         if not missing:
             return self._write.op("Softplus", x)
-        pads = self._write.constant(f"pads_{missing}", np.array([0, 0, 0, 0, 0, missing]))
+        pads = self._write.ints(0, 0, 0, 0, 0, missing)
         longer = self._write.op("Softplus", self._write.op("Pad", x, pads))
         return self._split(f"{longer.name}.cut", longer, [width, missing])[0]
 
     def _of_heads(self, x: ir.Value, size: int) -> ir.Value:
         """x as heads of a size, [1, num_tokens, num_heads, size]."""
-        return self._write.op("Reshape", x, self._write.constant(f"heads_of_{size}", np.array([0, 0, -1, size])))
+        return self._write.op("Reshape", x, self._write.ints(0, 0, -1, size))
 
     def _of_rows(self, x: ir.Value, width: int) -> ir.Value:
         """Heads, or heads of heads, side by side again."""
-        return self._write.op("Reshape", x, self._write.constant(f"rows_of_{width}", np.array([1, -1, width])))
+        return self._write.op("Reshape", x, self._write.ints(1, -1, width))
 
     def _repeated(self, x: ir.Value, times: int) -> ir.Value:
         """Each head of x so many times in a row, as heads of heads."""
-        apart = self._write.op("Unsqueeze", x, self._write.constant("axis_3", np.array([3])))
-        return self._write.op(
-            "Expand", apart, self._write.constant(f"{times}_times", np.array([1, 1, 1, times, 1]))
-        )
+        apart = self._write.op("Unsqueeze", x, self._write.ints(3))
+        return self._write.op("Expand", apart, self._write.ints(1, 1, 1, times, 1))
 
     def _find_spans(self, rows: ir.Value, x: ir.Value) -> _Spans:
         if self._spans is None:
@@ -136,14 +133,13 @@ class RecurrenceWriter:
             first_new, first_read = (op("Sub", total, new),) * 2
             lengths = op("Concat", self.num_settled, op("Sub", total, self.num_settled), axis=0)
             if self._has_edges:
-                one = self._write.constant("one", np.array([1]))
+                one = self._write.ints(1)
                 lengths, first_read = op("Add", lengths, one), op("Add", first_new, one)
             self._spans = _Spans(lengths, first_new, first_read)
         return self._spans
 
     def _ends(self) -> tuple[ir.Value, ir.Value]:
-        end = self._write.constant("end", np.array([np.iinfo(np.int64).max]))
-        return end, self._write.constant("axis_1", np.array([1]))
+        return self._write.ints(np.iinfo(np.int64).max), self._write.ints(1)
 
     def _delta(self, i: int, rule: DeltaRule, x: ir.Value, past: Values, present: Values) -> ir.Value:
         write, op, heads = self._write, self._write.op, rule.num_value_heads
@@ -193,7 +189,7 @@ class RecurrenceWriter:
         step = write.scale(self._behind(step, rule.convolved - 1), rule.scales.steps)
         step = op("Add", step, write.vector(f"{i}.mamba_shift"))
         step = self._softplus(step, heads)
-        taken = self._by_head(rule, values, op("Unsqueeze", step, write.constant("axis_3", np.array([3]))))
+        taken = self._by_head(rule, values, op("Unsqueeze", step, write.ints(3)))
         parts = [query, key, taken, op("Mul", step, write.vector(f"{i}.mamba_decay", rule.decay))]
         how = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": "gated", "scale": 1.0}
         read = self._read(i, parts, past[0], present[0], x, **how)

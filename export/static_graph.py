@@ -190,7 +190,7 @@ class _StaticDecoder:
         half, rest = rotary.rotated // 2, self.config.head_dim - rotary.rotated
         lengths = [half, half, rest] if rest else [half, half]
         names = [ir.Value(name=f"part_{len(self.nodes.nodes)}.{at}") for at in range(len(lengths))]
-        sizes = self.nodes.constant(f"parts_{rotary.rotated}", np.array(lengths))
+        sizes = self.nodes.ints(*lengths)
         parts = self.nodes.node("Split", [x, sizes], outputs=names, axis=-1)
         first, second, *others = (self.activations.reencode(part, x) for part in parts)
         turned = self._move("Concat", second, first, *others, axis=-1)
@@ -226,7 +226,7 @@ class _StaticDecoder:
         """
         if role not in self.tensors:
             return x
-        op, last = self.nodes.op, self.nodes.constant("last", np.array([-1]))
+        op, last = self.nodes.op, self.nodes.ints(-1)
         root = self.nodes.constant("root_of_eps", np.array(math.sqrt(self.config.rms_eps), self.floats))
         peak = op("Add", op("ReduceMax", op("Abs", x), last, keepdims=1), root)
         x, root = op("Div", x, peak), op("Div", root, peak)
@@ -249,8 +249,7 @@ class _StaticDecoder:
         return x if cap is None else self._scale(self._op("Tanh", self._scale(x, 1 / cap)), cap)
 
     def _reshape(self, x: ir.Value, shape: list[int]) -> ir.Value:
-        name = "shape_" + "_".join(map(str, shape))
-        return self._move("Reshape", x, self.nodes.constant(name, np.array(shape)))
+        return self._move("Reshape", x, self.nodes.ints(*shape))
 
     def _matrix(self, role: str) -> ir.Value:
         tensor = self.tensors[role]

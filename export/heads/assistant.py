@@ -70,7 +70,7 @@ class _AssistantWriter:
 
     def __init__(self, shape: AssistantShape, write: LayerWriter) -> None:
         self.shape, self.write, self.config = shape, write, shape.config
-        self.op, self.constant = write.op, write.constant
+        self.op, self.ints, self.constant = write.op, write.ints, write.constant
         self.sources = [i for i, layer in enumerate(self.config.layers) if layer.keys_of is None]
 
     def build(self) -> ir.Model:
@@ -89,7 +89,7 @@ class _AssistantWriter:
         for i in self.sources:
             past, present = write.caches(i)
             self._append_keys(i, given[i], past, present, lengths)
-            held.append([op("Slice", each, *self._indices(0), total, *self._indices(2)) for each in present])
+            held.append([op("Slice", each, self.ints(0), total, self.ints(2)) for each in present])
             inputs += past
             outputs += present
         places = self._places(input_ids, held[0][1], total, lengths)
@@ -103,7 +103,7 @@ class _AssistantWriter:
         normed = write.norm(residual, "final_norm")
         state = write.as_float(write.product("back", normed))
         before = (parts - 1) * shape.target_size
-        state = op("Pad", state, self.constant("pads", np.array([0, 0, before, 0, 0, 0])))
+        state = op("Pad", state, self.ints(0, 0, before, 0, 0, 0))
         state = make_output(state, "state", ir.DataType.FLOAT, size)
         logits = write.as_float(self._logits(write.last_rows(normed, num_logits)))
         shown = "batch", "num_logits", tensors["head"].rows
@@ -111,9 +111,6 @@ class _AssistantWriter:
         return write.nodes.model(
             "assistant", inputs, [logits, state, *outputs], context_length=str(self.config.context_length)
         )
-
-    def _indices(self, *numbers: int) -> list[ir.Value]:
-        return [self.constant(f"index_of_{number}", np.array([number])) for number in numbers]
 
     def _append_keys(self, i: int, given: ir.Value, past: Values, present: Values, lengths: Lengths) -> None:
         """Keys and values of a layer of the target, of the states that go into it, after those that are held."""
@@ -137,8 +134,8 @@ class _AssistantWriter:
 
     def _norm_heads(self, i: int, x: ir.Value, gain: ir.Value) -> ir.Value:
         size = self.config.head_size(i)
-        apart = self.op("Reshape", x, self.constant(f"heads_of_{size}", np.array([0, 0, -1, size])))
-        return self.op("Reshape", self.write.rms_norm(apart, gain), self.constant("row", np.array([0, 0, -1])))
+        apart = self.op("Reshape", x, self.ints(0, 0, -1, size))
+        return self.op("Reshape", self.write.rms_norm(apart, gain), self.ints(0, 0, -1))
 
     def _places(self, input_ids: ir.Value, values: ir.Value, total: ir.Value, lengths: Lengths) -> _Places:
         """The position of each row, [1, num_tokens], and the bias of what it sees, by whether there is a window.
@@ -146,12 +143,12 @@ class _AssistantWriter:
         values: Of a layer, [1, heads, total, size], which are zeros where a token was drafted.
         """
         op, constant = self.op, self.constant
-        largest = op("ReduceMax", op("Abs", values), constant("all_but_slots", np.array([0, 1, 3])), keepdims=0)
+        largest = op("ReduceMax", op("Abs", values), self.ints(0, 1, 3), keepdims=0)
         is_known = op("Greater", largest, constant("nothing", np.array(0, self.write.floats)))
         slots = op("Range", constant("first", np.array(0)), op("Squeeze", total), constant("step", np.array(1)))
         own = op("Transpose", self.write.positions(input_ids, lengths), perm=[1, 0])
         seen = op("And", is_known, op("LessOrEqual", slots, own))
-        count = op("ReduceSum", op("Cast", seen, to=int(ir.DataType.INT64)), *self._indices(1), keepdims=1)
+        count = op("ReduceSum", op("Cast", seen, to=int(ir.DataType.INT64)), self.ints(1), keepdims=1)
         biases, hides = {}, [constant(f"bias_{x:g}", np.array(x, self.write.floats)) for x in (0, _HIDDEN)]
         for window in dict.fromkeys(layer.sliding_window for layer in self.config.layers):
             if window is not None:  # of the target's tokens; its own would be one more
@@ -177,7 +174,7 @@ class _AssistantWriter:
         query = write.product(f"{i}.q", x)
         query = self._norm_heads(i, query, write.vector(f"{i}.q_norm"))
         query = write.rotate(query, layer.rotary, 0, places[0], i)
-        by_head = self.constant(f"by_head_{size}", np.array([-1, kv_heads, config.num_heads // kv_heads, size]))
+        by_head = self.ints(-1, kv_heads, config.num_heads // kv_heads, size)
         query = op("Transpose", op("Reshape", query, by_head), perm=[1, 2, 0, 3])
         # Of all heads that read the same keys: [kv_heads, 1, total, size].
         key, value = (op("Transpose", each, perm=[1, 0, 2, 3]) for each in held[layer.keys_of])
@@ -186,7 +183,7 @@ class _AssistantWriter:
             "Add", write.scale(scores, config.attention_scale), places[1][layer.sliding_window is not None]
         )
         attended = op("Transpose", op("MatMul", op("Softmax", scores, axis=-1), value), perm=[2, 0, 1, 3])
-        row = self.constant(f"row_of_{size}", np.array([1, -1, config.num_heads * size]))
+        row = self.ints(1, -1, config.num_heads * size)
         return write.product(f"{i}.o", op("Reshape", attended, row))
 
     def _logits(self, x: ir.Value) -> ir.Value:
@@ -194,20 +191,18 @@ class _AssistantWriter:
         write, op, head = self.write, self.op, self.write.tensors["head"]
         if self.shape.clusters is None:
             return write.linear.head("head", x, head)
-        count = self.constant("num_chosen", np.array([self.shape.num_chosen]))
+        count = self.ints(self.shape.num_chosen)
         by_cluster = write.linear.floats("centroids", x, write.tensors["centroids"])
         chosen = [ir.Value(name=name) for name in ("best", "chosen")]
         write.nodes.node("TopK", [by_cluster, count], chosen, axis=-1, sorted=0)
         clusters = self.shape.clusters.astype(np.int64)
         table = write.weights.append("clusters", [clusters], clusters.shape)
         ids = op("Gather", table, chosen[1], axis=0)
-        ids = op("Reshape", ids, self.constant("flat_ids", np.array([0, 0, -1])))
+        ids = op("Reshape", ids, self.ints(0, 0, -1))
         rows = write.linear.rows("head", head, ids)
-        column = op("Unsqueeze", x, self.constant("last", np.array([-1])))
-        logits = op("Squeeze", op("MatMul", rows, column), self.constant("last", np.array([-1])))
-        shape = op(
-            "Concat", op("Shape", x, start=0, end=2), self.constant("num_rows", np.array([head.rows])), axis=0
-        )
+        column = op("Unsqueeze", x, self.ints(-1))
+        logits = op("Squeeze", op("MatMul", rows, column), self.ints(-1))
+        shape = op("Concat", op("Shape", x, start=0, end=2), self.ints(head.rows), axis=0)
         hidden = op("Expand", self.constant("no_logit", np.array(_HIDDEN, write.floats)), shape)
         return op("ScatterElements", hidden, ids, logits, axis=2)
 

@@ -127,18 +127,16 @@ class BlockShape:
                 features = op("Concat", hidden, token, axis=-1)
             found = writer.linear.floats("confidence_matrix", features, writer.tensors["confidence"])
             found = op("Sigmoid", op("Add", found, writer.vector("confidence_bias")))
-            found = op("Reshape", found, writer.constant("as_number", np.array([1, 1])))
+            found = op("Reshape", found, writer.ints(1, 1))
             outputs.append(writer.output("confidence", found, [1, 1]))
         return writer.nodes.model("step", inputs, outputs)
 
     def _select(self, writer: StepWriter, logits: ir.Value, known: ir.Value) -> ir.Value:
         """Logits of the likeliest tokens by the one before, of which known is made; others are hidden."""
-        op, count = writer.op, writer.constant("num_candidates", np.array([self.num_candidates]))
+        op, count = writer.op, writer.ints(self.num_candidates)
         best, ids = writer.nodes.node("TopK", [logits, count], [ir.Value(name="best"), ir.Value(name="ids")])
-        products = op(
-            "Mul", writer.rows("markov_head", ids), op("Unsqueeze", known, writer.constant("at_2", np.array([2])))
-        )
-        edges = op("ReduceSum", products, writer.constant("at_3", np.array([3])), keepdims=0)
+        products = op("Mul", writer.rows("markov_head", ids), op("Unsqueeze", known, writer.ints(2)))
+        edges = op("ReduceSum", products, writer.ints(3), keepdims=0)
         scores = op("Add", best, op("Cast", edges, to=int(ir.DataType.FLOAT)))
         hidden = op("Expand", writer.constant("no_logit", np.array(_HIDDEN, np.float32)), op("Shape", logits))
         return op("ScatterElements", hidden, ids, scores, axis=2)
@@ -149,7 +147,7 @@ class _BlockWriter:
 
     def __init__(self, block: BlockShape, write: LayerWriter) -> None:
         self.block, self.write, self.config = block, write, block.config
-        self.op, self.constant = write.op, write.constant
+        self.op, self.ints, self.constant = write.op, write.ints, write.constant
         self.groups = self.config.num_heads // self.config.num_kv_heads
         self.seen: dict[int | None, tuple[ir.Value, ir.Value | None]] = {}
 
@@ -185,7 +183,7 @@ class _BlockWriter:
         rows = self._rows(normed, first, num_tokens) if first else normed
         num_drafted = num_tokens - first
         state = write.output("state", rows, [1, num_drafted, config.hidden_size])
-        wanted = self.op("Slice", rows, self._index(0), num_logits, self._index(1))
+        wanted = self.op("Slice", rows, self.ints(0), num_logits, self.ints(1))
         logits = write.as_float(write.cap(head(write.scale(wanted, config.logit_scale))))
         num_columns = write.tensors.get("head", write.tensors["embedding"]).rows
         logits = make_output(logits, "logits", ir.DataType.FLOAT, [1, "num_logits", num_columns])
@@ -200,15 +198,14 @@ class _BlockWriter:
             return x, lambda y: y
         size = self.block.group_size
         groups = self.config.hidden_size // size
-        sizes = self.constant("kernel_sizes", np.array([groups] * 2 * num_taps))
         shares = [ir.Value(name=f"{part}_kernels.{i}") for i in range(2 * num_taps)]
-        write.nodes.node("Split", [write.product(f"{part}_kernels", x), sizes], shares, axis=-1)
+        write.nodes.node("Split", [write.product(f"{part}_kernels", x)], shares, axis=-1, num_outputs=2 * num_taps)
         kernels = write.tensors[f"{part}_kernel"].vector().astype(write.floats).reshape(-1, groups, size)
         names = [f"{part}_kernel.{i}" for i in range(2 * num_taps)]
         constants = [
             write.weights.append(*each, [groups, size]) for each in zip(names, kernels[:, None], strict=True)
         ]
-        one_each = self.constant("one_each", np.array([self.block.num_tokens, groups, 1]))
+        one_each = self.ints(self.block.num_tokens, groups, 1)
         taps = [
             op("Add", *each) for each in zip(constants, (op("Reshape", y, one_each) for y in shares), strict=True)
         ]
@@ -218,25 +215,18 @@ class _BlockWriter:
         """Each row of a block times the first tap, plus the row before it times the second, and so on."""
         op, num_tokens, hidden = self.op, self.block.num_tokens, self.config.hidden_size
         size = self.block.group_size
-        rows, terms = op("Reshape", x, self.constant("by_group", np.array([num_tokens, -1, size]))), []
+        rows, terms = op("Reshape", x, self.ints(num_tokens, -1, size)), []
         for tap, kernel in enumerate(taps):
             shifted = rows
             if tap:
                 none = self.constant(f"no_rows_{tap}", np.zeros((tap, hidden // size, size), self.write.floats))
-                kept = op("Slice", rows, self._index(0), self._index(-tap), self._index(0))
+                kept = op("Slice", rows, self.ints(0), self.ints(-tap), self.ints(0))
                 shifted = op("Concat", none, kept, axis=0)
             terms.append(op("Mul", kernel, shifted))
-        return op(
-            "Reshape",
-            reduce(partial(op, "Add"), terms),
-            self.constant("block_row", np.array([1, num_tokens, hidden])),
-        )
-
-    def _index(self, number: int) -> ir.Value:
-        return self.constant(f"index_of_{number}".replace("-", "minus_"), np.array([number]))
+        return op("Reshape", reduce(partial(op, "Add"), terms), self.ints(1, num_tokens, hidden))
 
     def _rows(self, x: ir.Value, start: int, stop: int) -> ir.Value:
-        return self.op("Slice", x, self._index(start), self._index(stop), self._index(1))
+        return self.op("Slice", x, self.ints(start), self.ints(stop), self.ints(1))
 
     def _attention(
         self,
@@ -279,21 +269,20 @@ class _BlockWriter:
         projected = self.write.product(role, x)
         if f"{role}_norm" not in tensors:
             return projected
-        heads = self.constant("heads", np.array([0, 0, -1, self.config.head_dim]))
-        row = self.constant(f"{part}_row", np.array([0, 0, tensors[role].rows]))
-        return self.op("Reshape", self.write.norm(self.op("Reshape", projected, heads), f"{role}_norm"), row)
+        heads = self.op("Reshape", projected, self.ints(0, 0, -1, self.config.head_dim))
+        return self.op("Reshape", self.write.norm(heads, f"{role}_norm"), self.ints(0, 0, tensors[role].rows))
 
     def _seen(self, window: int | None, num_before: ir.Value) -> tuple[ir.Value, ir.Value | None]:
         """The first token before the block that a layer sees, and the bias of those that not all rows see."""
         if window is None:
-            return self._index(0), None
+            return self.ints(0), None
         if window not in self.seen:
             op, num_tokens = self.op, self.block.num_tokens
             reach = (
                 np.full(num_tokens, window) if self.block.counts_from_known else window - 1 - np.arange(num_tokens)
             )
             wanted = op("Sub", num_before, self.constant(f"reach_{window}", reach[:1]))
-            start, bias = op("Max", wanted, self._index(0)), None
+            start, bias = op("Max", wanted, self.ints(0)), None
             if reach[-1] < reach[0]:
                 count = op("Squeeze", op("Sub", num_before, start))
                 # How far before the block each token lies that is seen.
@@ -329,15 +318,15 @@ class _BlockWriter:
         op, config, num_tokens = self.op, self.config, self.block.num_tokens
         window = config.layers[i].sliding_window
         first, bias = self._seen(window, num_before)
-        held = [op("Slice", each[0], first, num_before, self._index(2)) for each in (keys, values)]
-        old_keys, old_values = (op("Squeeze", each, self._index(0)) for each in held)
+        held = [op("Slice", each[0], first, num_before, self.ints(2)) for each in (keys, values)]
+        old_keys, old_values = (op("Squeeze", each, self.ints(0)) for each in held)
         kv_heads, head_dim, groups = config.num_kv_heads, config.head_dim, self.groups
-        by_head = self.constant("by_head", np.array([num_tokens, kv_heads, groups, head_dim]))
-        stacked = self.constant("stacked", np.array([kv_heads, groups * num_tokens, head_dim]))
+        by_head = self.ints(num_tokens, kv_heads, groups, head_dim)
+        stacked = self.ints(kv_heads, groups * num_tokens, head_dim)
         # Heads that share keys are rows of one product.
         query = op("Reshape", op("Transpose", op("Reshape", query, by_head), perm=[1, 2, 0, 3]), stacked)
         query = self.write.scale(query, config.attention_scale)
-        own = self.constant("own_heads", np.array([num_tokens, kv_heads, head_dim]))
+        own = self.ints(num_tokens, kv_heads, head_dim)
         key, value = (op("Transpose", op("Reshape", each[1], own), perm=[1, 0, 2]) for each in (keys, values))
         if self.write.rule.has_fused_products:
             products = [op("FusedMatMul", query, each, transB=1) for each in (old_keys, key)]
@@ -346,10 +335,10 @@ class _BlockWriter:
         biases = (bias, self._hidden_rows(i, window))
         scores = [each if by is None else op("Add", each, by) for each, by in zip(products, biases, strict=True)]
         shares = op("Softmax", op("Concat", *scores, axis=-1), axis=-1)
-        border, end = self._index(-num_tokens), self._index(int(np.iinfo(np.int64).max))
-        of_text = op("Slice", shares, self._index(0), border, self._index(2))
-        of_block = op("Slice", shares, border, end, self._index(2))
+        border, end = self.ints(-num_tokens), self.ints(int(np.iinfo(np.int64).max))
+        of_text = op("Slice", shares, self.ints(0), border, self.ints(2))
+        of_block = op("Slice", shares, border, end, self.ints(2))
         attended = op("Add", op("MatMul", of_text, old_values), op("MatMul", of_block, value))
-        apart = self.constant("apart", np.array([kv_heads, groups, num_tokens, head_dim]))
-        row = self.constant("row", np.array([1, num_tokens, config.num_heads * head_dim]))
+        apart = self.ints(kv_heads, groups, num_tokens, head_dim)
+        row = self.ints(1, num_tokens, config.num_heads * head_dim)
         return op("Reshape", op("Transpose", op("Reshape", attended, apart), perm=[2, 0, 1, 3]), row)

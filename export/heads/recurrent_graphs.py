@@ -78,7 +78,7 @@ class RecurrentShape:
         embedded, head = write.linear.embedding(tensors["embedding"], input_ids, "head", tensors.get("head"))
         given = write.as_activation(hidden)
         if self.has_mask:
-            size = write.op("ReduceL1", given, write.constant("last_axis", np.array([2])))
+            size = write.op("ReduceL1", given, write.ints(2))
             is_none = write.op("Equal", size, write.constant("nothing", np.array(0, write.floats)))
             row = _fused_row(write).astype(write.floats)
             given = write.op(
@@ -147,7 +147,7 @@ def build_fuse(write: LayerWriter, num_parts: int = 1, norm_behind: str = "") ->
     features = _floats("features", matrix.columns)
     parts = write.norm(write.as_activation(features), "fuse_norm")
     if "fuse_norm.0" in write.tensors:
-        sizes = write.constant("feature_sizes", np.array([matrix.columns // num_parts] * num_parts))
+        sizes = write.ints(*[matrix.columns // num_parts] * num_parts)
         split = [ir.Value(name=f"features.{at}") for at in range(num_parts)]
         write.nodes.node("Split", [parts, sizes], split, axis=-1)
         normed = [write.norm(part, f"fuse_norm.{at}") for at, part in enumerate(split)]

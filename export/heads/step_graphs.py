@@ -39,7 +39,7 @@ class StepWriter:
     def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
         self.tensors, self.weights = tensors, weights
         self.nodes = Nodes()
-        self.op, self.constant = self.nodes.op, self.nodes.constant
+        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
         self.linear = LinearWriter(self.nodes, weights, rule)
         self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
         self.floats = np.float16 if rule.is_half else np.float32
@@ -87,7 +87,7 @@ class StepWriter:
     def split(self, x: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
         name = f"split_{len(self.nodes.nodes)}"
         outputs = [ir.Value(name=f"{name}.{i}") for i in range(len(sizes))]
-        return self.nodes.node("Split", [x, self.constant(name, np.array(sizes))], outputs=outputs, axis=-1)
+        return self.nodes.node("Split", [x, self.ints(*sizes)], outputs=outputs, axis=-1)
 
 
 Body = Callable[[StepWriter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
