@@ -15,7 +15,6 @@ import edgespec
 from edgespec import EdgeSpecError, UnsuitedModel, UsageError
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.system.console import discard_output, info
-from edgespec.system.tables import read_table
 
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
@@ -102,35 +101,15 @@ def add_options(parser: ArgumentParser) -> None:
             add_option(groups[option.group], name)
 
 
+def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
+    """Add a flag that takes a path, or a short and a long one."""
+    parser.add_argument(*flag.split(), metavar="FILE", type=_parse_file, help=help, **settings)
+
+
 def _parse_file(text: str) -> Path:
     if not text:  # which Path takes for the current folder
         raise argparse.ArgumentTypeError("the name of the file is empty; give one")
     return Path(text)
-
-
-_KINDS: dict[str, dict[str, Any]] = {
-    "text": {},
-    "file": {"metavar": "FILE", "type": _parse_file},
-    "folder": {"type": Path},
-    "whole": {"metavar": "N", "type": int},
-    "number": {"type": float},
-    "switch": {"action": Switch},
-    "flag": {"action": "store_true"},
-}
-_FLAGS = read_table(__file__, "flags.toml")
-
-
-def add_flags(parser: argparse._ActionsContainer, command: str, *names: str) -> None:
-    """Add flags of a command, as flags.toml has them."""
-    for name in names:
-        stated = dict(_FLAGS[command][name])
-        kind = stated.pop("kind", "text")
-        settings = _KINDS[kind] | stated
-        if settings.pop("is_repeatable", False):
-            settings |= {"action": "append", "default": [] if "default" in stated else None}
-        if kind == "whole":
-            settings["help"] += _default_note(settings.get("default"))
-        parser.add_argument(*settings.pop("flags", f"--{name}").split(), **settings)
 
 
 def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
@@ -142,6 +121,11 @@ def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
         metavar="SERVER",
         help=f"{what}: its command in quotes, its address, or a .json file with mcpServers; repeatable",
     )
+
+
+def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:
+    """Add a flag that takes a whole number."""
+    parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))
 
 
 def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:

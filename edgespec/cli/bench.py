@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import (
-    add_flags,
+    add_count,
+    add_file,
     add_model,
     add_options,
     attribute_name,
@@ -36,10 +37,37 @@ OpenPeers = Callable[["edgespec.Engine"], AbstractContextManager[Sequence["Peer"
 
 def add_bench(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
-    add_flags(parser, "bench", "prompts", "per-category", "max-tokens", "rounds", "temperature", "learned")
-    add_flags(parser, "bench", "both-modes", "compare", "resume")
+    add_file(
+        parser, "--prompts", "JSON Lines with prompt or turns (default: built-in); repeatable", action="append"
+    )
+    add_count(parser, "--per-category", "only the first N prompts of each category")
+    add_count(parser, "--max-tokens", "tokens per answer", 128)
+    add_count(parser, "--rounds", "answer every prompt N times", 3)
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="as for chat (default: 0)")
+    parser.add_argument(
+        "--learned",
+        choices=("fresh", "stored"),
+        default="fresh",
+        help="acceptance rates at the start of each round: none, or those that sessions stored (default: fresh)",
+    )
+    parser.add_argument(
+        "--both-modes",
+        action="store_true",
+        help="measure speculation in deterministic mode and without it, next to each other",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="DRAFTER",
+        action="append",
+        default=[],
+        help="measure this drafter too, in the same run and in a session of its own; repeatable",
+    )
+    add_file(parser, "--resume", "note each answered prompt in FILE, and go on there if it was interrupted")
     reports = parser.add_argument_group("reports")
-    add_flags(reports, "bench", "html", "report")
+    add_file(reports, "--html", "write a page with charts, one prompt and its answer")
+    add_file(
+        reports, "--report", "measure nothing: show what --json printed or --resume noted, or write it with --html"
+    )
     add_options(parser)
     parser.show_first(
         *(
@@ -206,7 +234,7 @@ def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:
 
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    add_flags(parser, "score", "file")
+    add_file(parser, "--file", "a text file", required=True)
     add_options(parser)
     parser.set_defaults(run=_score)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import FormatError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    add_flags,
+    Switch,
+    add_file,
     add_mcp,
     add_model,
     add_options,
@@ -39,9 +40,51 @@ def add_chat(parser: CommandParser) -> None:
     parser.add_argument(
         PROMPT_WORDS, metavar="PROMPT", nargs="?", help="answer it and exit, as --prompt does; in quotes"
     )
-    add_flags(parser, "chat", "prompt", "attach", "continue", "stop", "schema", "tools")
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
+        "if stdin is a terminal)",
+    )
+    add_file(
+        parser,
+        "--attach",
+        "send the text of FILE with the prompt, or with the first message: text, code, Markdown, CSV or PDF; "
+        "repeatable",
+        action="append",
+        default=[],
+    )
+    parser.add_argument(
+        "--continue",
+        dest="continues",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="continue the last chat, or the one of that name, with its model",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
+    )
+    add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
+    add_file(
+        parser, "--tools", "let the model call the functions of FILE.py; you are asked before each call is run"
+    )
     add_mcp(parser, "let the model call the tools of an MCP server, each call after a question")
-    add_flags(parser, "chat", "allow", "think")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="TOOL",
+        help="run calls of TOOL without asking, or of all; repeatable; without a terminal only these are run",
+    )
+    parser.add_argument(
+        "--think",
+        action=Switch,
+        default=None,
+        help="let MODEL reason before it answers, or not, if its chat template has that switch",
+    )
     add_options(parser)
     _add_files_of_passes(parser)
     parser.show_first(
@@ -63,7 +106,15 @@ def add_chat(parser: CommandParser) -> None:
 def _add_files_of_passes(parser: CommandParser) -> None:
     """Add the flags of files that tell what each pass did."""
     advanced = parser.add_argument_group("advanced")
-    add_flags(advanced, "chat", "log-rounds", "trace", "overwrite")
+    add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
+    add_file(
+        advanced,
+        "--trace",
+        "draw when target and drafter worked, if FILE ends in .svg; else JSON for chrome://tracing",
+    )
+    advanced.add_argument(
+        "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+    )
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    add_flags,
+    add_count,
+    add_file,
     add_option,
     add_options,
     load_engine,
@@ -39,11 +40,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
     )
-    add_flags(parser, "doctor", "no-self-test")
+    parser.add_argument("--no-self-test", action="store_true", help="run no model")
     exactness = parser.add_argument_group("exactness")
-    add_flags(exactness, "doctor", "exactness")
+    exactness.add_argument(
+        "--exactness", metavar="MODEL", help="compare this model's text with and without drafting, token by token"
+    )
     add_option(exactness, "drafter")
-    add_flags(exactness, "doctor", "prompts", "max-tokens")
+    add_file(exactness, "--prompts", "JSON Lines, each with prompt or turns; the first turn is used")
+    add_count(exactness, "--max-tokens", "tokens per answer", 32)
     add_options(parser)
     parser.set_defaults(run=_doctor)
 

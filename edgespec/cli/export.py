@@ -3,12 +3,15 @@
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import DeviceUnavailable, UsageError
 from edgespec.cli.arguments import (
-    add_flags,
+    Switch,
+    add_count,
+    add_file,
     add_options,
     model_home,
     print_result,
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
+_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
+_FORMS = ("cpu", "gpu", "npu")
 
 
 def add_export(parser: CommandParser) -> None:
@@ -43,8 +48,34 @@ def add_export(parser: CommandParser) -> None:
         "Hugging Face hub: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
     )
     place = parser.add_mutually_exclusive_group()
-    add_flags(place, "export", "output", "name", "add-to")
-    add_flags(parser, "export", "precision", "context-length", "adapter", "dry-run", "check", "revision")
+    place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
+    place.add_argument(
+        "--name", metavar="NAME", help="prepare it in the model home, where models list and serve find it by NAME"
+    )
+    place.add_argument(
+        "--add-to",
+        metavar="PAIR",
+        type=Path,
+        help="a pair folder, to which to add the forms for the named devices",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=_PRECISIONS,
+        help="of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU here without fp16)",
+    )
+    add_count(
+        parser,
+        "--context-length",
+        "the longest text in tokens (default: the model's own; with longrope that of its first training)",
+    )
+    add_file(parser, "--adapter", "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the export would take; needs no --output"
+    )
+    parser.add_argument(
+        "--check", action=Switch, help="compare the result with its source (default: if ONNX Runtime is installed)"
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
     add_options(parser)
     _add_drafter(parser)
     _add_advanced(parser)
@@ -58,18 +89,38 @@ def add_export(parser: CommandParser) -> None:
 def _add_drafter(parser: argparse.ArgumentParser) -> None:
     """Options for a drafter: one that is exported beside the model, or one of the model's own layers."""
     pair = parser.add_argument_group("pair", "Export a target and its drafter into one folder.")
-    add_flags(pair, "export", "drafter", "drafter-precision", "drafter-form")
+    pair.add_argument(
+        "--drafter",
+        metavar="SOURCE",
+        help="export this smaller model or drafting head too, as the drafter of SOURCE; mtp: the layers for "
+        "multi-token prediction that SOURCE itself has",
+    )
+    pair.add_argument(
+        "--drafter-precision",
+        choices=_PRECISIONS,
+        metavar="PRECISION",
+        help="as for --precision (default: source; of a drafting head int8, where its file has floats)",
+    )
+    pair.add_argument(
+        "--drafter-form", choices=_FORMS, help="as for --form (default: what --drafter-device needs)"
+    )
     own = parser.add_argument_group("drafter from the model's own layers")
     layers = own.add_mutually_exclusive_group()
     _add_layers(layers, "--keep-layers", "write a drafter of these layers too, such as 0-5,9")
     _add_layers(layers, "--skip-layers", "write a drafter without these layers too")
-    add_flags(own, "export", "vocab-subset", "vocab-corpus")
+    add_count(own, "--vocab-subset", "trim the drafter's head to the N most frequent tokens")
+    add_file(own, "--vocab-corpus", "the text in which tokens are counted")
     _add_layers(own, "--hidden-states", "let the model output the hidden states of these layers")
 
 
 def _add_advanced(parser: argparse.ArgumentParser) -> None:
     advanced = parser.add_argument_group("advanced")
-    add_flags(advanced, "export", "form")
+    advanced.add_argument(
+        "--form",
+        choices=_FORMS,
+        help="gpu: fp16 activations and cache; npu: fixed shapes and basic operators (default: what --device "
+        "needs)",
+    )
     choices: dict[str, tuple[list[Any], str]] = {
         "block-size": ([32, 64, 128], "weights that share a scale, in int4 and int8"),
         "exporter": (
@@ -80,7 +131,7 @@ def _add_advanced(parser: argparse.ArgumentParser) -> None:
     for name, (known, what) in choices.items():
         note = f"{what} (default: {known[0]})"
         advanced.add_argument(f"--{name}", type=type(known[0]), default=known[0], choices=known, help=note)
-    add_flags(advanced, "export", "calibration")
+    add_file(advanced, "--calibration", "for w8a16: prompts (JSON Lines) that show the range of activations")
 
 
 def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> None:

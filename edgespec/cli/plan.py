@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 
 import edgespec
-from edgespec.cli.arguments import add_flags, add_option, add_options, load_arguments, model_home, print_result
+from edgespec.cli.arguments import add_option, add_options, load_arguments, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.system.console import info
 
@@ -12,7 +12,7 @@ from edgespec.system.console import info
 def add_plan(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the target: a model, as for chat")
     add_option(parser, "drafter")
-    add_flags(parser, "plan", "measure")
+    parser.add_argument("--measure", action="store_true", help="repeat all measurements, also on separate cores")
     add_options(parser)
     parser.show_first("--drafter", "--measure", "--device", "--drafter-device", "--memory", "--offline", "--json")
     parser.set_defaults(run=_plan)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    add_flags,
+    Switch,
+    add_file,
     add_option,
     attribute_name,
     checked_name,
@@ -49,7 +50,17 @@ def add_preset(parser: CommandParser) -> None:
 
 
 def _add_contents(action: CommandParser) -> None:
-    add_flags(action, "preset", "from", "file", "stop", "schema", "tools", "think", "overwrite")
+    action.add_argument("--from", dest="source", metavar="MODEL", help="a model as for chat, or another preset")
+    add_file(
+        action, "-f --file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options come before it"
+    )
+    action.add_argument("--stop", action="append", metavar="TEXT", help="end answers before TEXT; repeatable")
+    add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
+    add_file(action, "--tools", "let the model call the functions of FILE.py, in edgespec chat alone")
+    action.add_argument(
+        "--think", action=Switch, default=None, help="let the model reason before it answers, or not"
+    )
+    action.add_argument("--overwrite", action="store_true", help="replace a preset of the same name")
     for name in PRESET_OPTIONS:
         add_option(action, name)
     action.show_first(

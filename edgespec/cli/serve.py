@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import edgespec
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
-    add_flags,
+    add_file,
     add_mcp,
     add_model,
     add_options,
@@ -35,7 +35,7 @@ def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
     add_mcp(parser, "let clients list and run the tools of an MCP server")
-    add_flags(parser, "serve", "log")
+    add_file(parser, "--log", "write messages to the end of FILE, and none to the terminal")
     parser.show_first(
         *("--host", "--port", "--api-key", "--allow-origin", "--no-web", "--max-models", "--max-parallel"),
         *("--idle-timeout", "--max-tokens", "--drafter", "--device", "--memory", "--offline"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
-    add_flags,
+    add_count,
     add_mcp,
     add_model,
     add_options,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.cli.service_manager import Command, ServiceManager
 
 _WAIT_S = 60.0  # for a command of the system
+_LINES = 50
 
 
 def add_service(parser: CommandParser) -> None:
@@ -48,7 +49,7 @@ def add_service(parser: CommandParser) -> None:
         if name in ("install", "uninstall"):
             action.add_argument("--dry-run", action="store_true", help="print what would be written and run")
         if name == "logs":
-            add_flags(action, "service", "lines")
+            add_count(action, "--lines", "how many", _LINES)
             action.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
         if name == "install":
             add_model(action, is_optional=True)

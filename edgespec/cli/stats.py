@@ -8,7 +8,7 @@ from datetime import date, timedelta
 
 import edgespec
 from edgespec import UsageError
-from edgespec.cli.arguments import add_flags, model_home, print_result
+from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.table import table
 
 _HOW = """\
@@ -25,7 +25,7 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="WHEN", type=_first_day, help="count from a day on: 7d, 4w or 2026-11-30 (default: all)"
     )
-    add_flags(parser, "stats", "delete")
+    parser.add_argument("--delete", action="store_true", help="forget all counts")
     parser.set_defaults(run=_stats)
 
 

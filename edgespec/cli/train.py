@@ -4,12 +4,14 @@ import argparse
 from dataclasses import asdict
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import (
-    add_flags,
+    add_count,
+    add_file,
     add_model,
     add_options,
     load_engine,
@@ -30,11 +32,62 @@ _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 def add_train(parser: CommandParser) -> None:
     add_model(parser)
-    add_flags(parser, "train", "output")
+    parser.add_argument(
+        "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"
+    )
     prompts = parser.add_mutually_exclusive_group()
-    add_flags(prompts, "train", "corpus", "from-answers")
-    add_flags(parser, "train", "held-out", "written", "minutes", "disk")
-    add_flags(parser, "train", "epochs", "variation", "draft-vocab", "train-device")
+    add_file(
+        prompts,
+        "--corpus",
+        "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
+        "along, and as many as there is time for that the model writes)",
+    )
+    prompts.add_argument(
+        "--from-answers",
+        action="store_true",
+        help="train on the answers that are stored for MODEL, and write none",
+    )
+    add_file(
+        parser,
+        "--held-out",
+        "prompts that are not trained on, and say how often the head is right, as --corpus has them (default: one "
+        "of twelve)",
+    )
+    parser.add_argument(
+        "--written",
+        metavar="SHARE",
+        type=float,
+        help="the share of texts whose prompts the model writes itself, 0 to 1 (default: 0.5, and 0 with --corpus "
+        "or --from-answers)",
+    )
+    parser.add_argument(
+        "--minutes", metavar="M", type=float, default=60.0, help="how long it may take in all (default: 60)"
+    )
+    parser.add_argument(
+        "--disk", metavar="SIZE", default="4G", help="room for hidden states, such as 512M (default: 4G)"
+    )
+    parser.add_argument(
+        "--epochs",
+        metavar="N",
+        type=float,
+        default=0.0,
+        help="end when each token was trained on so often (default: when the time is over)",
+    )
+    parser.add_argument(
+        "--variation",
+        metavar="SHARE",
+        type=float,
+        default=0.0,
+        help="the share of the loss, 0 to 1, that counts refused drafts (total variation) and not cross-entropy "
+        "(default: 0)",
+    )
+    add_count(parser, "--draft-vocab", "tokens that the head can draft", 16_384)
+    parser.add_argument(
+        "--train-device",
+        choices=("auto", "cpu", "cuda", "mps", "xpu"),
+        default="auto",
+        help="where PyTorch trains (default: cuda if there is one, else cpu) and, of cuda and cpu, runs the model",
+    )
     add_options(parser)
     parser.show_first(
         "--output", "--minutes", "--corpus", "--from-answers", "--disk", "--train-device", "--offline"
