@@ -192,8 +192,8 @@ def config_from_huggingface(
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
-    kinds, sizes = stated.get("layer_types", stated.get("sliding_window_pattern")), None
-    is_local = local_layers(stated, family, kinds, num_layers)
+    pattern, sizes = stated.get("layer_types", stated.get("sliding_window_pattern")), None
+    is_local = local_layers(stated, family, pattern, num_layers)
     if family.has_layer_sizes:
         _refuse_experts(path, stated.get("enable_moe_block"))
         sizes = sizes_from_huggingface(stated, is_local)
@@ -205,7 +205,7 @@ def config_from_huggingface(
         is_local_plain=family.is_local_plain,
         local_head_dim=head_dim,
     )
-    mixed = mixed_from_huggingface(stated, family, num_layers, kinds)
+    mixed = mixed_from_huggingface(stated, family, num_layers)
     window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
     rope = SourceSettings(path, stated.get("rope_parameters", {}))
     growth = "llama_4_scaling_beta", "original_max_position_embeddings"

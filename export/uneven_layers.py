@@ -65,7 +65,8 @@ class LayerSizes(NamedTuple):
 
 def sizes_from_huggingface(stated: SourceSettings, is_local: Sequence[bool]) -> LayerSizes:
     """The sizes by a config.json, of transformers since 5.20 or before. Raises SourceError: A number is odd."""
-    num_sharing, own = _whole(stated, "num_kv_shared_layers", len(is_local)), stated.get("per_layer_config", {})
+    num_sharing = _whole(stated, "num_kv_shared_layers", len(is_local))
+    own = {int(number): sizes for number, sizes in stated.get("per_layer_config", {}).items()}  # of "05" too
     heads, inner = stated.count("num_key_value_heads"), stated.count("intermediate_size")
     is_one = bool(stated.get("attention_k_eq_v"))  # one matrix for keys and values
     full_heads = stated.count("num_global_key_value_heads", heads) if is_one else heads
@@ -76,7 +77,7 @@ def sizes_from_huggingface(stated: SourceSettings, is_local: Sequence[bool]) -> 
             if local:
                 yield LayerSize(heads, stated.count("head_dim"), width)
                 continue
-            at = SourceSettings(stated.path, own.get(str(i), {}))
+            at = SourceSettings(stated.path, own.get(i, {}))
             head_dim = at.count("head_dim", stated.count("global_head_dim", 512))
             yield LayerSize(at.count("num_key_value_heads", full_heads), head_dim, width, not is_one)
 
@@ -149,16 +150,15 @@ def mixed_from_gguf(
     return _convolved(stated, others, "shortconv.l_cache")
 
 
-def mixed_from_huggingface(
-    stated: SourceSettings, family: Family, num_layers: int, kinds: Any
-) -> dict[int, Layer]:
+def mixed_from_huggingface(stated: SourceSettings, family: Family, num_layers: int) -> dict[int, Layer]:
     """The layers without attention, by the kinds of all layers."""
+    kinds = stated.get("layer_types", ())
     if family.has_delta:
         return _delta_layers(stated, num_layers, rule_from_huggingface(stated))
     if family.has_convolutions:
         return _convolved(stated, [i for i, kind in enumerate(kinds) if kind == "conv"], "conv_L_cache")
     names = ("mamba", "linear_attention") if family.has_mamba else ()
-    others = [i for i, kind in enumerate(kinds or ()) if kind in names]
+    others = [i for i, kind in enumerate(kinds) if kind in names]
     if not (others or family.has_both):
         return {}
     return _mamba_layers(family, num_layers, others, mamba_from_huggingface(stated))

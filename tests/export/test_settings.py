@@ -10,6 +10,7 @@ from families import FAMILIES
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
+from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.read_config import config_from_huggingface
 from edgespec.export.settings import SourceSettings, sampling_from_json
 from edgespec.export.sources import read_source
@@ -82,6 +83,11 @@ MISTRAL = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max
 MISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
 
+def decoder_of(settings: dict[str, Any]) -> DecoderConfig:
+    rows = StoredTensor("model.embed_tokens.weight", Path("a"), 0, settings["vocab_size"], 64, "F32")
+    return config_from_huggingface("a", *decoder_part(settings, {rows.name: rows}))
+
+
 @pytest.mark.parametrize(
     ("family", "key", "assumed"),
     [  # what configuration_*.py of transformers has for each
@@ -104,10 +110,9 @@ MISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 )
 def test_setting_that_is_left_out_is_what_transformers_assumes(family: str, key: str, assumed: object) -> None:
     config = {**FAMILIES[family]["config"], "head_dim": 64}  # of which a quarter can be rotated
-    rows = StoredTensor("model.embed_tokens.weight", Path("a"), 0, config["vocab_size"], 64, "F32")
 
     def described(settings: dict[str, Any]) -> list[object]:
-        found = config_from_huggingface("a", *decoder_part(settings, {rows.name: rows}))
+        found = decoder_of(settings)
         turned = [layer.rotary and (layer.rotary.inv_freq.tolist(), layer.rotary.scale) for layer in found.layers]
         windows = [layer.sliding_window for layer in found.layers]
         return [found.rms_eps, found.attention_scale, found.query_growth, found.context_length, turned, windows]
@@ -121,3 +126,21 @@ def test_scaling_under_its_older_name_is_not_replaced_by_what_is_assumed() -> No
     stated = decoder_part({**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {})[0]
     assert stated["rope_parameters"] is None
     assert stated["rope_theta"] == 1.5e5
+
+
+@pytest.mark.parametrize(("family", "period"), [("gemma3", 6), ("exaone4", 4)])
+def test_a_period_may_stand_for_the_kinds_of_all_layers(family: str, period: int) -> None:
+    whole = FAMILIES[family]["config"]
+    stated = {key: value for key, value in whole.items() if key != "layer_types"}
+    found = decoder_of({**stated, "sliding_window_pattern": period}).layers
+    kinds = [(layer.sliding_window, layer.rotary is None) for layer in found]
+    assert kinds == [(layer.sliding_window, layer.rotary is None) for layer in decoder_of(whole).layers]
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+def test_layers_with_sizes_of_their_own_may_be_numbered_in_any_width(digits: int) -> None:
+    config = {**FAMILIES["gemma4"]["config"], "num_hidden_layers": 12, "layer_types": ["sliding_attention"] * 12}
+    config["layer_types"][5::6] = ["full_attention"] * 2
+    config["per_layer_config"] = {f"{i:0{digits}}": {"head_dim": 48, "num_key_value_heads": 1} for i in (5, 11)}
+    found = decoder_of(config)
+    assert [(found.head_size(i), found.kv_heads(i)) for i in (4, 5, 11)] == [(16, 2), (48, 1), (48, 1)]
