@@ -93,7 +93,8 @@ def read_what_is_valid(path: Path) -> tuple[dict[str, Setting], list[str]]:
 
 def _entries(path: Path) -> list[tuple[str, object, str]]:
     """The options of a file, unchecked: name, value, and file with line."""
-    text = _read(path)
+    if not (text := _read(path)):
+        return []
     with _toml_errors(path):
         document = tomllib.loads(text)
     return [

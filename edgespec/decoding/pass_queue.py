@@ -163,7 +163,8 @@ class PassQueue(Generic[Part, Result]):
             while batch := self._next_batch(entry):
                 self._run(batch, alone)
         finally:
-            self._leave(entry)
+            if not entry.is_done:
+                self._leave(entry)
         if entry.error is not None:
             try:
                 raise entry.error
@@ -223,8 +224,6 @@ class PassQueue(Generic[Part, Result]):
 
     def _leave(self, entry: _Entry[Part, Result]) -> None:
         """Take out a pass whose thread was interrupted while it waited."""
-        if entry.is_done:
-            return
         with self._changed:
             entry.is_done = True  # if others run it as a part of theirs, nobody wants it when that fails
             if entry in self._waiting:

@@ -95,7 +95,7 @@ class RequestQueue:
             # One that goes first may not have woken yet, and would find this answer at work again and again.
             if ticket in self._holders and any(each.priority > ticket.priority for each in self._waiting):
                 self._take_back(ticket)
-            if ticket not in self._holders:
+            if ticket not in self._holders and (self._waiting or len(self._holders) == self._num_caches):
                 self._wait(ticket)
             if not ticket.is_cancelled:
                 self._admit(ticket)

@@ -333,9 +333,10 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
-        if self._channels is None:
-            return self._behind_header(self._finish(), is_last=True)
-        return self._channels.text(self._finish()) + self._channels.end()
+        rest = self._finish()
+        if self._channels:
+            return self._channels.text(rest) + self._channels.end()
+        return self._behind_header(rest, is_last=True) if self._header else rest
 
     def _finish(self) -> str:
         rest = self._rest()
