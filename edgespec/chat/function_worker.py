@@ -1,4 +1,4 @@
-"""The process that runs functions of a file of Python; function_process.py starts it with the path of the file.
+"""The process that runs functions of a file of Python; tool_box.py starts it with the path of the file.
 
 It writes what the functions are, then takes a call a line and writes what it gave, all as JSON. What functions
 print is no part of that: it is caught, and sent with the result. It ends with the process that started it.

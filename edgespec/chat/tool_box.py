@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from edgespec import Engine, ModelError, Tool, ToolProcess, open_servers, require_allowed
-from edgespec.chat.function_process import open_functions
+from edgespec import Engine, ModelError, Tool, ToolProcess, UsageError, open_servers, require_allowed
 from edgespec.system.console import warn
 from edgespec.system.printable import one_line
 
@@ -86,6 +85,13 @@ class ToolBox:
             f" ({'runs without asking' if tool.name in self.allowed else 'asks before each call'})"
             for tool in self.tools
         ]
+
+
+def open_functions(path: Path) -> ToolProcess:
+    """The functions of a file, as tools. Raises UsageError: It cannot be read or run, or has no function."""
+    if not path.is_file():
+        raise UsageError(f"{path} is no file; wanted a file of Python with functions")
+    return ToolProcess(["-m", "edgespec.chat.function_worker", str(path.absolute())], str(path))
 
 
 def open_tools(path: Path | None, servers: Sequence[str], allowed: Collection[str]) -> ToolBox:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edgespec import ToolCall, ToolProcess, UsageError
-from edgespec.chat.function_process import open_functions
+from edgespec.chat.tool_box import open_functions
 from edgespec.engine import tool_process
 from edgespec.engine.tool_process import MAX_RESULT
 from edgespec.system.line_process import LineProcess
