@@ -12,11 +12,12 @@ figures are on the page at once: a run that is cut off has said all it knew. Pri
 its operators run, and how the likeliest token is found, with ties and by rows; passes by form and rows, the first
 one of each width too; which widths give equal rows, also in a second session; what lies between two passes of
 plain decoding, the memory that it takes, and whether an answer ran a width that had not run; what CUDA graphs
-give; answers with drafters that read the text, with likely repeats and without, and with a drafter on the CPU in
-three schedules, each beside plain decoding in turn in one session; prompts of 50 to 1,500 tokens, in deterministic
-mode, the default where it holds, and without it; and rows, trees and greedy tokens beside the CPU's
-(compare_with_cpu.py). Speeds name their mode. At the end stands a line for each bad figure, which says what to do
-about it. The exit code is 1 where anything was wrong or failed.
+give, in deterministic mode and without it; answers with drafters that read the text, with likely repeats and
+without, and with a drafter on the CPU in three schedules, each beside plain decoding in turn in one session;
+prompts of 50 to 1,500 tokens in both modes; and rows, trees and greedy tokens beside the CPU's
+(compare_with_cpu.py). Speeds name their mode, which is the default one where modes are not compared. At the end
+stands a line for each bad figure, which says what to do about it. The exit code is 1 where anything was wrong or
+failed.
 """
 
 import json

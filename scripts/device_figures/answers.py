@@ -15,8 +15,10 @@ from device_figures.page import Figure, name_mode
 from device_figures.peak_memory import record_peak_memory
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import EVEN_WIDTHS
+from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes.passes import Passes
 from edgespec.setup.open_model import weights_size
+from edgespec.setup.row_proof import MOST_COST
 
 _DRAFT_LENGTH = 3
 _PROMPT = "The rain in the hall had stopped by the time that anyone thought of the roof."
@@ -101,16 +103,43 @@ def _pass_and_gap_s(steps: list[RunPass]) -> tuple[float, float]:
 
 
 def answer_with_recordings(checked: Checked, precision: str) -> Iterator[Figure]:
-    """Plain decoding with each pass started anew, and with passes replayed, outside deterministic mode."""
-    target, device = checked.form(precision), checked.device
-    if not device.records_passes:
+    """Plain decoding with each pass started anew, and with passes replayed, in both modes."""
+    if not checked.device.records_passes:
         raise LeftOut("only CUDA records passes")
+    speeds = dict[bool, float]()
+    for deterministic in (True, False):
+        mode = name_mode(is_deterministic=deterministic)
+        try:
+            for figure in _answer_with_recordings(checked, precision, deterministic):
+                yield figure
+                if "tokens_per_second" in figure.values:
+                    speeds[deterministic] = figure.values["tokens_per_second"]
+        except DeviceUnavailable as error:
+            yield Figure(f"{precision}, {mode}: refused: {error}", {"form": precision, "mode": mode})
+    if len(speeds) == 2:
+        ratio = speeds[True] / max(speeds[False], 1e-9)
+        yield Figure(
+            f"{precision}: plain decoding in deterministic mode is {ratio:.2f} of that without it",
+            {"form": precision, "ratio": ratio},
+            f"deterministic mode costs much here ({precision}: {ratio:.2f}): --no-deterministic gives one text up"
+            if ratio < 1 / MOST_COST
+            else None,
+        )
+
+
+def _answer_with_recordings(checked: Checked, precision: str, deterministic: bool) -> Iterator[Figure]:
+    target, device, mode = checked.form(precision), checked.device, name_mode(is_deterministic=deterministic)
     speeds, texts, is_recording = [], [], False
-    how: dict[str, Any] = {"drafter": "none", "deterministic": False}  # in deterministic mode nothing is recorded
     for cuda_graph in (False, True):
         with (
             record_passes() as passes,
-            load(target.folder, device=device.name, cuda_graph=cuda_graph, **how) as engine,
+            load(
+                target.folder,
+                device=device.name,
+                cuda_graph=cuda_graph,
+                drafter="none",
+                deterministic=deterministic,
+            ) as engine,
         ):
             engine.generate(_PROMPT, max_tokens=16, temperature=0.0)
             passes.clear()
@@ -121,20 +150,27 @@ def answer_with_recordings(checked: Checked, precision: str) -> Iterator[Figure]
         speeds.append(_speed(answer))
         texts.append(answer.token_ids)
         yield Figure(
-            f"{precision}, {name_mode(is_deterministic=False)}, "
-            f"{'replayed' if is_recording else 'not recorded'}: {speeds[-1]:.1f} tokens/s, "
+            f"{precision}, {mode}, {'replayed' if is_recording else 'not recorded'}: {speeds[-1]:.1f} tokens/s, "
             f"{1e3 * pass_s:.2f} ms a pass and {1e3 * gap_s:.2f} between two",
-            {"form": precision, "is_recording": is_recording, "pass_s": pass_s, "gap_s": gap_s},
+            {
+                "form": precision,
+                "mode": mode,
+                "is_recording": is_recording,
+                "tokens_per_second": speeds[-1],
+                "pass_s": pass_s,
+                "gap_s": gap_s,
+            },
         )
     ratio, text = speeds[1] / max(speeds[0], 1e-9), "same" if texts[0] == texts[1] else "another"
     yield Figure(
-        f"{precision}: CUDA graphs give {ratio:.2f} times the speed, and {text} text",
-        {"form": precision, "ratio": ratio, "text": text},
-        f"passes in {precision} are not replayed; what edgespec says as it opens the model is the reason"
+        f"{precision}, {mode}: CUDA graphs give {ratio:.2f} times the speed, and {text} text",
+        {"form": precision, "mode": mode, "ratio": ratio, "text": text},
+        f"passes in {precision} ({mode}) are not replayed; what edgespec says as it opens the model is the reason"
         if not is_recording
-        else f"CUDA graphs lose here ({precision}: {ratio:.2f}): --no-cuda-graph"
+        else f"CUDA graphs lose here ({precision}, {mode}: {ratio:.2f}): --no-cuda-graph"
         if ratio < _LOSES
         else None,
+        is_wrong=deterministic and texts[0] != texts[1],
     )
 
 
@@ -155,12 +191,17 @@ def _find_new_widths(name: str, engine: Any, opened: set[int], passes: list[RunP
 
 
 def answer_with_text_drafters(checked: Checked, precision: str) -> Iterator[Figure]:
-    """Answers with drafters that read the text, each beside plain ones in turn in one session."""
+    """Answers with drafters that read the text, each beside plain ones in turn in one session.
+
+    In the mode of users, and those of auto in the other one too.
+    """
     target = checked.form(precision)
-    for drafter in _DRAFTERS:
+    for drafter, deterministic in [*((each, None) for each in _DRAFTERS), (_DRAFTERS[0], False)]:
         with (
             record_passes() as passes,
-            load(target.folder, device=checked.device_name, drafter=drafter) as engine,
+            load(
+                target.folder, device=checked.device_name, drafter=drafter, deterministic=deterministic
+            ) as engine,
         ):
             opened = {each.width for each in passes}
             passes.clear()

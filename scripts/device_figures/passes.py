@@ -17,13 +17,14 @@ from device_figures.page import Figure, by_width, name_mode
 from edgespec.errors import EdgeSpecError
 from edgespec.memory.free_memory import free_memory
 from edgespec.runtimes import cuda
-from edgespec.runtimes.device_checks import DeviceChecks
+from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks
 from edgespec.runtimes.device_rows import choice_graph
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
 from edgespec.runtimes.node_placement import find_strays, format_placement, read_node_placement
 from edgespec.runtimes.session import fast_model, load_graph
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
 from edgespec.setup.open_model import ModelFolder, open_model, weights_bytes
+from edgespec.setup.row_proof import MOST_COST
 from edgespec.system.units import format_bytes
 
 # Other kernels of CUDA's provider for matrices in blocks. ONNX Runtime has them off (docs/log/devices.md).
@@ -61,6 +62,7 @@ def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:
         strays and f"{strays}: each costs a copy to the host and back in every pass",
     )
     del decoder
+    yield from _find_mode(DeviceChecks(target.folder, target.manifest, device).read())
     graph, names = target.folder / target.manifest.graph, target.manifest.signature
     if names.best is None:
         raise LeftOut("the graph finds no likeliest token")
@@ -77,6 +79,18 @@ def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:
         else None
         if is_first
         else "ties are not resolved as on the host, so whole rows are copied: see runtimes/device_rows.py",
+    )
+
+
+def _find_mode(check: DeviceCheck | None) -> Iterator[Figure]:
+    """What deterministic mode costs before a draft, and whether it is the default where rows are equal."""
+    if not check or not (same := check.shapes[True]):
+        return
+    mode = name_mode(is_deterministic=check.same_cost <= MOST_COST)
+    yield Figure(
+        f"in deterministic mode passes have {same.rows[0]} tokens, and {same.reads[0]} of a prompt; one without a "
+        f"draft takes {check.same_cost:.2f} times as long as outside it; the default, if rows are equal: {mode}",
+        {"widths": same.rows, "reads": same.reads, "cost": check.same_cost, "mode": mode},
     )
 
 
