@@ -105,11 +105,11 @@ def load(
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
             these were measured to be faster.
         allow_fallback: Use the CPU where a named device cannot run the model; the figures' downgrades report it.
-        cuda_graph: Record passes on an NVIDIA GPU and replay them, where replays are found right. False where they
-            are to be started anew each time, as in deterministic mode.
+        cuda_graph: Record passes on an NVIDIA GPU and replay them, where replays are found right, and in
+            deterministic mode equal to the bit. False where they are to be started anew each time.
         deterministic: Have one text, to the byte, whatever drafts. By default wherever that is proved for the
-            model on its device, which takes seconds once; True refuses a device where it does not hold, False
-            gives it up for some speed.
+            model on its device, which takes seconds once, except on a GPU where passes without a draft would take
+            more than a tenth longer; True refuses a device where it does not hold, False gives it up for speed.
         exact: Also where it does not hold, have the greedy text of plain decoding: what a near-tie of two tokens
             decides is decided again in passes of one token, which can cost more than drafting saves.
         offline: Never connect.
