@@ -157,21 +157,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         notes += ("the file names no pre-tokenizer: text is cut as llama.cpp cuts it, which may be worse",)
     types = types[: _count_real(pieces, types, num_rows)]
     pieces = _distinct(path, pieces[: len(types)])
-    add_bos = bool(get("add_bos_token", kind in ("llama", "gemma4") or get("pre") in _BOS_FIRST))
-    prefix, template = bool(get("add_space_prefix", True)), _template(metadata)
-    if kind == "gpt2":
-        tokenizer = _byte_level(path, pieces, get("merges"), get("pre", "default"))
-    elif kind == "llama":
-        tokenizer = _sentencepiece(pieces, _merges_by_score(path, pieces, get("scores"), types), types, prefix)
-    elif kind == "gemma4":
-        prefix = False
-        tokenizer = _checked(
-            path, lambda: _sentencepiece(pieces, _stated_merges(path, get("merges")), types, prefix)
-        )
-        # No merge joins a line end to something else.
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    else:
-        raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2, llama and gemma4")
+    prefix, template = bool(get("add_space_prefix", True)) and kind != "gemma4", _template(metadata)
+    tokenizer = _tokenizer(path, get, pieces, types, prefix)
     typed = list(zip(pieces, types, strict=True))
     found = (get(f"{key}_token_id") for key in ("eos", "eot", "eom"))
     stated = {token for token in found if isinstance(token, int) and 0 <= token < len(pieces)}
@@ -179,12 +166,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     control = [piece for piece, type_ in typed if type_ in _SPECIAL or (type_ in _TEXTS and piece in marks)]
     defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and piece not in marks]
     is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"  # Phi-4's tokenizer is gpt2
-    absorbing = set(control) - _KEEP_SPACE if is_phi3 else set()
-    tokenizer.add_special_tokens(
-        [AddedToken(piece, special=True, normalized=False, rstrip=piece in absorbing) for piece in control]
-    )
-    # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
-    tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
+    _add_tokens(tokenizer, control, defined, set(control) - _KEEP_SPACE if is_phi3 else set(), prefix)
     named = set(control).intersection(ends_of_turn(control))
     ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
     eos = get("eos_token_id")
@@ -194,9 +176,37 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         # SentencePiece files of 2023 leave out that it is 1.
         bos_token_id=get("bos_token_id", 1 if kind == "llama" and types[1:2] == [_CONTROL] else None),
         eos_token_ids=ends,
-        add_bos=add_bos,
+        add_bos=bool(get("add_bos_token", kind in ("llama", "gemma4") or get("pre") in _BOS_FIRST)),
         notes=notes,
     )
+
+
+def _tokenizer(
+    path: object, get: Callable[..., Any], pieces: list[str], types: list[int], prefix: bool
+) -> Tokenizer:
+    """The tokenizer of the kind that the file names, without added tokens; get: Looks a setting up."""
+    kind = get("model")
+    if kind == "gpt2":
+        return _byte_level(path, pieces, get("merges"), get("pre", "default"))
+    if kind == "llama":
+        return _sentencepiece(pieces, _merges_by_score(path, pieces, get("scores"), types), types, prefix)
+    if kind != "gemma4":
+        raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2, llama and gemma4")
+    tokenizer = _checked(path, lambda: _sentencepiece(pieces, _stated_merges(path, get("merges")), types, prefix))
+    # No merge joins a line end to something else.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    return tokenizer
+
+
+def _add_tokens(
+    tokenizer: Tokenizer, control: Sequence[str], defined: Sequence[str], absorbing: Collection[str], prefix: bool
+) -> None:
+    """Add control tokens, of which some absorb the white space after them, and those that a user defined."""
+    tokenizer.add_special_tokens(
+        [AddedToken(piece, special=True, normalized=False, rstrip=piece in absorbing) for piece in control]
+    )
+    # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
+    tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
 
 
 def _marks(template: Any, typed: Iterable[tuple[str, int]]) -> set[str]:
