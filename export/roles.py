@@ -3,8 +3,8 @@
 Experts have the roles {layer}.gate.{expert}, {layer}.up.{expert} and {layer}.down.{expert}.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from typing import NamedTuple
 
@@ -56,7 +56,9 @@ def tensors_by_role(
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
-        found, used = _expert_tensors(path, config, stored, config.routing, is_gguf=is_gguf)
+        experts = _Experts(path, config, stored, config.routing, is_gguf)
+        experts.read()
+        found, used = experts.found, experts.used
     for role, name in _names(family, column).items():
         layers = _layers_of(config, role)
         own_names = [name.format(i=i) for i in layers]
@@ -283,66 +285,99 @@ def _mlp_shape(config: DecoderConfig, part: str, size: int) -> tuple[int, int]:
     return (config.hidden_size, size) if part == "down" else (size, config.hidden_size)
 
 
-def _expert_tensors(
-    path: object, config: DecoderConfig, stored: Tensors, routing: Routing, *, is_gguf: bool
-) -> tuple[dict[str, StoredTensor], set[str]]:
-    """Router and experts of all layers by role, and the names that they are stored under."""
-    found: dict[str, StoredTensor] = {}
-    used: set[str] = set()
-    family, num_experts, column = FAMILIES[config.architecture], routing.num_experts, 0 if is_gguf else 1
-    needs = family.needs
+@dataclass(slots=True)
+class _Experts:
+    """Routers and experts of all layers.
 
-    def take(name: str, rows: int, columns: int) -> StoredTensor:
-        if name not in stored:
-            raise _lacks(path, name)
-        used.add(name)
-        return _require_shape(path, stored[name], (rows, columns))
+    found: What was taken, by role.
+    used: The names that it is stored under.
+    """
 
-    def take_bias(own: str, need: str, rows: int, columns: int) -> StoredTensor | None:
-        names = (f"{own}.bias", f"{own}_bias")
-        name = next((name for name in names if name in stored), names[0])
-        return take(name, rows, columns) if name in stored or need in needs else None
+    path: object
+    config: DecoderConfig
+    stored: Tensors
+    routing: Routing
+    is_gguf: bool
+    found: dict[str, StoredTensor] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
 
-    prefix, held = ("blk", NAMES["experts"]["gguf"]) if is_gguf else ("model.layers", family.experts)
-    for i, part in product(range(routing.num_dense), PARTS):
-        role = f"{{i}}.{part}"
-        name = family.names.get(role, _TENSOR_NAMES[role])[column].format(i=i)
-        found[f"{i}.{part}"] = take(name, *_mlp_shape(config, part, routing.dense_size))
-    shapes = {"router_choice": (1, num_experts), "shared.router": (1, config.hidden_size)}
-    shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in PARTS}
-    layers = range(routing.num_dense, config.num_layers)
-    for i, (role, names) in product(layers, NAMES["beside_experts"].items()):
-        known = [f"{prefix}.{i}.{name}" for name in names]
-        name = next((name for name in known if name in stored), known[column])
-        if name in stored or role in needs or (routing.shared_size and role.removeprefix("shared.") in PARTS):
-            found[f"{i}.{role}"] = take(name, *shapes[role])
-    if held is NUMBERED_EXPERTS and (stack := stored.get(f"{prefix}.{layers[0]}.mlp.experts.gate_up_proj")):
-        held = NAMES["experts"]["stacked" if stack.columns == config.hidden_size else "turned"]
-    if is_gguf and f"{prefix}.{layers[0]}.ffn_gate_up_exps.weight" in stored:
-        held = NAMES["experts"]["gguf_stacked"]
-    for i, (name, (*mark, last)) in product(layers, held.items()):
-        own, parts = f"{prefix}.{i}.{name}", [part for part in (*mark, last) if part not in "*T"]
+    def read(self) -> None:
+        family, routing = FAMILIES[self.config.architecture], self.routing
+        for i, part in product(range(routing.num_dense), PARTS):
+            role = f"{{i}}.{part}"
+            name = family.names.get(role, _TENSOR_NAMES[role])[0 if self.is_gguf else 1].format(i=i)
+            self.found[f"{i}.{part}"] = self._take(name, *_mlp_shape(self.config, part, routing.dense_size))
+        layers = range(routing.num_dense, self.config.num_layers)
+        for i in layers:
+            self._read_beside(i)
+        for i, (name, (*mark, last)) in product(layers, self._held().items()):
+            self._read_matrices(i, f"{self._prefix}.{i}.{name}", mark, last)
+
+    @property
+    def _prefix(self) -> str:
+        return "blk" if self.is_gguf else "model.layers"
+
+    @property
+    def _needs(self) -> Collection[str]:
+        return FAMILIES[self.config.architecture].needs
+
+    def _held(self) -> Mapping[str, Sequence[str]]:
+        """What the experts' matrices of a layer hold, by their names: see NAMES."""
+        first, held = f"{self._prefix}.{self.routing.num_dense}", FAMILIES[self.config.architecture].experts
+        if self.is_gguf:
+            is_stacked = f"{first}.ffn_gate_up_exps.weight" in self.stored
+            held = NAMES["experts"]["gguf_stacked" if is_stacked else "gguf"]
+        elif held is NUMBERED_EXPERTS and (stack := self.stored.get(f"{first}.mlp.experts.gate_up_proj")):
+            held = NAMES["experts"]["stacked" if stack.columns == self.config.hidden_size else "turned"]
+        return held
+
+    def _read_beside(self, i: int) -> None:
+        """What layer i has beside the experts and their router."""
+        routing, config = self.routing, self.config
+        shapes = {"router_choice": (1, routing.num_experts), "shared.router": (1, config.hidden_size)}
+        shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in PARTS}
+        for role, names in NAMES["beside_experts"].items():
+            known = [f"{self._prefix}.{i}.{name}" for name in names]
+            name = next((name for name in known if name in self.stored), known[0 if self.is_gguf else 1])
+            is_shared = routing.shared_size and role.removeprefix("shared.") in PARTS
+            if name in self.stored or role in self._needs or is_shared:
+                self.found[f"{i}.{role}"] = self._take(name, *shapes[role])
+
+    def _read_matrices(self, i: int, own: str, mark: Sequence[str], last: str) -> None:
+        """What layer i stores as own."""
+        num_experts, parts = self.routing.num_experts, [part for part in (*mark, last) if part not in "*T"]
         if parts == ["router"]:
-            found[f"{i}.router"] = take(f"{own}.weight", num_experts, config.hidden_size)
-            if (bias := take_bias(own, "router_bias", 1, num_experts)) is not None:
-                found[f"{i}.router_bias"] = bias
-            continue
-        rows, columns = _shape(config, last)
+            self.found[f"{i}.router"] = self._take(f"{own}.weight", num_experts, self.config.hidden_size)
+            if (bias := self._take_bias(own, "router_bias", 1, num_experts)) is not None:
+                self.found[f"{i}.router_bias"] = bias
+            return
+        rows, columns = _shape(self.config, last)
         if "{number}" in own:
             for number in range(num_experts):
-                found[f"{i}.{last}.{number}"] = take(f"{own}.weight".format(number=number), rows, columns)
-            continue
-        if own in stored and "T" in mark:
-            stacks = {"": take(own, num_experts * columns, len(parts) * rows).transposed(num_experts)}
+                name = f"{own}.weight".format(number=number)
+                self.found[f"{i}.{last}.{number}"] = self._take(name, rows, columns)
+            return
+        if own in self.stored and "T" in mark:
+            stacks = {"": self._take(own, num_experts * columns, len(parts) * rows).transposed(num_experts)}
         else:
-            name = own if own in stored else f"{own}.weight"
-            stacks = {"": take(name, num_experts * len(parts) * rows, columns)}
-        if (bias := take_bias(own, "expert_bias", num_experts, len(parts) * rows)) is not None:
+            name = own if own in self.stored else f"{own}.weight"
+            stacks = {"": self._take(name, num_experts * len(parts) * rows, columns)}
+        if (bias := self._take_bias(own, "expert_bias", num_experts, len(parts) * rows)) is not None:
             stacks["_bias"] = replace(bias, rows=bias.rows * bias.columns, columns=1)
         for (ending, stack), (at, part) in product(stacks.items(), enumerate(parts)):
             order = np.arange(at, len(parts) * rows, len(parts)) if "*" in mark else None
             start = 0 if "*" in mark else at * rows
             for number in range(num_experts):
                 one = stack.part(number * len(parts) * rows + start, rows)
-                found[f"{i}.{part}.{number}{ending}"] = replace(one, row_order=order)
-    return found, used
+                self.found[f"{i}.{part}.{number}{ending}"] = replace(one, row_order=order)
+
+    def _take(self, name: str, rows: int, columns: int) -> StoredTensor:
+        if name not in self.stored:
+            raise _lacks(self.path, name)
+        self.used.add(name)
+        return _require_shape(self.path, self.stored[name], (rows, columns))
+
+    def _take_bias(self, own: str, need: str, rows: int, columns: int) -> StoredTensor | None:
+        names = (f"{own}.bias", f"{own}_bias")
+        name = next((name for name in names if name in self.stored), names[0])
+        return self._take(name, rows, columns) if name in self.stored or need in self._needs else None
