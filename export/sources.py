@@ -27,7 +27,7 @@ from edgespec.export.settings import (
     sampling_from_json,
     translate_unusual,
 )
-from edgespec.export.tensors import Sizes, StoredTensor, Tensors
+from edgespec.export.tensors import Sizes, StoredTensor
 from edgespec.export.text_part import decoder_part
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
@@ -170,8 +170,12 @@ def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) ->
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored, context_length)
-    if pooling or _is_tied(folder, stated, stored):  # vectors need no head
-        stored.pop("lm_head.weight", None)
+    head = stored.get("lm_head.weight")
+    is_tied = _is_said_tied(folder, settings, has_head=head is not None)
+    if head and (pooling or (is_tied and (sizes or head.holds_same(stored["model.embed_tokens.weight"])))):
+        del stored["lm_head.weight"]  # vectors need none
+    elif head and is_tied:  # transformers takes it too
+        notes = (*notes, "its config.json says that its head is its embedding; the other head that it has is used")
     sha256 = "" if sizes else join_hashes(sorted({tensor.path for tensor in stored.values()}))
     return LoadedSource(
         config=config,
@@ -234,23 +238,21 @@ def read_sampling(folder: Path) -> SuggestedSampling | None:
     return sampling_from_json(path, read_json(path, needed=False))
 
 
-def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Tensors) -> bool:
-    """True if the embedding is the head; without the setting it is where there is no other.
+def _is_said_tied(folder: Path, settings: Mapping[str, Any], *, has_head: bool) -> bool:
+    """True if a config.json says that the embedding is the head, for the whole model or for its text part.
 
     Raises SourceError: The setting is neither true nor false, or the head that it requires is missing.
     """
-    key, has_head = "tie_word_embeddings", "lm_head.weight" in stored
-    setting = stated.get(key)
-    if setting is None:
-        return not has_head
-    if not isinstance(setting, bool):
-        raise SourceError(f"{folder}: {key} is {setting!r}, wanted true or false; fetch config.json again")
-    if not setting and not has_head:
+    key, parts = "tie_word_embeddings", (settings, settings.get("text_config") or {})
+    said = [setting for part in parts if (setting := part.get(key)) is not None]
+    if odd := [setting for setting in said if not isinstance(setting, bool)]:
+        raise SourceError(f"{folder}: {key} is {odd[0]!r}, wanted true or false; fetch config.json again")
+    if said and not any(said) and not has_head:
         raise SourceError(
             f"{folder} has no tensor lm_head.weight, and its config.json sets {key} to false, so that it needs "
             "one; the folder is incomplete, fetch it again"
         )
-    return setting
+    return any(said)
 
 
 def _mask_token_id(folder: Path, config: DecoderConfig, settings: dict[str, Any]) -> int | None:

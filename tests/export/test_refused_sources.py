@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from families import FAMILIES, weights_of
 from refusals import assert_refused
 
 from edgespec.errors import ModelError, SourceError
@@ -304,6 +305,30 @@ def test_head_is_the_embedding_where_nothing_is_said_of_it(folder: Path, tmp_pat
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config))
     assert read_source(folder).head == expected
+
+
+@pytest.mark.parametrize(("says", "is_same"), [(True, True), (True, False), (None, False), (False, False)])
+def test_head_that_is_stored_is_used_unless_it_is_the_embedding(
+    tmp_path: Path, says: bool | None, is_same: bool
+) -> None:
+    weights = tiny.random_weights()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * (1 if is_same else 2)
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    change(tmp_path / "hf" / "config.json", tie_word_embeddings=says)
+    loaded = read_source(tmp_path / "hf")
+    assert ("head" in loaded.tensors) is not is_same
+    assert len(loaded.notes) == (says is True and not is_same)
+
+
+@pytest.mark.parametrize("said", [(True, False), (False, True), (None, True), (True, None)])
+def test_whole_or_text_part_may_say_that_the_embedding_is_the_head(
+    tmp_path: Path, said: tuple[bool | None, bool | None]
+) -> None:
+    whole, part = ({} if each is None else {"tie_word_embeddings": each} for each in said)
+    inner = FAMILIES["gemma3"]["config"] | {"tie_word_embeddings": None} | part
+    config = {"model_type": "gemma3", "text_config": inner, **whole}
+    tiny.write_huggingface(tmp_path / "hf", weights_of("gemma3"), config=config)
+    assert "head" not in read_source(tmp_path / "hf").tensors
 
 
 @pytest.mark.filterwarnings("error")
