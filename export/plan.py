@@ -155,7 +155,7 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
             f"{loaded.source.name} gives vectors of texts, which are made of hidden states, and the npu form "
             "gives none; use --device cpu or gpu"
         )
-    _require_layers(config, form)
+    _require_layers(loaded.source.name, config, form)
     for i in kept or ():
         if (source := config.layers[i].keys_of) is not None and source not in (kept or ()):
             raise UsageError(f"layer {i} reads the keys and values of layer {source}; keep that one too")
@@ -170,8 +170,12 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
         )
 
 
-def _require_layers(config: DecoderConfig, form: str) -> None:
-    """Raises DeviceUnavailable: The model has layers that devices of the form do not run."""
+def _require_layers(name: str, config: DecoderConfig, form: str) -> None:
+    """Raises DeviceUnavailable: Devices of the form do not run its layers; SourceError: None has attention."""
+    if not any(layer.attends for layer in config.layers):
+        raise SourceError(
+            f"{name} has no layer with attention, which is not supported; its settings may be damaged"
+        )
     found = {
         "experts": config.routing is not None,
         "layers of different heads": config.sharing_layers or config.other_heads or config.layer_input_size,

@@ -206,7 +206,7 @@ def config_from_huggingface(
         local_head_dim=head_dim,
     )
     mixed = mixed_from_huggingface(stated, family, num_layers)
-    window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
+    window = stated.count("sliding_window") if stated.get("sliding_window") else None
     rope = SourceSettings(path, stated.get("rope_parameters", {}))
     growth = "llama_4_scaling_beta", "original_max_position_embeddings"
     config = DecoderConfig(
@@ -243,7 +243,8 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
     found = stated.get("hidden_activation", stated.get("hidden_act", activation))
     if found != activation:
         raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
-    for key in _UNSUPPORTED:
+    # Biases of falcon_h1 would need its multipliers, which the graph applies behind them.
+    for key in (*_UNSUPPORTED, *(("attention_bias",) if FAMILIES[architecture].has_both else ())):
         # "vision": the tokens of an image alone see later ones.
         if stated.get(key) and (key, stated.get(key)) != ("use_bidirectional_attention", "vision"):
             raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")

@@ -139,7 +139,8 @@ def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wante
     if kind == "dynamic" and rope.get("alpha"):  # a larger base, whatever the length
         base = theta * math.pow(rope.number("alpha"), rotated / (rotated - 2))
         return plain_rotary(base, rotated)
-    if kind in ("default", "mrope"):  # in three dimensions, which are one for text
+    # mrope is in three dimensions, which are one for text; dynamic scales texts beyond the model's length alone.
+    if kind in ("default", "mrope", "dynamic"):
         return Rotary(inv_freq)
     if kind == "linear":
         return Rotary(inv_freq / np.float32(rope.number("factor")))
@@ -156,8 +157,8 @@ def _read_rotary(rope: SourceSettings, head_dim: int, context_length: int, wante
         factors = {name: rope.get(f"{name}_factor") for name in ("short", "long")}
         return _longrope(rope.path, inv_freq, factors, scale, trained, wanted_length)
     raise SourceError(
-        f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, proportional, llama3, yarn and "
-        "longrope"
+        f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, dynamic, proportional, "
+        "llama3, yarn and longrope"
     )
 
 

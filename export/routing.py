@@ -74,7 +74,9 @@ def routing_of(stated: SourceSettings, family: Family, keys: RoutingKeys, tensor
 
     if (every := stated.get(key(keys.period), 1)) != 1:
         raise SourceError(f"{stated.path} has experts in one of {every} layers, which is not supported")
-    num_dense = int(stated.get(key(keys.num_dense), 0))
+    num_dense, num_layers = int(stated.get(key(keys.num_dense), 0)), stated.get("num_hidden_layers")
+    if num_layers is not None and num_dense >= num_layers:
+        raise SourceError(f"{stated.path} states {num_dense} layers without experts, and has {num_layers} in all")
     shared = (each.rows for name, each in tensors.items() if _SHARED_UP.search(name))
     routing = Routing(
         stated.count(key(keys.num_experts)),

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.families import family_of_huggingface
+from edgespec.export.families import FAMILIES, family_of_huggingface
 from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
@@ -27,7 +27,7 @@ from edgespec.export.settings import (
     sampling_from_json,
     translate_unusual,
 )
-from edgespec.export.tensors import Sizes, StoredTensor
+from edgespec.export.tensors import Sizes, StoredTensor, Tensors
 from edgespec.export.text_part import decoder_part
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
 from edgespec.manifest import Pooling, Source, SuggestedSampling
@@ -170,6 +170,7 @@ def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) ->
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored, context_length)
+    _require_biases(folder, config.architecture, stated, stored)
     head = stored.get("lm_head.weight")
     is_tied = _is_said_tied(folder, settings, has_head=head is not None)
     if head and (pooling or (is_tied and (sizes or head.holds_same(stored["model.embed_tokens.weight"])))):
@@ -236,6 +237,16 @@ def read_sampling(folder: Path) -> SuggestedSampling | None:
     """The sampling that a Hugging Face folder suggests. Raises SourceError: A value makes no sense."""
     path = folder / _GENERATION
     return sampling_from_json(path, read_json(path, needed=False))
+
+
+def _require_biases(folder: Path, architecture: str, stated: Mapping[str, Any], stored: Tensors) -> None:
+    """Raises SourceError: A family has biases in some models, this one's settings state them, and it has none."""
+    is_stated = "attention_bias" in FAMILIES[architecture].defaults and stated.get("attention_bias")
+    if is_stated and not any(name.endswith(".q_proj.bias") for name in stored):
+        raise SourceError(
+            f"{folder} has no tensor model.layers.0.self_attn.q_proj.bias, and its config.json says that it has "
+            "biases; the folder is incomplete, fetch it again"
+        )
 
 
 def _is_said_tied(folder: Path, settings: Mapping[str, Any], *, has_head: bool) -> bool:

@@ -545,7 +545,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "scaling 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "scaling 'ntk'"),
         ({"partial_rotary_factor": 0.5}, "rotates 8 of the 16"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "activation"),

@@ -1,16 +1,19 @@
 """Settings that a source leaves out, and the sampling that its files suggest, from the source to the manifest."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from families import FAMILIES
+from families import FAMILIES, weights_of
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
 from edgespec.export.decoder_config import DecoderConfig
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import plan_model
 from edgespec.export.read_config import config_from_huggingface
 from edgespec.export.settings import SourceSettings, sampling_from_json
 from edgespec.export.sources import read_source
@@ -103,6 +106,8 @@ def decoder_of(settings: dict[str, Any]) -> DecoderConfig:
         *((family, "sliding_window", 4096) for family in ("mistral", "olmo3", "exaone4", "gemma2")),
         ("gpt_oss", "sliding_window", 128),
         ("gemma4", "sliding_window", 512),
+        ("gemma4-shared", "hidden_size_per_layer_input", 256),
+        ("llama", "rope_parameters", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}),
         ("qwen3", "rms_norm_eps", 1e-6),
         ("exaone4", "rms_norm_eps", 1e-5),
         ("glm4", "rms_norm_eps", 1.5625e-07),
@@ -115,7 +120,15 @@ def test_setting_that_is_left_out_is_what_transformers_assumes(family: str, key:
         found = decoder_of(settings)
         turned = [layer.rotary and (layer.rotary.inv_freq.tolist(), layer.rotary.scale) for layer in found.layers]
         windows = [layer.sliding_window for layer in found.layers]
-        return [found.rms_eps, found.attention_scale, found.query_growth, found.context_length, turned, windows]
+        return [
+            found.layer_input_size,
+            found.rms_eps,
+            found.attention_scale,
+            found.query_growth,
+            found.context_length,
+            turned,
+            windows,
+        ]
 
     without = {name: value for name, value in config.items() if name != key}
     assert described(without) == described(without | {key: assumed})
@@ -144,3 +157,41 @@ def test_layers_with_sizes_of_their_own_may_be_numbered_in_any_width(digits: int
     config["per_layer_config"] = {f"{i:0{digits}}": {"head_dim": 48, "num_key_value_heads": 1} for i in (5, 11)}
     found = decoder_of(config)
     assert [(found.head_size(i), found.kv_heads(i)) for i in (4, 5, 11)] == [(16, 2), (48, 1), (48, 1)]
+
+
+def test_positions_of_exaone4_are_in_the_layers_with_a_window_alone_where_it_states_one() -> None:
+    config = {**FAMILIES["exaone4-full"]["config"], "sliding_window": 7}
+    assert [layer.rotary for layer in decoder_of(config).layers] == [None] * 3
+    assert None not in [layer.rotary for layer in decoder_of(config | {"sliding_window": None}).layers]
+
+
+@pytest.mark.parametrize("family", ["glm4", "seed_oss"])
+def test_biases_are_needed_where_the_settings_say_that_there_are_some(tmp_path: Path, family: str) -> None:
+    weights = {name: value for name, value in weights_of(family).items() if not name.endswith("bias")}
+    for stated, folder in ((False, tmp_path / "without"), (True, tmp_path / "with")):
+        tiny.write_huggingface(folder, weights, config=FAMILIES[family]["config"] | {"attention_bias": stated})
+    assert "0.q_bias" not in read_source(tmp_path / "without").tensors
+    with pytest.raises(SourceError, match="says that it has biases"):
+        read_source(tmp_path / "with")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "words"),
+    [
+        ("falcon_h1", {"attention_bias": True}, "sets attention_bias to True"),
+        ("glm4_moe", {"first_k_dense_replace": 3}, "states 3 layers without experts, and has 3"),
+        ("lfm2", {"layer_types": ["conv"] * 5}, "has no layer with attention"),
+    ],
+)
+def test_model_that_no_graph_suits_is_refused(
+    tmp_path: Path, family: str, change: dict[str, object], words: str
+) -> None:
+    weights = weights_of(family)
+    if family == "lfm2":  # convolutions in the place of attention
+        weights = {name: value for name, value in weights.items() if "self_attn" not in name}
+        for i, (name, value) in product((1, 4), list(weights.items())):
+            if name.startswith("model.layers.0.conv"):
+                weights[name.replace("layers.0", f"layers.{i}")] = value
+    tiny.write_huggingface(tmp_path / "hf", weights, config=FAMILIES[family]["config"] | change)
+    with pytest.raises(SourceError, match=words):
+        plan_model(tmp_path / "hf", ExportOptions(precision="fp32"))
