@@ -198,9 +198,9 @@ def checked_name(key: str, value: str) -> str:
         from edgespec import parse_device_name
 
         parse_device_name(value)
-    if key not in ("model", "drafter"):
+    if key not in ("model", "drafter", "home"):
         return value
-    if os.path.exists(os.path.expanduser(value)):
+    if (key == "home" and value) or os.path.exists(os.path.expanduser(value)):
         return os.path.abspath(os.path.expanduser(value))
     from edgespec.config.drafter_names import SELF, parse
 

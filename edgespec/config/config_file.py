@@ -52,12 +52,14 @@ def config_path() -> Path:
 def default_home() -> Path:
     """EDGESPEC_HOME, or home of the configuration file, or the platform's folder for data.
 
+    A relative path in the file begins at the folder of the file, and so means one folder wherever one works.
+
     Raises UsageError: The configuration file is invalid.
     """
     if named := os.environ.get("EDGESPEC_HOME"):
         return Path(named)
     if chosen := read_file(config_path()).get("home"):
-        return Path(str(chosen.value)).expanduser()
+        return config_path().parent / Path(str(chosen.value)).expanduser()
     return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 

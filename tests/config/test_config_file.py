@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import command_parser, main
-from edgespec.config.config_file import read_environment, read_file, read_settings, set_option
+from edgespec.config.config_file import default_home, read_environment, read_file, read_settings, set_option
 from edgespec.config.options import OPTIONS
 from edgespec.errors import UsageError
 
@@ -304,6 +304,12 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert {key: read_settings()[key].value for key in wanted} == {**wanted, "model": str(tmp_path / "mine")}
     assert main(["config", "set", "model", "smollm2-360m"]) == 0
     assert main(["config", "set", "drafter", "self"]) == 0
+    assert main(["config", "set", "home", "own/models"]) == 0  # which need not be there
+    monkeypatch.delenv("EDGESPEC_HOME", raising=False)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert default_home() == tmp_path / "own" / "models"
+    path.write_text('home = "beside"\n')
+    assert default_home() == path.parent / "beside"
 
 
 def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
