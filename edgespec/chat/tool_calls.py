@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from edgespec import ContextOverflow, Reply, ToolCall
+from edgespec import CallEnd, ContextOverflow, Reply, ToolCall
 from edgespec.chat.call_text import brief_result, format_call
 from edgespec.chat.plain import Waiting
 from edgespec.chat.session import ChatSession
@@ -30,6 +30,10 @@ def replies_to_results(session: ChatSession) -> Iterator[Reply]:
     """
     for num_rounds in count(1):
         if not (calls := session.conversation.calls):
+            if num_lost := sum(
+                isinstance(event, CallEnd) for chunk in session.answer for event in chunk.tool_calls
+            ):
+                session.info(f"calls of tools in this answer: {num_lost}; none was run, as the answer was cut")
             return
         if num_rounds > MOST_ROUNDS + 1:
             session.info(f"stopped: the model goes on calling tools, after {MOST_ROUNDS} rounds of calls")

@@ -207,6 +207,12 @@ def test_an_answer_without_a_word_is_said_to_be_one(make: Make, caplog: pytest.L
     assert "the model ends without an answer" in caplog.text
 
 
+def test_calls_of_an_answer_that_was_cut_are_said_to_be_lost(make: Make, lines: list[str]) -> None:
+    session = make({"Rain?": [CALL, CALL, None]}, [])
+    answer_once(session, "Rain?")
+    assert lines == ["calls of tools in this answer: 2; none was run, as the answer was cut"]
+
+
 def test_json_has_the_calls(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     session = make({"Rain?": [CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
     answer_once(session, "Rain?", as_json=True)

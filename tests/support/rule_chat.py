@@ -97,6 +97,9 @@ class RuleEngine:
             self.target.num_fed += 1
             while time.monotonic() < ends and not ticket.is_cancelled:
                 time.sleep(0.005)
+            if piece is None:  # a limit cuts the answer
+                yield Chunk(text="", token_ids=(), finish_reason="length", stats=STATS)
+                return
             if isinstance(piece, dict):
                 yield _call_chunk(num_calls, piece)
                 num_calls += 1
