@@ -24,7 +24,7 @@ from edgespec.chat.status import format_answer, format_origin_shares, format_sto
 from edgespec.chat.tool_calls import replies_to_results
 from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
-from edgespec.system.console import info, lines_wait, warn
+from edgespec.system.console import info, lines_wait, print_result, warn
 from edgespec.system.printable import printable
 from edgespec.system.signals import Leave, catch_ctrl_c, release_ctrl_c
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
@@ -58,7 +58,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             document |= {"reasoning": done.reasoning, "answer": done.answer}
         if calls := describe_calls(session.conversation.rounds[-1].steps):
             document["tool_calls"] = calls
-        print(json.dumps(document), flush=True)
+        print_result(json.dumps(document))
     if was_pressed:
         raise KeyboardInterrupt
     preset = session.engine.preset

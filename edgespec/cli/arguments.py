@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
-from edgespec import EdgeSpecError, UnsuitedModel, UsageError
+from edgespec import UnsuitedModel, UsageError
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
-from edgespec.system.console import discard_output, info
+from edgespec.system import console
+from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
@@ -227,10 +227,4 @@ def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
 
 def print_result(options: Namespace, document: object, *lines: object) -> None:
     """Print the document with --json, else the lines. Raises EdgeSpecError: stdout cannot be written."""
-    try:
-        print(*([json.dumps(document)] if options.json else lines), sep="\n")
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        discard_output(sys.stdout)
-        raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
+    console.print_result(*([json.dumps(document)] if options.json else lines))

@@ -103,10 +103,8 @@ def bench(options: argparse.Namespace, open_peers: OpenPeers = lambda engine: nu
     else:
         document = _measure(options, open_peers)
     # Printed before the page is written, so that a file that cannot be written loses no measurement.
-    if options.json:
-        print(json.dumps(document), flush=True)
-    elif options.report is None or not options.html:
-        print(table(document), flush=True)
+    if options.json or options.report is None or not options.html:
+        print_result(options, document, *(() if options.json else (table(document),)))
     if options.html:
         _write_page(document, options)
 

@@ -1,7 +1,6 @@
 """The command that makes models: export. What is heavy is imported where it is used."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,7 +244,7 @@ def _export_model(options: argparse.Namespace) -> None:
         manifest = edgespec.Inventory(home).export(options.source, options.output, options.revision, **wanted)
     home.settle_downloads(keep=options.keep_download)
     if options.json:
-        print(json.dumps(asdict(manifest)))
+        print_result(options, asdict(manifest))
         return
     if (check := manifest.check) is not None:
         info(

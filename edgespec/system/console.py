@@ -16,7 +16,7 @@ from datetime import datetime
 from time import monotonic
 from typing import TextIO
 
-from edgespec.errors import in_flags
+from edgespec.errors import EdgeSpecError, in_flags
 from edgespec.system.printable import printable
 
 _LOG = logging.getLogger("edgespec.system.console")
@@ -136,6 +136,17 @@ def _is_terminal() -> bool:
     """True if stderr is a terminal that can overwrite a line."""
     is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
     return sys.stderr.isatty() and not is_dumb
+
+
+def print_result(*lines: object) -> None:
+    """Print what a program asked for, at once. Raises EdgeSpecError: stdout cannot be written."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output(sys.stdout)
+        raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
 
 
 def discard_output(stream: TextIO) -> None:

@@ -4,12 +4,15 @@ import io
 import itertools
 import logging
 import re
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from edgespec.errors import EdgeSpecError
 from edgespec.system import console
-from edgespec.system.console import info, lines_wait, log_to_stderr, show_progress, warn
+from edgespec.system.console import info, lines_wait, log_to_stderr, print_result, show_progress, warn
 from edgespec.system.progress import TERMINAL
 
 
@@ -32,6 +35,15 @@ class _Screen(io.StringIO):
                 cells[: len(text)] = text
             shown.append("".join(cells).rstrip())
         return shown
+
+
+def test_a_long_result_for_a_full_device_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full, a device of Linux that is always full")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(EdgeSpecError, match=r"cannot write to stdout \(No space left"):
+            print_result("more than is held back: " + "x" * 100_000)
 
 
 def _work() -> None:
