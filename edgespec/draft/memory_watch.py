@@ -103,7 +103,8 @@ class MemoryWatch:
         if len(self.tiers) == 1 or not (is_more or now_s - self._looked_s >= _LOOK_S):
             return
         self._looked_s = now_s
-        if not (self._has_relief and self._follow_pressure(now_s)):
+        is_followed = self._has_relief or self._ladder.position > 0  # from where it may climb
+        if not (is_followed and self._follow_pressure(now_s)):
             self._follow_free(growth_bytes, now_s)
 
     def _follow_pressure(self, now_s: float) -> bool:

@@ -9,7 +9,7 @@ from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, Reserve
 from edgespec.memory.ladder import Tier
-from edgespec.memory.pressure import NO_PRESSURE
+from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
 from edgespec.system.clock import VirtualClock
 
 ROOMY = {HOST: FreeMemory(1 << 40, "a limit")}
@@ -40,6 +40,27 @@ def test_free_memory_is_read_where_the_cache_grows_and_ten_times_a_second() -> N
         clock.now += 0.007
     # 1.4 s of answer, and the cache has grown to 128, 256 and 512.
     assert 14 <= len(read) <= 14 + 8
+
+
+def test_drafters_from_the_text_come_back_once_no_program_waits_for_memory() -> None:
+    """While all of them draft that is not asked for: none would free enough to help."""
+    clock, asked = VirtualClock(), list[float]()
+    machine = {HOST: FreeMemory(0, "a limit")}, Pressure(Level.SOME)
+
+    def read() -> Pressure:
+        asked.append(clock.now)
+        return machine[1]
+
+    tiers = [Tier("suffix", {HOST: 1 << 20}), Tier("plain decoding", {})]
+    watch = MemoryWatch(tiers, free=lambda: machine[0], clock=clock, pressure=read)
+    watch.look(1)
+    assert (watch.position, asked) == (1, [])
+    for shown, position in ((Pressure(Level.SOME), 1), (NO_PRESSURE, 0)):
+        machine = ROOMY, shown
+        for _ in range(30):
+            clock.now += 0.2
+            watch.look(1)
+        assert watch.position == position
 
 
 def test_a_cache_that_does_not_grow_is_refused_nothing() -> None:
