@@ -150,7 +150,8 @@ def load_graph(
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
-    with session_settings(device, **options) as (settings, how), attention, cuda.opening(device):
+    gate = nullcontext() if device.name == "cpu" else cuda.opening(device)
+    with session_settings(device, **options) as (settings, how), attention, gate:
         if content is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
         try:
