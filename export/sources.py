@@ -172,9 +172,9 @@ def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) ->
     config = config_from_huggingface(folder, stated, stored, context_length)
     _require_biases(folder, config.architecture, stated, stored)
     head = stored.get("lm_head.weight")
-    is_tied = _is_said_tied(folder, settings, has_head=head is not None)
+    is_tied = _is_said_tied(folder, settings, has_head=bool(head or pooling))  # vectors need none
     if head and (pooling or (is_tied and (sizes or head.holds_same(stored["model.embed_tokens.weight"])))):
-        del stored["lm_head.weight"]  # vectors need none
+        del stored["lm_head.weight"]
     elif head and is_tied:  # transformers takes it too
         notes = (*notes, "its config.json says that its head is its embedding; the other head that it has is used")
     sha256 = "" if sizes else join_hashes(sorted({tensor.path for tensor in stored.values()}))
