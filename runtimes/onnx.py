@@ -371,7 +371,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self.num_fed = 0
 
     def _compare_passes(self, device: Device, sample: tuple[float, ...], checks: DeviceChecks) -> DeviceCheck:
-        sound = find_sound_passes(self._fresh_rows, self.vocab_size, self.context_length, device.name)
+        sound = find_sound_passes(
+            self._fresh_rows, self.vocab_size, self.context_length, device.name, tolerance=checks.tolerance
+        )
         if sound.max_width < _CHUNK_TOKENS and not sound.is_cut_short:
             _log.warning(
                 "'%s' computes passes of more than %d tokens wrongly; longer ones are split",

@@ -169,12 +169,12 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         if known and known.runs_trees is not None:
             self._runs_trees = known.runs_trees
             return
-        self._runs_trees = self._is_sound(device)
+        self._runs_trees = self._is_sound(device, checks.tolerance)
         self.num_fed = 0
         if known:
             checks.write(replace(known, runs_trees=self._runs_trees))
 
-    def _is_sound(self, device: Device) -> bool:
+    def _is_sound(self, device: Device, tolerance: float) -> bool:
         """True if the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
@@ -182,7 +182,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         with refuse_device(device):
             expected = rows_by_branch(self.logits, given)
             rows = self._run_tree(given).logits
-        is_sound = are_close(rows, expected)
+        is_sound = are_close(rows, expected, tolerance)
         self.forget()
         if not is_sound:
             _log.warning(

@@ -29,6 +29,7 @@ from edgespec.runtimes.driver_check import check_driver, lacks_half_floats
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds, append
@@ -291,6 +292,13 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
         assert chosen.is_sound.all()
         assert rows.max() - rows[0, chosen.ids[0]] < 0.1
         tokens = append(tokens, chosen.ids)
+    assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
+    there._shapes = PassShapes((4,), (4,))  # a GPU that is none in software pads passes
+    there.forget()
+    for length in range(6, 9):
+        chosen = there.run(Pass(tokens[:length], num_last=1, wants=BEST)).best
+        assert chosen is not None
+        assert chosen.ids[0] == tokens[length]
     assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
 
 
