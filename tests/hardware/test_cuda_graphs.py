@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, count, repeat
 from pathlib import Path
 from threading import Event, Thread, Timer, current_thread
 from threading import enumerate as enumerate_threads
@@ -12,7 +13,7 @@ from time import sleep
 
 import numpy as np
 import pytest
-from fake_cuda import FakeGpu
+from fake_cuda import ARENA, FakeGpu
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import BEST, Pass, Rows
@@ -166,14 +167,12 @@ def test_replays_that_differ_are_off_and_stay_off(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_before", [0, 1])
 @pytest.mark.parametrize(
-    ("num_before", "said"),
+    "said",
     [
-        (0, "CUDA failure 901: operation failed due to a previous error during capture"),
-        (
-            1,
-            "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaGraphInstantiate(&graph_exec, graph_)",
-        ),
+        "CUDA failure 901: operation failed due to a previous error during capture",
+        "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaGraphInstantiate(&graph_exec, graph_)",
     ],
 )
 def test_a_recording_that_fails_ends_recording_and_not_the_answer(
@@ -187,6 +186,22 @@ def test_a_recording_that_fails_ends_recording_and_not_the_answer(
         assert answer(model, LONG) == wanted
     assert "recording one failed" in caplog.text
     assert said in caplog.text
+
+
+@pytest.mark.slow
+def test_a_card_without_memory_for_what_a_recording_holds_goes_on_with_plain_passes(
+    gpu: FakeGpu, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted, num_arrays = answer(model, LONG, cuda_graph=False), count()
+    answer(model)
+    gpu.arrays = (None for _ in num_arrays)
+    assert answer(model, LONG) == wanted
+    num_last = next(num_arrays) - 1  # the last one is an output of the recording in the longer cache
+    gpu.arrays = chain(repeat(None, num_last - 1), repeat(ARENA.format(0, 8)))
+    assert answer(model, LONG) == wanted
+    assert "recording one failed" in caplog.text
+    gc.collect()
+    assert gpu.used == gpu.kept == 0
 
 
 @pytest.mark.slow
