@@ -5,6 +5,7 @@ length of its draft are measured; the best length and its gain follow (Leviathan
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 from math import sqrt
@@ -139,9 +140,8 @@ def _measure(
         tokens = np.array(engine.encode(prompt), np.int32)
         for sampling, blocks in drafted.items():
             blocks += _decode(engine, tokens, InTurn(drafters), sampling, _MAX_TOKENS)
-        _expect_drafts(drafters, is_expected=False)  # plain decoding has no states to leave for a head
-        plain += _decode(engine, tokens, Plain(), greedy, _MAX_TOKENS // 2)
-        _expect_drafts(drafters, is_expected=True)
+        with without_states(drafters):
+            plain += _decode(engine, tokens, Plain(), greedy, _MAX_TOKENS // 2)
     both = [*drafted[greedy], *drafted[sampled]]
     times_s = round_times(plain, both)
     draft_cost = _draft_s(both) / median(block.verify_s for block in plain)
@@ -171,9 +171,18 @@ def _measure(
     )
 
 
-def _expect_drafts(drafters: Iterable[Drafter], *, is_expected: bool) -> None:
-    for drafter in drafters:
-        drafter.expect_drafts(is_expected)
+@contextmanager
+def without_states(drafters: Sequence[Drafter]) -> Iterator[None]:
+    """Let passes leave out the states that heads read, as plain decoding does.
+
+    A head that reads all of a text keeps them: it could not draft after a prompt that begins as the last one.
+    """
+    resting = [each for each in drafters if each.can.max_unread is not None]
+    for each in resting:
+        each.expect_drafts(False)
+    yield
+    for each in resting:
+        each.expect_drafts(True)
 
 
 @dataclass(slots=True)

@@ -5,9 +5,12 @@ from itertools import islice
 
 import pytest
 
-from edgespec.engine.pair_check import InTurn, best_gain, rates_by_position, round_times
+from edgespec.decoding.tree import NO_DRAFT, Tree
+from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
+from edgespec.engine.pair_check import InTurn, best_gain, rates_by_position, round_times, without_states
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Scenario, decode, run, virtual_devices
+from edgespec.types import Sampler, TokenIds
 
 _EVEN, _STAIRS = (1.0, 1.05, 1.1, 1.15, 1.2), (1.0, 1.25, 1.3, 1.9, 2.0, 2.6)
 
@@ -31,3 +34,26 @@ def _expect(scenario: Scenario, num_rounds: int) -> tuple[float, int]:
     rounds = decode(scenario, "serial", virtual_devices(), lambda drafter: InTurn([drafter]))
     drafted = list(islice(rounds, 1, num_rounds))
     return best_gain(rates_by_position(drafted), round_times(plain, drafted))
+
+
+class Head(Drafter):
+    name = "head"
+    can = DrafterCan()
+
+    def __init__(self, max_unread: int | None) -> None:
+        self.can = DrafterCan(is_free=False, max_unread=max_unread)
+        self.told: list[bool] = []
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        return NO_DRAFT
+
+    def expect_drafts(self, is_expected: bool) -> bool:
+        self.told.append(is_expected)
+        return True
+
+
+def test_plain_decoding_leaves_no_states_but_for_a_head_that_reads_all_of_a_text() -> None:
+    anywhere, whole = Head(64), Head(None)
+    with without_states([anywhere, whole]):
+        assert (anywhere.told, whole.told) == ([False], [])
+    assert (anywhere.told, whole.told) == ([False, True], [])
