@@ -247,7 +247,7 @@ def _exactness_lines(document: Mapping[str, Any]) -> Iterator[str]:
     for mode in _MODES:
         compared = document[mode]
         if mode == "deterministic" and not compared["holds"]:
-            yield f"{_MODES[mode]}: does not hold for this model on this device, so that it is off by default"
+            yield f"{_MODES[mode]}: off by default for this model on this device: it does not hold, or costs much"
             continue
         yield f"{_MODES[mode]}: {compared['tokens']} tokens compared, {len(compared['differences'])} differ"
         yield from map(_format_difference, compared["differences"])

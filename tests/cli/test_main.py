@@ -954,7 +954,7 @@ def test_doctor_says_where_deterministic_mode_does_not_hold(
     code, out, _ = run(capsys, "doctor", folder)
     assert (code, "can depend on what drafts where two tokens are nearly tied" in out) == (0, True)
     code, out, _ = run(capsys, "doctor", "--exactness", folder, "--max-tokens", 5)
-    assert (code, "in deterministic mode: does not hold for this model on this device" in out) == (0, True)
+    assert (code, "in deterministic mode: off by default for this model on this device" in out) == (0, True)
 
 
 def test_doctor_reports_an_invalid_configuration(
