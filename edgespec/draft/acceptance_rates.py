@@ -183,18 +183,15 @@ class AcceptanceRates:
         return self.past | {key: (count.accepted, count.judged) for key, count in self._long.items()}
 
     def _initial(self, key: Key) -> _Count:
-        if known := self._known(key):
+        if known := self.past.get(key) or self._assumed.get(key):
             return _Count(*known)
         if (rate := STARTING_RATES.get(key[0], {}).get(key[1])) is not None:
             return _Count(STARTING_WEIGHT * rate, STARTING_WEIGHT)
         source = (key[0], _ALL)
-        whole = self._long.get(source) or _Count(
-            *(self._known(source) or (_UNKNOWN_RATE * _UNKNOWN_WEIGHT, _UNKNOWN_WEIGHT))
-        )
+        counted = self.past.get(source) or self._assumed.get(source)
+        unknown = _UNKNOWN_RATE * _UNKNOWN_WEIGHT, _UNKNOWN_WEIGHT
+        whole = self._long.get(source) or _Count(*(counted or unknown))
         return _Count(_UNKNOWN_WEIGHT * whole.accepted / whole.judged, _UNKNOWN_WEIGHT)
-
-    def _known(self, key: Key) -> tuple[float, float] | None:
-        return self.past.get(key) or self._assumed.get(key)
 
 
 def position_bucket(position: int) -> int:

@@ -297,10 +297,12 @@ class Tally:
             **setup,
         )
 
-    @property
-    def taken_s(self) -> float:
-        """Seconds of the answer, those included in which its passes waited."""
-        return (self.first_s or 0.0) + self.decode_s + self.pause_s
+    def was_alone(self, num_joined: int, waited_s: float) -> bool:
+        """True if its passes ran alone: none as one with those of others, and no wait that a gain would show.
+
+        To enter an empty queue of passes takes some microseconds, too.
+        """
+        return not num_joined and waited_s <= _MOST_WAITED * ((self.first_s or 0.0) + self.decode_s + self.pause_s)
 
     def gain(self, costs: PassCosts) -> Gain | None:
         """The gain of drafting, by what passes take; None where nothing was drafted or too little is known."""
@@ -309,14 +311,6 @@ class Tally:
         pause_s = self.pause_s / max(1, self.passes - 1)
         widths = {width: (passes, taken_s + passes * pause_s) for width, (passes, taken_s) in self.widths.items()}
         return measured_gain(costs, widths, self.decode_tokens, self.decode_s + self.pause_s)
-
-
-def was_alone(num_joined: int, waited_s: float, taken_s: float) -> bool:
-    """True if the passes of an answer ran alone: none as one with others, and no wait that a gain would show.
-
-    To enter an empty queue of passes takes some microseconds, too.
-    """
-    return not num_joined and waited_s <= _MOST_WAITED * taken_s
 
 
 def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:

@@ -32,7 +32,7 @@ from edgespec.engine.answer_passes import (
     with_enough_rows,
 )
 from edgespec.engine.answer_stream import AnswerStream
-from edgespec.engine.answers import AnswerFrame, Chunk, Stats, Tally, usage_of, was_alone
+from edgespec.engine.answers import AnswerFrame, Chunk, Stats, Tally, usage_of
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
@@ -405,7 +405,7 @@ class AnswerWriter:
         generation, choice, tally = self._generation, self._request.drafters, self._tally
         length = choice.draft_length or generation.drafting.speculation.draft_length
         drafters = choice.select(generation.drafting.speculation.drafters())
-        is_alone = was_alone(self._caller.num_joined, self._caller.waited_s, tally.taken_s)
+        is_alone = tally.was_alone(self._caller.num_joined, self._caller.waited_s)
         costs = generation.drafting.speculation.costs()
         costs.context_length = sum(map(len, self._kept))
         return tally.stats(

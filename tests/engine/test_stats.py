@@ -18,7 +18,7 @@ from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import Gain, PassCosts
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.engine.answer_passes import TokenStop
-from edgespec.engine.answers import Stats, Tally, usage_of, verdicts, was_alone
+from edgespec.engine.answers import Stats, Tally, usage_of, verdicts
 from edgespec.setup.usage import Usage
 from edgespec.types import TokenIds
 
@@ -129,4 +129,4 @@ def test_positions_of_a_tree_are_depths() -> None:
     ids=["no queue", "an empty queue", "waits", "a pass with another text"],
 )
 def test_an_answer_has_a_gain_where_its_passes_ran_alone(num_joined: int, waited_s: float, is_alone: bool) -> None:
-    assert was_alone(num_joined, waited_s, taken_s=2.0) is is_alone
+    assert Tally(decode_s=2.0).was_alone(num_joined, waited_s) is is_alone
