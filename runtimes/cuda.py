@@ -8,9 +8,9 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from threading import Condition
+from threading import Condition, RLock
 from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
@@ -119,20 +119,24 @@ class RecordingGate:
     """
 
     def __init__(self) -> None:
-        self._changed = Condition()
+        self._lock = RLock()  # entered itself where a pass has no time to lose
+        self._changed = Condition(self._lock)
         self._num_passes = self._num_openings = self._num_recorders = 0
         self._is_recording = False
 
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._num_recorders)
+    def passing(self) -> "_Passing":
+        return _Passing(self)
+
+    def begin_pass(self) -> None:
+        with self._lock:
+            if self._num_recorders:
+                self._changed.wait_for(lambda: not self._num_recorders)
             self._num_passes += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_passes -= 1
+
+    def end_pass(self) -> None:
+        with self._lock:
+            self._num_passes -= 1
+            if self._num_recorders:
                 self._changed.notify_all()
 
     @contextmanager
@@ -174,6 +178,17 @@ class RecordingGate:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    gate: RecordingGate
+
+    def __enter__(self) -> None:
+        self.gate.begin_pass()
+
+    def __exit__(self, *raised: object) -> None:
+        self.gate.end_pass()
 
 
 GATE = RecordingGate()

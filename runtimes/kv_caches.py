@@ -54,6 +54,10 @@ class SharedCache:
         self.has_freed = False  # buffers were let go that a device's arena still holds
         self.before_change: Callable[[], None] = lambda: None  # called before other buffers are taken, or none
 
+    def has_room(self, num_positions: int) -> bool:
+        """True if there is nothing to prepare for a pass that ends there."""
+        return num_positions <= self._capacity and not self.states and not self._rows
+
     def prepare(self, num_past: int, num_new: int) -> None:
         """Make room for num_new positions after the first num_past, which are kept.
 
@@ -265,6 +269,10 @@ class GrowingCache:
         self._context_length = manifest.context_length
         self._held = _Buffers(self._allocate(0), self._allocate(0), 0, 0)
         self._next_length = 0
+
+    def has_room(self, num_positions: int) -> bool:
+        """False: what is bound differs from pass to pass."""
+        return False
 
     def prepare(self, num_past: int, num_new: int) -> None:
         """Bind the first num_past positions as past, and room for num_new more as present.

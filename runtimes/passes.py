@@ -232,8 +232,9 @@ class Passes:
         self._within(change)
 
     def _run_alone(self, asked: "_Run") -> PassRows:
-        with translate_memory_errors("making room for a pass"), self._passing():
-            self.cache.prepare(asked.num_past, asked.width)
+        if not self.cache.has_room(asked.num_past + asked.width):
+            with translate_memory_errors("making room for a pass"), self._passing():
+                self.cache.prepare(asked.num_past, asked.width)
         gives_all = self.graphs and asked.width == self.graphs.width == asked.num_given
         is_chain = asked.layout is None and not asked.inputs
         if self._recorded and gives_all and asked.num_past and is_chain and not self._shrinks:
