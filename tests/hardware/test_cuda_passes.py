@@ -14,6 +14,7 @@ from fake_cuda import INT4_MS, PASSES_MS, FakeGpu, install
 from row_proofs import FAILS
 
 from edgespec import Message, SamplingParams, load
+from edgespec.decoding.decoder import Pass
 from edgespec.decoding.tree import Tree
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
@@ -228,6 +229,29 @@ def other_bits(width: int, place: int) -> float:
 def uneven_bits(width: int, place: int) -> float:
     """What passes that only read compute depends on where they begin."""
     return 1.0 + 0.01 * (place % 3) if width > 4 else 1.0
+
+
+def test_rows_follow_from_a_pass_and_not_from_what_the_cache_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, manifest: Manifest
+) -> None:
+    """Prompts that grow, shrink and become others, up to the end of the context, in caches that are exchanged."""
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
+    gpu = install(monkeypatch, FakeGpu(), passes_ms=INT4_MS)
+    gpu.rounding = other_bits
+    decoder = OnnxDecoder(copy, manifest, find_device("cuda"), deterministic=True)
+    fork, fresh, rng = decoder.fork(), decoder.fork(), np.random.default_rng(0)
+    texts = rng.integers(0, manifest.vocab_size, (2, manifest.context_length)).astype(np.int32)
+    texts[1, :200] = texts[0, :200]
+    for _ in range(25):
+        end = int(rng.choice([*rng.integers(2, manifest.context_length, 3), manifest.context_length]))
+        num_prompt = max(1, end - int(rng.choice([0, 1, 5, 30, end // 2])))
+        num_last = int(rng.integers(1, min(8, end - num_prompt + 1) + 1))
+        given = Pass(texts[rng.integers(0, 2), :end], num_last=num_last, num_prompt=num_prompt)
+        fresh.forget()
+        expected = fresh.run(given).logits.copy()
+        assert np.array_equal(decoder.run(given).logits, expected), (end, num_prompt, num_last)
+        if rng.random() < 0.3:
+            decoder.exchange(fork)
 
 
 @pytest.mark.parametrize(("rounding", "reads"), [(other_bits, 256), pytest.param(uneven_bits, 0, marks=slow)])
