@@ -63,6 +63,8 @@ class HomeAdvice:
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
         if way := self.way_to(model):
             return f"there is no model '{model}' any more; prepare it again: {way}"
+        if os.path.exists(path):  # the callers have looked for files and folders
+            return f"{path} is no regular file but a pipe or a device; give a model as a file or folder"
         if path.suffix == ".gguf" and (part := describe_unfinished(path)):
             return f"{path} does not exist; {part}"
         if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):

@@ -255,6 +255,11 @@ def test_a_file_that_is_not_there_is_called_that(home: ModelHome, wrong: str) ->
         home.resolve(wrong)
 
 
+def test_a_device_is_no_model_and_not_said_to_be_missing(home: ModelHome) -> None:
+    with pytest.raises(ModelError, match="is no regular file but a pipe or a device"):
+        home.resolve(os.devnull)
+
+
 def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="folder without"):
         home.resolve(str(tmp_path))
