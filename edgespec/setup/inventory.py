@@ -297,6 +297,9 @@ class Inventory:
             return f"'{model}' is a preset, not a prepared model; edgespec preset rm {model} deletes it"
         if (now := self.home.current_name(model)) != model:
             return f"the model '{model}' has been renamed; give the name that it has now: {now}"
+        folder = Path(model)
+        if (folder / FILE_NAME).is_file() and folder.resolve().parent != self.home.models.resolve():
+            return f"{model} is a model folder of your own; rename or delete the folder itself"
         return f"'{model}' is not a prepared model; {self._advice(model)}"
 
     def _advice(self, model: str) -> str:

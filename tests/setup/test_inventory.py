@@ -283,6 +283,17 @@ def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
     assert not list((home.path / "used").iterdir())
 
 
+@pytest.mark.parametrize("order", [["rename", "mine", "small"], ["rm", "mine"]])
+def test_a_folder_that_was_exported_elsewhere_is_left_to_its_owner(
+    home: ModelHome, order: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home.path.parent)
+    shutil.copytree(home.models / "tiny", "mine")
+    assert main(["models", *order]) == 3
+    said = capsys.readouterr().err
+    assert said == "edgespec: mine is a model folder of your own; rename or delete the folder itself\n"
+
+
 @pytest.mark.parametrize("part", ["setup.inventory.note_name", "manifest.replace_file"])
 def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     home: ModelHome, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
