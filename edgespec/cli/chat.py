@@ -225,7 +225,12 @@ def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) ->
     try:
         return answer_once(session, prompt, as_json=options.json)
     except FormatError as error:
-        raise FormatError(f"{options.schema}: {error}") from None
+        said = (
+            str(error)
+            .replace("the JSON schema of response_format", "the schema")
+            .replace("response_format", "schema")
+        )
+        raise FormatError(f"{options.schema}: {said}") from None
 
 
 def _take_tools_of_preset(options: argparse.Namespace) -> None:
@@ -236,8 +241,13 @@ def _take_tools_of_preset(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> "edgespec.Engine":
+    def report(line: str) -> None:
+        if not (preset and line == preset.note_on_tools):  # which hold here
+            info(line)
+
+    preset = model_home().presets.find(options.model)
     try:
-        return load_engine(options, answer_cache=_uses_answer_cache(options))
+        return load_engine(options, answer_cache=_uses_answer_cache(options), report=report)
     except ModelError as error:
         is_word = options.model.isalpha() and f"no model '{options.model}':" in str(error)
         if not is_word or options.named_model or options.words or options.prompt:

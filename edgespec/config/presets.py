@@ -72,6 +72,13 @@ class Preset:
         }
         return {name: value for name, value in found.items() if value not in (None, ())}
 
+    @property
+    def note_on_tools(self) -> str:
+        """Where its tools hold; empty where it has none."""
+        return (
+            f"{self.name} has the tools of {self.tools} in edgespec chat {self.name} alone" if self.tools else ""
+        )
+
     def over(self, base: "Preset | None") -> "Preset":
         """This preset with what it leaves open taken from another one, whose model it is then of."""
         if base is None:

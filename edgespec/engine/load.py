@@ -156,8 +156,8 @@ def load(
 def _open_preset(wish: Wish, preset: Preset) -> Engine:
     """Open the model of a preset, by its options where the wish has the defaults."""
     check_preset(preset)
-    if preset.tools:
-        wish.report(f"{preset.name} has the tools of {preset.tools} in edgespec chat {preset.name} alone")
+    if note := preset.note_on_tools:
+        wish.report(note)
     stated = preset.load_arguments.items()
     still_open = {name: value for name, value in stated if getattr(wish, name) == getattr(Wish, name)}
     try:

@@ -364,6 +364,8 @@ def test_a_preset_says_where_its_tools_hold_and_that_its_model_is_to_be_prepared
     said: list[str] = []
     load("helper", report=said.append).close()
     assert f"helper has the tools of {tmp_path / 'own.py'} in edgespec chat helper alone" in said
+    code, _, err = run(capsys, "chat", "helper", "hi")
+    assert (code, "cannot call tools" in err, "alone" in err) == (3, True, False), err
     code, _, err = run(capsys, "preset", "create", "later", "--from", tiny_gguf)
     assert (
         code,
