@@ -165,7 +165,8 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             ways = (
                 "/compact or /clear" if _drops_oldest(session) else "/compact, /clear or /set overflow drop-oldest"
             )
-            session.info(f"edgespec: {error}; or use {drop}/undo, {ways}; Up brings back what you typed")
+            said, _, _ = str(error).partition("; overflow=")  # which is Python's word for one of these ways
+            session.info(f"edgespec: {said}; or use {drop}/undo, {ways}; Up brings back what you typed")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
         finally:

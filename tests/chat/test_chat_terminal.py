@@ -101,6 +101,10 @@ def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
     terminal.wait_for("line 199")
     taken_s = time.monotonic() - started
     terminal.ask("", "It has 200 lines.")
+    terminal.paste("a " * 10_000)
+    terminal.ask("", "Up brings back")
+    assert "or use /undo, /compact, /clear or /set overflow drop-oldest" in " ".join(terminal.screen().split())
+    assert "overflow=" not in terminal.screen()
     terminal.leave()
     assert taken_s < 60  # 0.1 s on an idle machine
 

@@ -425,6 +425,8 @@ def test_an_answer_that_ends_at_a_limit_goes_on(tiny_model: Path, tmp_path: Path
         assert page.evaluate("drafting({ gain: null, drafted_tokens: 5 }, 1)") == (
             "drafting is on; the time saved was not measured"
         )
+        page.evaluate("ask({ role: 'user', text: 'in '.repeat(9000) })")
+        page.wait_for("$('alert').textContent.endsWith('which all messages of a chat share; begin a new chat')")
 
 
 @pytest.mark.slow
@@ -480,6 +482,8 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.type("go\n")
         page.wait_for("document.getElementById('alert').textContent.includes('is no JSON')")
         assert page.evaluate("document.getElementById('text').value") == "go"
+        page.evaluate("$('schema').value = '{\"type\": \"objekt\"}'; $('form').requestSubmit()")
+        page.wait_for("$('alert').textContent.startsWith('not sent: the schema in Options cannot be used')")
         page.evaluate(
             "document.getElementById('schema').value = ''; document.getElementById('form').requestSubmit()"
         )
