@@ -32,7 +32,7 @@ from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
-from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
+from edgespec.system.console import discard_output, give_up_stdout, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 from edgespec.system.tables import read_table
 from edgespec.system.threads import hand_over_soon
@@ -138,9 +138,8 @@ def _stdout_problem() -> str:
     try:
         sys.stdout.flush()
     except OSError as error:
-        discard_output(sys.stdout)
-        reason = "it is closed" if error.errno == errno.EBADF else error.strerror
-        return "" if isinstance(error, BrokenPipeError) else f"cannot write to stdout ({reason})"
+        said = give_up_stdout(error)
+        return "" if isinstance(error, BrokenPipeError) else said
     return ""
 
 

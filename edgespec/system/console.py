@@ -6,6 +6,7 @@ decisions and their reasons. show_progress() goes through "edgespec.progress": a
 that the next one replaces.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -145,8 +146,14 @@ def print_result(*lines: object) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        discard_output(sys.stdout)
-        raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
+        raise EdgeSpecError(give_up_stdout(error)) from None
+
+
+def give_up_stdout(error: OSError) -> str:
+    """Write nothing more to it; return what to say of the error."""
+    discard_output(sys.stdout)
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    return f"cannot write to stdout ({reason})"
 
 
 def discard_output(stream: TextIO) -> None:
