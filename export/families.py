@@ -132,7 +132,11 @@ def family_of(path: object, architecture: str, advice: str = "", taken: str = ""
 
 def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:
     """The name of a family and its differences. Raises SourceError: It is not read."""
-    architecture = str(settings.get("model_type")).removesuffix("_text")
+    if not settings.get("model_type"):
+        raise SourceError(
+            f"the config.json of {path} states no model_type, which names its family; fetch it again"
+        )
+    architecture = str(settings["model_type"]).removesuffix("_text")
     if architecture == "granitemoehybrid" and settings.get("num_local_experts"):
         architecture = "granitemoehybrid_moe"
     advice = f". Others may go through PyTorch, in fp32: {THROUGH_PYTORCH}"

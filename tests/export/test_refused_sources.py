@@ -553,6 +553,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"eos_token_id": [[1]]}, "cannot be understood"),
         ({"eos_token_id": "abc"}, "special token ids"),
         ({"hidden_size": 128}, "its settings require"),
+        ({"model_type": None}, "states no model_type, which names its family"),
         ({"model_type": "bert"}, "is a model that reads text and writes none"),
         ({"model_type": "qwen9", "vision_config": {}, "audio_config": {"a": 1}}, "'qwen9', which takes sound"),
     ],
