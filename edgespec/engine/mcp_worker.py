@@ -268,6 +268,8 @@ def _words(error: BaseException, most_s: float) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError) or getattr(error, "code", None) == REQUEST_TIMEOUT:
         return f"it took longer than {most_s:g} s"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {error.filename}"
     return " ".join(str(getattr(error, "message", "") or error).split()) or type(error).__name__
 
 

@@ -115,7 +115,7 @@ def test_a_slow_call_is_an_error_and_the_server_goes_on_or_is_started_anew_if_it
         (raw("noise"), "it took longer than 3 s"),
         (raw("silent"), "it took longer than 3 s"),
         (raw("flood"), "it took more than 134 MB of memory|it took longer than"),
-        ("no-such-command", "no-such-command"),
+        ("no-such-command", r"does not start: No such file or directory: no-such-command"),
         ("http://127.0.0.1:9", "does not start"),
     ],
 )
