@@ -141,11 +141,8 @@ def _edit(options: argparse.Namespace) -> int:
             path.write_text(COMMENT, encoding="utf-8")
         subprocess.run([*shlex.split(editor), str(path)], check=True)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        reason = (
-            f"it ended with exit code {error.returncode}"
-            if isinstance(error, subprocess.CalledProcessError)
-            else error
-        )
+        code = getattr(error, "returncode", None)
+        reason = getattr(error, "strerror", None) or (error if code is None else f"it ended with exit code {code}")
         raise UsageError(
             f"cannot edit {path} with '{editor}' ({reason}); set EDITOR to a program that edits text"
         ) from None

@@ -126,9 +126,9 @@ def main(
 
 
 def _quotations(name: str, value: object) -> tuple[str, ...]:
-    """How messages quote the value of an option: a text in quotes, a number behind the name."""
+    """How messages quote the value of an option: a text in quotes or as a path, a number behind the name."""
     if isinstance(value, str):
-        return (f"'{value}'",)
+        return f"'{value}'", f"file or folder {value} ("
     names = (name, attribute_name(name), f"(--{name})")  # as in "the number of threads (--threads) is 0;"
     return (*(f"{each} is {value};" for each in names), f"{name} is {value}, ")
 

@@ -8,6 +8,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from edgespec.cli.main import command_parser, main
@@ -43,7 +44,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(
     path.write_text('threads = 3\ndrafter = "ngram"\ntemperature = 1\n')
     monkeypatch.setenv("EDGESPEC_THREADS", "2")
     seen: list[argparse.Namespace] = []
-    monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, answer_cache: seen.append(options))
+    monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, **settings: seen.append(options))
     with pytest.raises(TypeError):  # nothing was loaded
         main(["chat", "m", "--prompt", "x", "--drafter", "suffix", "--verbose"])
     (options,) = seen
@@ -259,6 +260,9 @@ def test_a_broken_file_is_shown_edited_and_reset(
     monkeypatch.setenv("VISUAL", f"{sys.executable} -c 'raise SystemExit(4)'")
     assert main(["config", "edit"]) == 2
     assert "(it ended with exit code 4); set EDITOR" in capfd.readouterr().err
+    monkeypatch.setenv("VISUAL", "/no/such/editor")
+    assert main(["config", "edit"]) == 2
+    assert "with '/no/such/editor' (No such file or directory); set EDITOR" in capfd.readouterr().err
     path.write_text(text)
     assert main(["config", "reset"]) == 0
     assert (read_file(path), path.with_name("config.toml.bak").read_text()) == ({}, text)
@@ -310,12 +314,18 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert default_home() == tmp_path / "own" / "models"
     path.write_text('home = "beside"\n')
     assert default_home() == path.parent / "beside"
+    path.write_text('home = ""\n')
+    assert default_home() == Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 
 def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text('seed = 1\nmodel = "gone"\n')
     assert main(["chat", "--prompt", "hello", "--offline"]) == 3
     assert f"model is set in {path}:2" in capsys.readouterr().err
+    path.write_text('model = "/gone/away.gguf"\n')
+    assert main(["chat", "--prompt", "hello", "--offline"]) == 3
+    assert "there is no file or folder /gone/away.gguf (seen from" in (said := capsys.readouterr().err)
+    assert said.endswith(f"; check its name (model is set in {path}:1)\n")
     assert main(["chat", "other", "--prompt", "hello", "--offline"]) == 3
     assert "is set in" not in capsys.readouterr().err
 
