@@ -52,12 +52,14 @@ from edgespec.training.target import StatesReader, TargetWriter, open_engine_wri
 from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
 from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.warm_start import (
+    FittedRows,
     choose_tokens,
     expected_counts,
     fit_join,
     head_shape,
     matrix,
     read_layers,
+    sample_rows,
     start_weights,
 )
 
@@ -403,13 +405,19 @@ class _Folder:
     ) -> tuple[Floats, Floats]:
         show_progress("finding the weights to start from")
         size = self.loaded.config.hidden_size
-        stored = np.concatenate([np.arange(text.start + 1, text.start + len(text.tokens)) for text in trained])
-        tokens = np.concatenate([text.tokens[1:] for text in trained])
-        sample = slice(None, None, max(1, len(stored) // _SAMPLED_ROWS))
-        stored, tokens = stored[sample], tokens[sample]
-        before, at = (rows[places].astype(np.float32) for places in (stored - 1, stored))
-        read, wanted = before[:, -num_states * size :], at[:, -2 * size : -size]
-        return fit_join(embedding[tokens], read, wanted, self.loaded.config.rms_eps)
+        # Of answers alone: with the prompts' rows beside them the start is worse (docs/log/training.md).
+        ends = [(max(1, text.num_prompt), len(text.tokens)) for text in trained]
+        stored = np.concatenate([text.start + np.arange(*each) for text, each in zip(trained, ends, strict=True)])
+        tokens = np.concatenate([text.tokens[slice(*each)] for text, each in zip(trained, ends, strict=True)])
+        parts = (
+            FittedRows(
+                embedding[tokens[part]],
+                rows[stored[part] - 1][:, -num_states * size :].astype(np.float32),
+                rows[stored[part]][:, -2 * size : -size].astype(np.float32),
+            )
+            for part in sample_rows(len(stored), size, num_states)
+        )
+        return fit_join(parts, self.loaded.config.rms_eps)
 
     def _tokens(self, rows: Halves, trained: list[Text], head: Floats) -> TokenIds:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""

@@ -10,7 +10,8 @@ gives, and the head's layer starts as one that adds nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ _MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random
 _DAMPING = 0.01  # of the regression, as a share of the mean square of each number that it reads
 _FITTED_AT_ONCE = 2048  # rows
+_FITTED_PRODUCTS = 2e12  # multiplications, some 20 s of two cores
 
 
 def expected_counts(
@@ -195,26 +197,41 @@ def _fold_scales(weights: dict[str, Floats], config: DecoderConfig) -> None:
         weights[name] = weights[name] * np.float32(config.residual_scale)
 
 
-def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> tuple[Floats, Floats]:
+class FittedRows(NamedTuple):
+    """Rows of a regression.
+
+    embedded: Embeddings of tokens, [num_rows, hidden_size].
+    states: Of the target at the tokens before, the last one of each after its final norm.
+    wanted: Hidden states at the tokens.
+    """
+
+    embedded: Floats
+    states: Floats
+    wanted: Floats
+
+
+def sample_rows(num_rows: int, hidden_size: int, num_states: int) -> Iterator[slice]:
+    """Parts of an even sample of so many rows, as many as there is time for: more rows give a better start."""
+    width = (1 + num_states) * hidden_size
+    most = max(1, int(_FITTED_PRODUCTS / (width * (width + hidden_size))))
+    step = -(-num_rows // most)
+    for start in range(0, num_rows, step * _FITTED_AT_ONCE):
+        yield slice(start, start + step * _FITTED_AT_ONCE, step)
+
+
+def fit_join(parts: Iterable[FittedRows], eps: float) -> tuple[Floats, Floats]:
     """The matrix from an embedding, normed, and a state to what is wanted, [hidden_size, 2 · hidden_size].
 
     The second matrix makes one state of several, [hidden_size, num_states · hidden_size], of which the first makes
     what comes closest. Rows count alike whatever their size, since norms read what comes of them.
-
-    Args:
-        embedded: Embeddings of tokens, [num_rows, hidden_size].
-        states: Of the target at the tokens before, the last one of each after its final norm.
-        wanted: Hidden states at the tokens.
     """
-    size, width = wanted.shape[1], wanted.shape[1] + states.shape[1]
-    squares, products = np.zeros((width, width)), np.zeros((width, size))
-    for start in range(0, len(wanted), _FITTED_AT_ONCE):
-        part = slice(start, start + _FITTED_AT_ONCE)
-        normed = embedded[part] / np.sqrt(np.square(embedded[part]).mean(axis=1, keepdims=True) + eps)
-        share = 1.0 / np.sqrt(np.square(wanted[part]).mean(axis=1, keepdims=True) + eps)
-        read = np.concatenate([normed, states[part]], axis=1) * share
-        squares += read.T @ read
-        products += read.T @ (wanted[part] * share)
+    squares, products = np.zeros((1, 1)), np.zeros((1, 1))
+    for embedded, states, wanted in parts:
+        normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + eps)
+        share = 1.0 / np.sqrt(np.square(wanted).mean(axis=1, keepdims=True) + eps)
+        read = np.concatenate([normed, states], axis=1) * share
+        squares, products = squares + read.T @ read, products + read.T @ (wanted * share)
+    width, size = products.shape
     squares[np.diag_indices(width)] *= 1 + _DAMPING
     ends = np.r_[:size, width - size : width]
     join = np.linalg.solve(squares[np.ix_(ends, ends)], products[ends]).T

@@ -17,11 +17,13 @@ from edgespec.export.sources import read_source
 from edgespec.training.head_file import read_tensors, write_head, write_tensors
 from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV_HEAD, TOKEN_NORM, HeadShape
 from edgespec.training.warm_start import (
+    FittedRows,
     choose_tokens,
     expected_counts,
     fit_join,
     head_shape,
     read_layers,
+    sample_rows,
     start_weights,
 )
 
@@ -51,9 +53,23 @@ def test_the_matrix_to_start_from_is_found_where_there_is_one() -> None:
     true = rng.normal(size=(8, 16)).astype(np.float32)
     normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + 1e-5)
     wanted = np.concatenate([normed, states], axis=1) @ true.T
-    found, fuse = fit_join(embedded, states, wanted.astype(np.float32), 1e-5)
+    rows = embedded, states, wanted.astype(np.float32)
+    parts = [FittedRows(*(each[part] for each in rows)) for part in sample_rows(5000, 8, 1)]
+    assert sum(len(part.wanted) for part in parts) == 5000
+    found, fuse = fit_join(parts, 1e-5)
+    assert np.allclose(found, fit_join([FittedRows(*rows)], 1e-5)[0], atol=1e-3)
     assert np.abs(found - true).max() < 0.05 * np.abs(true).max()  # what damping takes away
     assert np.abs(fuse - np.eye(8)).max() < 0.05
+
+
+def test_of_more_rows_than_there_is_time_for_an_even_sample_is_fitted() -> None:
+    num_rows, size = 10_000_000, 576
+    parts = [range(num_rows)[part] for part in sample_rows(num_rows, size, 3)]
+    found = [place for part in parts for place in (part[0], part[-1])]
+    assert found == sorted(found)
+    assert len({part.step for part in parts}) == 1
+    assert sum(map(len, parts)) * 4 * size * 5 * size <= 2e12 < 1.1 * sum(map(len, parts)) * 4 * size * 5 * size
+    assert found[-1] > 0.999 * num_rows
 
 
 def test_several_states_start_as_one_that_tells_more_of_what_is_wanted() -> None:
@@ -65,7 +81,7 @@ def test_several_states_start_as_one_that_tells_more_of_what_is_wanted() -> None
     more[:, 0] /= 1000
     wanted = normed @ token.T + last @ state.T + earlier @ more.T
     states = np.concatenate([earlier, last], axis=1)
-    join, fuse = fit_join(embedded, states, wanted, 1e-5)
+    join, fuse = fit_join([FittedRows(embedded, states, wanted)], 1e-5)
 
     def missing(read: np.ndarray) -> float:
         return float(np.square(np.concatenate([normed, read], axis=1) @ join.T - wanted).mean())
