@@ -15,6 +15,7 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.pass_ahead import PassAhead
+from edgespec.decoding.repetition import find_loop
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -338,7 +339,8 @@ class AnswerWriter:
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
         stats = self._stats(timeline)
         if self._generation.drafting.counter:
-            self._generation.drafting.counter.count(usage_of(stats))
+            has_looped = find_loop(self._all_kept().tolist()) is not None
+            self._generation.drafting.counter.count(usage_of(stats, has_looped=has_looped))
         return replace(
             last,
             text=text,
@@ -352,8 +354,10 @@ class AnswerWriter:
 
     def close(self) -> None:
         if self._generation.drafting.answers:
-            kept = np.concatenate(self._kept) if self._kept else np.zeros(0, np.int32)
-            self._generation.drafting.answers.add(self._request.tokens, kept)
+            self._generation.drafting.answers.add(self._request.tokens, self._all_kept())
+
+    def _all_kept(self) -> TokenIds:
+        return np.concatenate(self._kept) if self._kept else np.zeros(0, np.int32)
 
     def _parts_of_tokens(self, tokens: TokenIds) -> tuple[list[Part], int]:
         """The text of tokens up to a stop string with the calls in it, and how many tokens that took.

@@ -54,6 +54,17 @@ def test_an_engine_counts_where_its_program_asks_for_it(tiny_model: Path, home: 
     assert [each.answers for each in UsageFile(home).read().values()] == [1]
 
 
+def test_an_answer_that_repeats_itself_does_not_judge_drafting(
+    tiny_model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.decoding.repetition._LIMITS", ((1, 8, 64),))
+    with load(tiny_model, drafter="none", usage=True) as engine:
+        for length in (4, 80):
+            engine.generate("the", max_tokens=length, logit_bias={5: 100})
+    (counted,) = UsageFile(home).read().values()
+    assert (counted.answers, counted.tokens, counted.measured) == (2, 84, 1)
+
+
 def test_stats_are_told_by_model_device_and_day(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     def key(days: int, model: str, device: str) -> UsageKey:
         return UsageKey(str(date.today() - timedelta(days)), model, device)
