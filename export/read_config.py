@@ -206,7 +206,8 @@ def config_from_huggingface(
         local_head_dim=head_dim,
     )
     mixed = mixed_from_huggingface(stated, family, num_layers)
-    window = stated.count("sliding_window") if stated.get("sliding_window") else None
+    has_window = stated.get("sliding_window") and (any(is_local) or family.rotates_local_alone)
+    window = stated.count("sliding_window") if has_window else None
     rope = SourceSettings(path, stated.get("rope_parameters", {}))
     growth = "llama_4_scaling_beta", "original_max_position_embeddings"
     config = DecoderConfig(
