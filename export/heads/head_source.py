@@ -66,6 +66,8 @@ def read_head(source: Path) -> HeadSource:
             raise SourceError(f"{source} does not exist; give a folder with config.json and safetensors weights")
         folder = source if source.is_dir() else source.parent
         files = weights_of_head(source)
+        if folder != source and not (folder / "config.json").exists():
+            raise SourceError(f"{source} has no config.json beside it, which states its sizes; fetch that too")
         settings = read_json(folder / "config.json")
         tensors, integers = read_tensors(files)
     return HeadSource(

@@ -498,3 +498,9 @@ def test_the_page_of_heads_names_every_format() -> None:
     page = (Path(__file__).parents[3] / "docs" / "heads.md").read_text(encoding="utf-8")
     names = [dialect.name.removesuffix(" (speculators)") for dialect in DIALECTS]
     assert [name for name in names if name not in page] == []
+
+
+def test_file_of_a_head_without_its_settings_is_named(tmp_path: Path) -> None:
+    save_file({"mtp.fc.weight": np.zeros((2, 4), np.float32)}, tmp_path / "mtp.safetensors")
+    with pytest.raises(SourceError, match=r"mtp\.safetensors has no config\.json beside it"):
+        read_head(tmp_path / "mtp.safetensors")
