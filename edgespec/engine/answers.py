@@ -81,17 +81,17 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")
 
 
-def usage_of(stats: Stats, *, has_looped: bool = False) -> Usage:
-    """What is counted of an answer; drafting is not judged by one that ends in a loop."""
+def usage_of(stats: Stats) -> Usage:
+    """What is counted of an answer."""
     decode_s = stats.num_decoded / (stats.decode_tokens_per_second or inf)
-    is_measured = not has_looped and (bool(stats.gain) or not stats.num_drafted)
+    is_measured = bool(stats.gain) or not stats.num_drafted
     return Usage(
         answers=1,
         measured=int(is_measured),
         tokens=stats.num_emitted,
         accepted=min(stats.num_accepted, stats.num_emitted),
         decode_s=decode_s if is_measured else 0.0,
-        saved_s=(stats.gain.value - 1.0) * decode_s if stats.gain and is_measured else 0.0,
+        saved_s=(stats.gain.value - 1.0) * decode_s if stats.gain else 0.0,
     )
 
 

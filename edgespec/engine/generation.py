@@ -339,8 +339,7 @@ class AnswerWriter:
         timeline = (*self._timeline, *(each for each in self.drafting if each.start_s <= ended_s))
         stats = self._stats(timeline)
         if self._generation.drafting.counter:
-            has_looped = find_loop(self._all_kept().tolist()) is not None
-            self._generation.drafting.counter.count(usage_of(stats, has_looped=has_looped))
+            self._generation.drafting.counter.count(usage_of(stats))
         return replace(
             last,
             text=text,
@@ -405,11 +404,15 @@ class AnswerWriter:
         return [TextPart(shown)] if shown else []
 
     def _stats(self, timeline: Sequence[Interval]) -> Stats:
-        """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
+        """Figures of an answer; one whose passes waited for others, or ran as one with them, shows no gain.
+
+        Nor does one that ends by repeating itself, which is easy to guess and of use to nobody.
+        """
         generation, choice, tally = self._generation, self._request.drafters, self._tally
         length = choice.draft_length or generation.drafting.speculation.draft_length
         drafters = choice.select(generation.drafting.speculation.drafters())
         is_alone = tally.was_alone(self._caller.num_joined, self._caller.waited_s)
+        tells = is_alone and find_loop(self._all_kept().tolist()) is None
         costs = generation.drafting.speculation.costs()
         costs.context_length = sum(map(len, self._kept))
         return tally.stats(
@@ -421,7 +424,7 @@ class AnswerWriter:
             drafter_device=generation.model.device_names[1] if generation.drafting.pool.has_models else None,
             downgrades=generation.drafting.pool.take_changes(),
             **({"schedule": schedule_of(timeline), "overlap": overlap(timeline)} if self.drafting else {}),
-            gain=tally.gain(costs) if is_alone else None,
+            gain=tally.gain(costs) if tells else None,
             acceptance=self.acceptance,
             waited_passes=self._caller.waited_passes,
         )

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec import Usage, UsageFile, UsageKey, load
 from edgespec.cli.main import main
+from edgespec.draft.costs import Gain
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +58,12 @@ def test_an_engine_counts_where_its_program_asks_for_it(tiny_model: Path, home: 
 def test_an_answer_that_repeats_itself_does_not_judge_drafting(
     tiny_model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgespec.engine.answers.Tally.gain", lambda tally, costs: Gain(3.0))
     monkeypatch.setattr("edgespec.decoding.repetition._LIMITS", ((1, 8, 64),))
-    with load(tiny_model, drafter="none", usage=True) as engine:
-        for length in (4, 80):
-            engine.generate("the", max_tokens=length, logit_bias={5: 100})
+    with load(tiny_model, drafter="ngram", draft_length=2, usage=True) as engine:
+        found = [engine.generate("the", max_tokens=length, logit_bias={5: 100}).stats.gain for length in (20, 80)]
     (counted,) = UsageFile(home).read().values()
-    assert (counted.answers, counted.tokens, counted.measured) == (2, 84, 1)
+    assert (found, counted.answers, counted.measured) == ([Gain(3.0), None], 2, 1)
 
 
 def test_stats_are_told_by_model_device_and_day(capsys: pytest.CaptureFixture[str], home: Path) -> None:

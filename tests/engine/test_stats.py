@@ -84,7 +84,6 @@ def test_usage_has_the_time_that_a_known_gain_saved() -> None:
     drafted = replace(stats, num_drafted=9)
     assert usage_of(drafted) == Usage(1, 0, 21, 8, 0.0, 0.0)
     assert usage_of(replace(drafted, gain=Gain(1.5))) == Usage(1, 1, 21, 8, 4.0, 2.0)
-    assert usage_of(replace(drafted, gain=Gain(1.5)), has_looped=True) == Usage(1, 0, 21, 8, 0.0, 0.0)
     assert usage_of(stats_of(Tally())) == Usage(1, 1)
 
 
