@@ -14,7 +14,7 @@ from typing import NamedTuple
 import platformdirs
 
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
-from edgespec.errors import UsageError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file, write_advice
 from edgespec.system.text_files import decode_text
@@ -239,7 +239,9 @@ def _toml_errors(path: Path) -> Iterator[None]:
 def set_option(path: Path, name: str, text: str | None) -> Value:
     """Set an option in the file, or remove it where text is None. Other lines, and comments, stay as they are.
 
-    Raises UsageError: The option is unknown, its value is invalid, or the file is no TOML or cannot be written.
+    Raises:
+        UsageError: The option is unknown, its value is invalid, or the file is no TOML.
+        EdgeSpecError: The file cannot be written.
     """
     import tomlkit  # takes 30 ms to import, which other commands do not need
 
@@ -265,7 +267,7 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
         replace_file(path, tomlkit.dumps(document).encode(), 0o666)
     except OSError as error:
         advice = write_advice(error, "set EDGESPEC_CONFIG to a file that you may write")
-        raise UsageError(f"cannot write {path} ({error.strerror}); {advice}") from None
+        raise EdgeSpecError(f"cannot write {path} ({error.strerror}); {advice}") from None
     return value
 
 

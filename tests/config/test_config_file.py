@@ -1,12 +1,14 @@
 """File < environment < flags, by one table."""
 
 import argparse
+import errno
 import json
 import os
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import platformdirs
 import pytest
@@ -316,6 +318,15 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert default_home() == path.parent / "beside"
     path.write_text('home = ""\n')
     assert default_home() == Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+def test_a_full_disk_is_no_wrong_command_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("edgespec.config.config_file.replace_file", full)
+    assert main(["config", "set", "seed", "1"]) == 1
+    assert f"cannot write {path} (No space left on device); free some space" in capsys.readouterr().err
 
 
 def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
