@@ -36,7 +36,7 @@ def verdict_text(document: BenchDocument) -> str | None:
         return "nothing was drafted here, so drafting changes nothing: --drafter names another drafter"
     times = f"drafting makes this model {ratio:.2f} times as fast here"
     if interval is None:
-        return f"not decided: {times} by too few answers; give more prompts, or raise --rounds"
+        return f"not decided: {times}, by too few answers to tell; give more prompts, or raise --rounds"
     low, high = interval
     slower = [name for name in document.get("below_one", ()) if ratio > 1]
     if low > 1:

@@ -162,7 +162,7 @@ BOTH = (0.9, 1.34)
         ({"mean_ratio_interval": BOTH, "enough_prompts": 191}, "some 200 would be enough"),
         ({"mean_ratio_interval": BOTH, "enough_prompts": 1030}, "more than 1000 would be enough"),
         ({"mean_ratio_interval": (0.001, 1000), "enough_prompts": 9}, "the speeds lie too far apart"),
-        ({"mean_ratio_interval": None}, "1.10 times as fast here by too few answers"),
+        ({"mean_ratio_interval": None}, "1.10 times as fast here, by too few answers to tell"),
         ({"mean_ratio_interval": BOTH, "by_prompt": [{}]}, "here; measure more prompts"),
         ({"mean_ratio_interval": (0.9, 1.3), "sources": {"none": {}}}, "nothing was drafted"),
     ],
