@@ -322,7 +322,7 @@ class _Experts:
         return FAMILIES[self.config.architecture].needs
 
     def _held(self) -> Mapping[str, Sequence[str]]:
-        """What the experts' matrices of a layer hold, by their names: see NAMES."""
+        """The parts of experts that each matrix of a layer holds, by its name: see NAMES."""
         first, held = f"{self._prefix}.{self.routing.num_dense}", FAMILIES[self.config.architecture].experts
         if self.is_gguf:
             is_stacked = f"{first}.ffn_gate_up_exps.weight" in self.stored
@@ -332,7 +332,7 @@ class _Experts:
         return held
 
     def _read_beside(self, i: int) -> None:
-        """What layer i has beside the experts and their router."""
+        """Read the shared experts of layer i, and what chooses among experts beside the router."""
         routing, config = self.routing, self.config
         shapes = {"router_choice": (1, routing.num_experts), "shared.router": (1, config.hidden_size)}
         shapes |= {f"shared.{part}": _mlp_shape(config, part, routing.shared_size) for part in PARTS}
@@ -344,7 +344,7 @@ class _Experts:
                 self.found[f"{i}.{role}"] = self._take(name, *shapes[role])
 
     def _read_matrices(self, i: int, own: str, mark: Sequence[str], last: str) -> None:
-        """What layer i stores as own."""
+        """Read one matrix of layer i: the router, or a part of one expert or of all."""
         num_experts, parts = self.routing.num_experts, [part for part in (*mark, last) if part not in "*T"]
         if parts == ["router"]:
             self.found[f"{i}.router"] = self._take(f"{own}.weight", num_experts, self.config.hidden_size)

@@ -57,7 +57,7 @@ class PassShapes(NamedTuple):
         return self.reads[0] if self.is_same and self.reads != self.rows else 0
 
     def can(self) -> Can:
-        """What a decoder says of itself whose passes have these widths."""
+        """The abilities of a decoder whose passes have these widths."""
         return Can(widths=self.rows, read_width=self.read_width)
 
     def num_read(self, num_prompt: int, num_unwanted: int, context_length: int) -> int:

@@ -1,4 +1,4 @@
-"""What schedules yield, by closed forms. Pure.
+"""Speeds of the schedules in closed form. Pure.
 
 The unit of time is a step of the target.
 

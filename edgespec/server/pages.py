@@ -178,7 +178,7 @@ async def read_text(services: Services, request: Request) -> Response:
 
 
 async def _in_place(services: Services, request: Request, work: Callable[[], str]) -> str:
-    """What work gives, in a thread, with a place among the answers; cancelled when the client leaves."""
+    """Run work in a thread, with a place among the answers, until it ends or the client leaves."""
 
     async def run() -> str:
         with services.admission.place(1):

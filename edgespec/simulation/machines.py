@@ -117,7 +117,7 @@ _Pass = tuple[Annotated[int, Meta(gt=0)], _Positive]  # rows, and milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardForm:
-    """What passes of a model in one form take on a GPU, by their rows and where the figures come from."""
+    """Times of passes of a model in one form on a GPU, by their rows and where the figures come from."""
 
     vocab_size: int
     measured: tuple[_Pass, ...] = ()
@@ -132,9 +132,9 @@ class CardForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What is known of a GPU beside passes of one row.
+    """Figures of a GPU beside the times of its passes.
 
-    first_use_ms: What the first pass of a width takes more.
+    first_use_ms: Added to the first pass of a width.
     host_gap_ms: Between two passes. plain_gap_ms: Where nothing drafts.
     copied_gb_s: 10⁹ bytes a second of rows of logits that are copied to the host.
     """
