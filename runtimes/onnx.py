@@ -336,7 +336,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             if start < num_read:
                 self._num_read = stop
             self.num_fed += stop - start
-            start = stop
+            start, room = stop, self.context_length
             if wanted:
                 rows.append(chunk if wanted == num_last else chunk.copy())
         self._hold(tokens)

@@ -16,7 +16,7 @@ from row_proofs import FAILS
 from edgespec import Message, SamplingParams, load
 from edgespec.decoding.decoder import Pass
 from edgespec.decoding.tree import Tree
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
@@ -252,6 +252,33 @@ def test_rows_follow_from_a_pass_and_not_from_what_the_cache_holds(
         assert np.array_equal(decoder.run(given).logits, expected), (end, num_prompt, num_last)
         if rng.random() < 0.3:
             decoder.exchange(fork)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_pass_that_is_refused_its_padding_changes_no_pass_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, manifest: Manifest, deterministic: bool
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
+    gpu = install(monkeypatch, FakeGpu(), passes_ms=INT4_MS)
+    gpu.rounding = other_bits
+    device = replace(find_device("cuda"), records_passes=False)
+    decoder = OnnxDecoder(copy, manifest, device, deterministic=deterministic)
+    known = {*gpu.widths}
+    text = np.random.default_rng(1).integers(0, manifest.vocab_size, 451).astype(np.int32)
+    prompt, more = Pass(text[:450], num_prompt=450), Pass(text, num_prompt=450)
+    expected = [decoder.run(each).logits.copy() for each in (prompt, more)]
+    decoder.cache.forget()
+    gpu.widths.clear()
+    gpu.passes = iter([None, "Failed to allocate memory for requested buffer of size 65536"])
+    found = [decoder.run(each).logits.copy() for each in (prompt, more)]
+    assert {*gpu.widths} <= known
+    if deterministic:
+        assert np.array_equal(found, expected)
+        decoder.cache.forget()
+        # In the place of the padding of a pass of rows no tokens can stand that are read in wide passes.
+        gpu.passes = iter([None, None, "Failed to allocate memory for requested buffer of size 65536"])
+        with pytest.raises(MemoryExhausted):
+            decoder.run(prompt)
 
 
 @pytest.mark.parametrize(("rounding", "reads"), [(other_bits, 256), pytest.param(uneven_bits, 0, marks=slow)])
