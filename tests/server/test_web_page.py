@@ -291,8 +291,10 @@ def test_of_several_tabs_every_chat_is_kept(tiny_model: Path, tmp_path: Path) ->
             page.wait_for("$('model').value")
             page.type("too\n")
             page.wait_for("running !== null")
+        # A tab sees what others store some milliseconds later.
+        page.wait_for("!$('alert').hidden || ![null, stored].includes(localStorage.getItem(CHAT + chat))")
         page.press("Escape")
-        page.wait_for("running === null")
+        page.wait_for("running === null && !$('alert').hidden")
         assert "in another tab too. Both are kept" in texts(page, "#alert")[0]
         begun = [*both[1], "here", "yes", "long", "word word "]
         assert begun in chats(page)
