@@ -192,15 +192,7 @@ class Generation:
             caller=caller,
             clock=clock,
         )
-
-        def goes_on(text: TokenIds) -> bool:
-            is_last = token_stop.is_end(text, len(request.tokens))
-            return policy.is_plain and not caller.is_queued and not is_last
-
-        # Only a device that pads passes to few widths, as a GPU does, is so fast that it waits for Python.
-        fast: AbstractContextManager[Decoder] = nullcontext(target)
-        if target.can.best and target.can.widths:
-            fast = closing(PassAhead(target, goes_on))
+        fast = _running_ahead(target, request, policy, token_stop)
         # A head learns nothing while an answer is made, and from it afterwards.
         answering = drafters.learner.answering() if drafters.learner else nullcontext()
         with self._reporting(policy, drafting, acceptance), answering as log, fast as ahead:
@@ -440,3 +432,18 @@ def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tupl
             events.append(part)
             places.append(len(text))
     return text, tuple(events), tuple(places)
+
+
+def _running_ahead(
+    target: Decoder, request: Request, policy: PoolPolicy, token_stop: TokenStop
+) -> AbstractContextManager[Decoder]:
+    """The target, whose plain passes begin before they are asked for where a device waits for Python otherwise.
+
+    Only one that pads passes to few widths, as a GPU does, is so fast.
+    """
+
+    def goes_on(text: TokenIds) -> bool:
+        is_last = token_stop.is_end(text, len(request.tokens))
+        return policy.is_plain and not policy.caller.is_queued and not is_last
+
+    return closing(PassAhead(target, goes_on)) if target.can.best and target.can.widths else nullcontext(target)

@@ -148,7 +148,7 @@ def test_a_template_that_renders_nothing_is_told_by_a_system_message() -> None:
 
 
 def test_results_are_responses_of_the_calls_where_a_template_reads_these(process: TemplateProcess) -> None:
-    """As Gemma 4's do, which end no turn behind responses and would write what is said behind them."""
+    """Gemma 4's templates read results as `tool_responses`, and end no turn behind them."""
     template = (
         "{% for tool in tools or [] %}<|tool>{{ tool.function.name }}{% endfor %}{% set ns = namespace(last='') %}"
         "{% for m in messages %}<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}<|tool_call>call:"
@@ -256,7 +256,7 @@ def test_reasoning_before_a_call_is_given_as_the_template_reads_it(
 def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_no_way(
     process: TemplateProcess, written: Callable[..., str]
 ) -> None:
-    """Of Mistral's some drop it, and refuse a message without calls in its place."""
+    """Some of Mistral's templates drop the text beside a call and refuse it as a message of its own."""
     refusing = "{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('turns') }}{% endif %}"
     template = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
         "{{ m.content }}", refusing + "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
@@ -271,7 +271,7 @@ def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_n
 def test_what_is_said_beside_a_call_is_left_out_where_it_would_come_behind_the_result(
     written: Callable[..., str],
 ) -> None:
-    """As in newer templates of Gemma 4, which write results within the turn of the calls."""
+    """Newer templates of Gemma 4 write results within the turn of the calls, and text only behind them."""
     late = HERMES.replace("ARGUMENTS", AS_OBJECT).replace(
         "{% for m in", "{% set ns = namespace(said='') %}{% for m in"
     )

@@ -51,7 +51,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(tiny_model: Path, tmp_
 
 
 def test_a_writer_answers_one_list_after_another(tiny_model: Path, tmp_path: Path) -> None:
-    """As of prompts that are kept aside, of which there may be none, and then of those to train on."""
+    """One writer answers held-out prompts, of which there may be none, and then those to train on."""
     with load(tiny_model, drafter="none", deterministic=True) as engine:
         writer, made = EngineWriter(engine), []
         for number, prompts in enumerate(([], PROMPTS, PROMPTS)):
