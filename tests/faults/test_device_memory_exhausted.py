@@ -6,12 +6,11 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from fake_cuda import ARENA, KERNEL, FakeGpu, install
+from fake_cuda import ARENA, KERNEL, FakeGpu
 
 from edgespec import EdgeSpecError, MemoryExhausted, load
 from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable
-from edgespec.export.convert import export_model
 
 PROMPT = "in the an"
 # What each library says, as ONNX Runtime 1.31 passes it on.
@@ -37,64 +36,51 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpu") / "tiny-gpu"
-    export_model(tiny_gguf, folder, precision="int4", form="gpu")
-    return folder
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gc.collect()
-    return install(monkeypatch, FakeGpu())
-
-
 def forever(said: str, after: int = 0) -> Iterator[str | None]:
     return chain(repeat(None, after), repeat(said))
 
 
 @pytest.mark.parametrize("said", SAYINGS)
 def test_a_target_that_is_refused_memory_while_it_is_opened_ends_with_exit_code_5(
-    said: str, gpu: FakeGpu, model: Path, capsys: pytest.CaptureFixture[str]
+    said: str, gpu: FakeGpu, gpu_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu.loads = forever(said)
-    assert main(["chat", str(model), "--device", "cuda", "--prompt", PROMPT]) == MemoryExhausted.exit_code == 5
+    assert main(["chat", str(gpu_model), "--device", "cuda", "--prompt", PROMPT]) == MemoryExhausted.exit_code == 5
     found = capsys.readouterr().err
     assert "out of memory while loading" in found
     assert "Traceback" not in found
 
 
 @pytest.mark.parametrize("said", OTHERS)
-def test_what_is_no_lack_of_memory_is_not_taken_for_it(said: str, gpu: FakeGpu, model: Path) -> None:
+def test_what_is_no_lack_of_memory_is_not_taken_for_it(said: str, gpu: FakeGpu, gpu_model: Path) -> None:
     gpu.loads = forever(said)
     with pytest.raises(DeviceUnavailable):
-        load(model, device="cuda", drafter="none")
+        load(gpu_model, device="cuda", drafter="none")
 
 
 def test_a_gpu_without_room_for_the_first_cache_or_pass_ends_with_exit_code_5(
-    gpu: FakeGpu, model: Path, capsys: pytest.CaptureFixture[str]
+    gpu: FakeGpu, gpu_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu.arrays = forever(SAYINGS[0])
-    assert main(["chat", str(model), "--device", "cuda", "--prompt", PROMPT]) == 5
+    assert main(["chat", str(gpu_model), "--device", "cuda", "--prompt", PROMPT]) == 5
     assert "no memory for a context of" in capsys.readouterr().err
     gpu.arrays, gpu.passes = iter(()), forever(SAYINGS[3])
-    assert main(["chat", str(model), "--device", "cuda", "--prompt", PROMPT]) == 5
+    assert main(["chat", str(gpu_model), "--device", "cuda", "--prompt", PROMPT]) == 5
     assert "out of memory while running a pass" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", [SAYINGS[0], SAYINGS[2]])
 def test_a_cache_that_cannot_grow_ends_the_answer_and_the_next_one_is_right(
-    said: str, gpu: FakeGpu, model: Path
+    said: str, gpu: FakeGpu, gpu_model: Path
 ) -> None:
     prompt = "in the an " * 95
-    with load(model, device="cuda", drafter="none") as engine:
+    with load(gpu_model, device="cuda", drafter="none") as engine:
         length = len(engine.encode(prompt))
         assert 480 < length <= 512 - 16, (
             "the first answer is to pass the end of the first buffers, and not at once"
         )
         wanted = engine.generate(prompt, max_tokens=40).token_ids
-    with load(model, device="cuda", drafter="none") as engine:
+    with load(gpu_model, device="cuda", drafter="none") as engine:
         gpu.arrays = forever(said)
         with pytest.raises(MemoryExhausted, match="no memory for a context of"):
             engine.generate(prompt, max_tokens=40)
@@ -103,8 +89,8 @@ def test_a_cache_that_cannot_grow_ends_the_answer_and_the_next_one_is_right(
         assert engine.generate(prompt, max_tokens=40).token_ids == wanted
 
 
-def test_a_pass_that_is_refused_ends_the_answer_and_the_next_one_is_right(gpu: FakeGpu, model: Path) -> None:
-    with load(model, device="cuda", drafter="none") as engine:
+def test_a_pass_that_is_refused_ends_the_answer_and_the_next_one_is_right(gpu: FakeGpu, gpu_model: Path) -> None:
+    with load(gpu_model, device="cuda", drafter="none") as engine:
         wanted = engine.generate(PROMPT, max_tokens=40).token_ids
         gpu.passes = forever(SAYINGS[2], 9)
         with pytest.raises(MemoryExhausted, match="out of memory while running a pass"):
@@ -113,21 +99,23 @@ def test_a_pass_that_is_refused_ends_the_answer_and_the_next_one_is_right(gpu: F
         assert engine.generate(PROMPT, max_tokens=40).token_ids == wanted
 
 
-def test_a_gpu_that_is_lost_or_held_by_others_is_named_with_what_to_do(gpu: FakeGpu, model: Path) -> None:
-    with load(model, device="cuda", drafter="none") as engine:
+def test_a_gpu_that_is_lost_or_held_by_others_is_named_with_what_to_do(gpu: FakeGpu, gpu_model: Path) -> None:
+    with load(gpu_model, device="cuda", drafter="none") as engine:
         gpu.passes = forever(KERNEL + "CUDA failure 46: CUDA-capable device(s) is/are busy or unavailable", 9)
         with pytest.raises(EdgeSpecError, match="busy or unavailable; the GPU or its driver gave up, or another"):
             engine.generate(PROMPT, max_tokens=40)
 
 
-def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, model: Path, tmp_path: Path) -> None:
-    with load(model, device="cuda", drafter="none", deterministic=True) as engine:
+def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(
+    gpu: FakeGpu, gpu_model: Path, tmp_path: Path
+) -> None:
+    with load(gpu_model, device="cuda", drafter="none", deterministic=True) as engine:
         wanted = engine.generate(PROMPT, max_tokens=60).token_ids
     drafter = tmp_path / "drafter"
-    drafter.symlink_to(model)
+    drafter.symlink_to(gpu_model)
     said: list[str] = []
     options = {"drafter": str(drafter), "draft_length": 3, "device": "cuda", "drafter_device": "cuda"}
-    with load(model, deterministic=True, report=said.append, **options) as engine:
+    with load(gpu_model, deterministic=True, report=said.append, **options) as engine:
         assert engine._drafting.pool.has_models
         before = gpu.used
         gpu.passes = chain(repeat(None, 20), repeat(KERNEL + "CUDA failure 2: out of memory", 3))
@@ -145,11 +133,11 @@ def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, mode
 
 @pytest.mark.slow
 def test_a_gpu_that_another_program_takes_in_mid_answer_ends_with_exit_code_5_and_the_text_so_far(
-    gpu: FakeGpu, model: Path, capsys: pytest.CaptureFixture[str]
+    gpu: FakeGpu, gpu_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [
         "chat",
-        str(model),
+        str(gpu_model),
         "--device",
         "cuda",
         "--drafter",
