@@ -119,7 +119,8 @@ class _Export:
         show_progress("reading the file's tokenizer and its list of weights")
         planned = plan_model(self.source, options, is_checked=self.open_decoder is not None)
         if self.most_bytes is not None:
-            require_memory(planned.cost, self.most_bytes)
+            named = replace(planned.cost, source=self.origin.name or planned.cost.source)
+            require_memory(named, self.most_bytes)
         _require_steps(planned, self.measure_ranges, self.open_decoder)
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")

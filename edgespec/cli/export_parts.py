@@ -211,6 +211,10 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
                 _plan_alone(options, part, view, views[0], is_checked=is_checked)
                 for part, view in zip(parts, views, strict=True)
             ]
+        plans = [
+            replace(plan, source=(view and view.name) or plan.source)
+            for plan, view in zip(plans, views, strict=True)
+        ]
     code = 0
     try:
         require_writable(_new_folder(options), sum(plan.write_bytes for plan in plans))

@@ -228,10 +228,11 @@ class ModelHome:
             else:
                 source = str(file)
         if hub_id is None:
-            yield Preview(path=self.locate(source, revision).path, sizes={}, fetch_bytes=0)
+            found = self.locate(source, revision)
+            yield Preview(path=found.path, sizes={}, fetch_bytes=0, name=found.origin.name)
             return
-        with self._hub.preview(hub_id, revision or "main") as found:
-            yield found
+        with self._hub.preview(hub_id, revision or "main") as preview:
+            yield preview
 
     @property
     def models(self) -> Path:

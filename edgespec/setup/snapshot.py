@@ -59,11 +59,13 @@ class Preview:
     """A source whose files of weights are here as far as their headers go.
 
     sizes: Of these files. fetch_bytes: What is still to fetch.
+    name: The name of the source where its file's name says nothing.
     """
 
     path: Path
     sizes: Mapping[Path, int]
     fetch_bytes: int
+    name: str | None = None
 
 
 Judge = Callable[[Preview], None]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.errors import ModelError
-from edgespec.manifest import read_manifest
+from edgespec.errors import MemoryExhausted, ModelError
+from edgespec.export.convert import export_model
+from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.home import ModelHome
 from edgespec.setup.ollama_models import find_pulled, pulled_names
 
@@ -58,6 +59,18 @@ def test_a_model_of_ollama_is_exported_from_where_it_lies(
     assert home.source_of("ollama:tiny:1b").path == blob
     (folder / "edgespec.json").write_text("{")
     assert home.find("ollama:tiny:1b:int8") is None
+
+
+def test_a_planned_export_names_the_model_as_ollama_does(
+    ollama: OllamaFolder, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ollama.pull(f"{LIBRARY}/tiny/1b", tiny_gguf.read_bytes())
+    for drafter in ([], ["--drafter", "ollama:tiny:1b"]):
+        assert main(["export", "ollama:tiny:1b", *drafter, "--dry-run", "--json"]) == 0
+        plans = json.loads(capsys.readouterr().out)
+        assert {plan["source"] for plan in plans} == {"ollama:tiny:1b"}
+    with pytest.raises(MemoryExhausted, match="^ollama:tiny:1b in source precision takes"):
+        export_model(tiny_gguf, ollama.path / "out", origin=Origin(name="ollama:tiny:1b"), most_bytes=1)
 
 
 @pytest.mark.parametrize(
