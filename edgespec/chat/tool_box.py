@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from edgespec import Engine, ModelError, Tool, ToolProcess, UsageError, open_servers, require_allowed
-from edgespec.system.console import warn
+from edgespec.system.console import info, warn
 from edgespec.system.printable import one_line
 
 if sys.platform != "win32":
@@ -91,7 +91,8 @@ def open_functions(path: Path) -> ToolProcess:
     """The functions of a file, as tools. Raises UsageError: It cannot be read or run, or has no function."""
     if not path.is_file():
         raise UsageError(f"{path} is no file; wanted a file of Python with functions")
-    return ToolProcess(["-m", "edgespec.chat.function_worker", str(path.absolute())], str(path))
+    words = ["-m", "edgespec.chat.function_worker", str(path.absolute())]
+    return ToolProcess(words, str(path), report=info)
 
 
 def open_tools(path: Path | None, servers: Sequence[str], allowed: Collection[str]) -> ToolBox:
@@ -103,7 +104,7 @@ def open_tools(path: Path | None, servers: Sequence[str], allowed: Collection[st
         processes = [opened.enter_context(closing(open_functions(path)))] if path else []
         taken = {tool.name for each in processes for tool in each.tools}
         if servers:
-            processes.append(opened.enter_context(closing(open_servers(servers, taken))))
+            processes.append(opened.enter_context(closing(open_servers(servers, taken, report=info))))
         tools = [tool for each in processes for tool in each.tools]
         box = ToolBox(tuple(processes), require_allowed(allowed, tools))
         opened.pop_all()

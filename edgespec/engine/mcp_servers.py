@@ -23,6 +23,7 @@ from edgespec.system.progress import TERMINAL, silent
 from edgespec.system.text_files import explain_unreadable
 from edgespec.system.typed_json import read_as, read_json
 from edgespec.tools.tool import ALL, Tool, ToolCall
+from edgespec.types import Report
 
 TIMEOUT_S = 60.0
 _LARGEST_CONFIG = 1 << 20
@@ -70,7 +71,8 @@ class McpServers:
                 file ending with .json that has "mcpServers" as other programs write it.
             allow: Names of tools that are called without a question, or "all".
             timeout_s: The longest that a server may take to start, and for a call.
-            report: Takes a line for each tool that cannot be used; None shows nothing.
+            report: Takes a line for each tool that cannot be used, and one where a start takes long; None shows
+                nothing.
 
         Raises:
             EdgeSpecError: The package mcp is not installed, or a server does not start.
@@ -81,14 +83,15 @@ class McpServers:
             raise UsageError(f"allow is {allow!r:.60}; wanted names of tools, or {ALL}")
         if report is not None:
             require_function("report", report, "a function, or None")
-        self._process = open_servers(servers, timeout_s=timeout_s)
+        report = report or silent
+        self._process = open_servers(servers, timeout_s=timeout_s, report=report)
         allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
         self._lock, self._is_closed = RLock(), False
         self.tools = tuple(
             replace(tool, run=self._run, is_allowed=tool.name in allowed) for tool in self._process.tools
         )
         for note in self._process.notes:
-            (report or silent)(note)
+            report(note)
 
     def __enter__(self) -> "McpServers":
         return self
@@ -113,9 +116,15 @@ class McpServers:
 
 
 def open_servers(
-    given: Sequence[str | Path], taken: Collection[str] = (), *, timeout_s: float = TIMEOUT_S
+    given: Sequence[str | Path],
+    taken: Collection[str] = (),
+    *,
+    timeout_s: float = TIMEOUT_S,
+    report: Report = silent,
 ) -> ToolProcess:
     """Start servers, each as McpServers takes one; no tool gets a name that is taken.
+
+    report: Takes a line where they take long.
 
     Raises as McpServers does.
     """
@@ -146,6 +155,7 @@ def open_servers(
         begin,
         most_s=timeout_s * len(servers) + _SPARE_S,
         most_bytes=_MOST_BYTES,
+        report=report,
     )
 
 

@@ -16,10 +16,13 @@ import psutil
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.line_process import LineProcess, WorkEnded, ask, dispose, kill, start_python
+from edgespec.system.progress import silent
 from edgespec.system.units import format_bytes
 from edgespec.tools.tool import Tool, ToolCall, parse_tools
+from edgespec.types import Report
 
 MAX_RESULT = 8_000  # characters of what a call gives; some 2,000 tokens
+_SLOW_S = 3.0  # of a start, beyond which the user is told what is waited for
 _WAKE_S = 0.02  # how often Ctrl-C is noticed where the system does not wake a waiting thread for it
 
 
@@ -52,6 +55,7 @@ class ToolProcess:
         *,
         most_s: float = inf,
         most_bytes: float = inf,
+        report: Report = silent,
     ) -> None:
         """Start it.
 
@@ -60,6 +64,7 @@ class ToolProcess:
             source: What has the tools, for messages.
             begin: What the process is told first, as JSON; None for nothing.
             most_s, most_bytes: The longest time of a start or a call, and the most memory; then it is ended.
+            report: Takes a line once this start takes long.
 
         Raises:
             EdgeSpecError: It cannot be started.
@@ -70,7 +75,7 @@ class ToolProcess:
         self.tools: tuple[Tool, ...] = ()
         self.notes: list[str] = []  # what the process said of its tools
         self._process: LineProcess | None = None
-        self._start()
+        self._start(report)
 
     def run(self, call: ToolCall) -> CallResult:
         """Run a tool; its errors are part of the result."""
@@ -105,14 +110,14 @@ class ToolProcess:
             self._finalizer()
             self._process = None
 
-    def _start(self) -> LineProcess:
+    def _start(self, report: Report = silent) -> LineProcess:
         try:
             process = start_python(*self._words)
         except OSError as error:
             raise EdgeSpecError(f"cannot start Python to run {self._source} ({error})") from None
         self._process, self._finalizer = process, weakref.finalize(self, dispose, process)
         try:
-            said = self._ask(process, self._begin)
+            said = self._ask(process, self._begin, report)
         except WorkEnded as error:
             said = {"error": f"{self._source} cannot be used: {error}"}
         except BaseException:
@@ -124,15 +129,20 @@ class ToolProcess:
         self.tools, self.notes = parse_tools(said["tools"]), said.get("notes", [])
         return process
 
-    def _ask(self, process: LineProcess, request: object) -> dict[str, Any] | None:
+    def _ask(self, process: LineProcess, request: object, report: Report = silent) -> dict[str, Any] | None:
         """The next line of the process, behind a request if there is one; None if it ends first.
 
         Raises WorkEnded: It takes longer, or more memory, than it may.
         """
-        started = monotonic()
+        started, is_slow = monotonic(), False
 
         def watch() -> None:
-            if monotonic() - started > self._most_s:
+            nonlocal is_slow
+            waited_s = monotonic() - started
+            if waited_s > _SLOW_S and not is_slow:
+                is_slow = True
+                report(f"waiting for the tools of {self._source}; Ctrl-C stops it")
+            if waited_s > self._most_s:
                 raise WorkEnded(f"it took longer than {self._most_s:g} s")
             with suppress(psutil.Error):
                 if self._most_bytes < inf and psutil.Process(process.pid).memory_info().rss > self._most_bytes:

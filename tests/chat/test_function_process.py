@@ -252,6 +252,19 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: 
         open_functions(tmp_path / "tools.py")
 
 
+def test_a_slow_start_says_what_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tool_process, "_SLOW_S", 0.1)
+    caplog.set_level("INFO")
+    (path := tmp_path / "tools.py").write_text("import time\ntime.sleep(0.2)\ndef f(): pass\n")
+    process = open_functions(path)
+    assert caplog.messages == [f"waiting for the tools of {path}; Ctrl-C stops it"]
+    process.run(call("f"))
+    process.close()
+    assert len(caplog.messages) == 1
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no file"):
         open_functions(tmp_path)

@@ -1,6 +1,7 @@
 """Tools of MCP servers, with real servers in processes of their own: what they give, and how they fail."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from rule_chat import RuleEngine
 
 from edgespec import Conversation, EdgeSpecError, McpServers, ToolCall, UsageError
-from edgespec.engine import mcp_servers
+from edgespec.engine import mcp_servers, tool_process
 from edgespec.engine.mcp_servers import McpServer, open_servers
 from edgespec.engine.mcp_worker import _Tools
 from edgespec.system.command_line import join_words
@@ -122,8 +123,13 @@ def test_a_slow_call_is_an_error_and_the_server_goes_on_or_is_started_anew_if_it
 def test_a_server_that_does_not_start_is_told(command: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "_MOST_BYTES", 1 << 27)
     before = len(psutil.Process().children(recursive=True))
-    with pytest.raises(UsageError, match=said):
-        open_servers([command], timeout_s=3)
+    monkeypatch.setattr(tool_process, "_SLOW_S", 1.0)
+    lines: list[str] = []
+    with pytest.raises(UsageError, match=said) as raised:
+        open_servers([command], timeout_s=3, report=lines.append)
+    if "it took longer" in str(raised.value):
+        assert len(lines) == 1
+        assert re.fullmatch("waiting for the tools of the MCP server .*; Ctrl-C stops it", lines[0])
     assert len(psutil.Process().children(recursive=True)) == before
 
 
