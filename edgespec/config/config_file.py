@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import platformdirs
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.command_line import quote
-from edgespec.system.disk import replace_file, write_advice
+from edgespec.system.disk import put_aside, replace_file, write_advice
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes, parse_bytes
 
@@ -278,11 +277,9 @@ def reset_file(path: Path) -> Path | None:
     """
     if not path.exists():
         return None
-    names = (f"{path.name}.bak{number or ''}" for number in count())
-    kept = next(place for name in names if not (place := path.with_name(name)).exists())
     try:
-        os.rename(path, kept)
+        aside = put_aside(path)
         replace_file(path, COMMENT.encode(), 0o666)
     except OSError as error:
-        raise UsageError(f"cannot rename {path} to {kept.name} ({error.strerror}); remove it by hand") from None
-    return kept
+        raise UsageError(f"cannot rename {path} ({error.strerror}); remove it by hand") from None
+    return aside

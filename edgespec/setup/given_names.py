@@ -11,8 +11,9 @@ from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.runtimes.device_names import device_names
 from edgespec.setup.catalog import CATALOG
-from edgespec.system.disk import replace_file
-from edgespec.system.text_files import read_plain
+from edgespec.system.console import warn
+from edgespec.system.disk import put_aside, replace_file
+from edgespec.system.typed_json import read_as, read_json
 
 _FILE = "names.json"
 _WAS = "was/"  # before each name that a model had, which may also be that of another source's folder
@@ -77,8 +78,12 @@ def note_source(home: Path, name: str, source: str) -> None:
 
 
 def _read(home: Path) -> dict[str, str]:
-    try:
-        stated = json.loads(read_plain(home / _FILE, _MOST_BYTES))
-    except (OSError, ValueError):  # a damaged file costs an export at most
-        return {}
-    return {str(key): str(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
+    """What is noted; nothing where the file is damaged, which is told, and put aside."""
+    path = home / _FILE
+    with suppress(OSError):
+        try:
+            return read_as(dict[str, str], read_json(path, _MOST_BYTES))
+        except ValueError as error:
+            warn(f"{path} is damaged ({error}): models are no longer found by the names that they had before")
+            warn(f"the damaged file is kept as {put_aside(path)}")
+    return {}

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from math import inf
 from pathlib import Path
 from time import sleep
@@ -135,6 +136,14 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+def put_aside(path: Path) -> Path:
+    """Give a file the first free name of FILE.bak, FILE.bak1 and so on. Raises OSError: It keeps its name."""
+    names = (path.with_name(f"{path.name}.bak{number or ''}") for number in count())
+    aside = next(name for name in names if not os.path.lexists(name))
+    os.rename(path, aside)
+    return aside
 
 
 def take_place(new: Path, path: Path) -> None:

@@ -307,6 +307,23 @@ def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     assert read_manifest(home.models / "tiny").name == "tiny"
 
 
+def test_damaged_names_are_told_once_and_put_aside(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "rename", "tiny", "small"]) == 0
+    assert main(["models", "path", "tiny"]) == 0
+    path = home.path / "names.json"
+    whole = path.read_text()
+    for number, damaged in enumerate((whole[:-3], "[" * 9999, '{"was/tiny": 1}')):
+        path.write_text(damaged)
+        capsys.readouterr()
+        assert main(["models", "path", "tiny"]) == 3
+        said, aside = capsys.readouterr().err, path.with_name(f"names.json.bak{number or ''}")
+        assert said.startswith(f"edgespec: {path} is damaged (")
+        assert said.count("is damaged (") == said.count(f"the damaged file is kept as {aside}\n") == 1
+        assert (aside.read_text(), path.exists()) == (damaged, False)
+    assert main(["models", "rename", "small", "mine"]) == 0
+    assert main(["models", "path", "small"]) == 0
+
+
 def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
     home: ModelHome, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_planned_export_names_the_model_as_ollama_does(
         assert main(["export", "ollama:tiny:1b", *drafter, "--dry-run", "--json"]) == 0
         plans = json.loads(capsys.readouterr().out)
         assert {plan["source"] for plan in plans} == {"ollama:tiny:1b"}
-    with pytest.raises(MemoryExhausted, match="^ollama:tiny:1b in source precision takes"):
+    with pytest.raises(MemoryExhausted, match=r"^ollama:tiny:1b in source precision takes"):
         export_model(tiny_gguf, ollama.path / "out", origin=Origin(name="ollama:tiny:1b"), most_bytes=1)
 
 
