@@ -137,7 +137,8 @@ def print_walks(model: str) -> None:
     load(model).close()  # prepared, measured and proved from here on
     engine, opening = entered(lambda: load(model))
     with engine:
-        engine.generate("Name three rivers.", max_tokens=24)
+        for prompt in ("Name three rivers.", "Name three lakes."):  # of which the second opens a further cache
+            engine.generate(prompt, max_tokens=24)
         _, answering = entered(lambda: engine.generate("Name three towns.", max_tokens=24))
     print_walk("opening a prepared model", opening)
     print_walk("an answer of 24 tokens", answering)

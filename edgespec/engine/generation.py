@@ -21,7 +21,8 @@ from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.answer_cache import AnswerCache
 from edgespec.draft.pool import DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.draft.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answer_passes import (
     Announcing,
@@ -403,10 +404,12 @@ class AnswerWriter:
         generation, choice, tally = self._generation, self._request.drafters, self._tally
         length = choice.draft_length or generation.drafting.speculation.draft_length
         drafters = choice.select(generation.drafting.speculation.drafters())
-        is_alone = tally.was_alone(self._caller.num_joined, self._caller.waited_s)
-        tells = is_alone and find_loop(self._all_kept().tolist()) is None
         costs = generation.drafting.speculation.costs()
         costs.context_length = sum(map(len, self._kept))
+        is_alone = tally.was_alone(self._caller.num_joined, self._caller.waited_s)
+        gain = tally.gain(costs) if is_alone else None
+        if gain is not None and find_loop(self._all_kept().tolist()):
+            gain = None
         return tally.stats(
             num_redecided=self._reruns.num_tokens,
             num_reruns=self._reruns.num_passes,
@@ -416,7 +419,7 @@ class AnswerWriter:
             drafter_device=generation.model.device_names[1] if generation.drafting.pool.has_models else None,
             downgrades=generation.drafting.pool.take_changes(),
             **({"schedule": schedule_of(timeline), "overlap": overlap(timeline)} if self.drafting else {}),
-            gain=tally.gain(costs) if tells else None,
+            gain=gain,
             acceptance=self.acceptance,
             waited_passes=self._caller.waited_passes,
         )

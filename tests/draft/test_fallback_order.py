@@ -19,7 +19,8 @@ from edgespec.draft.lookahead import best_window
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import ChangeLog, DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.draft.text_source import make_text_drafters
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE

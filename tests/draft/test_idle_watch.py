@@ -17,7 +17,8 @@ from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.draft.drafter_sets import BackgroundLoader, DrafterSet
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.pool import ChangeLog, DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.memory.device_memory import Drivers, Places
 from edgespec.memory.free_memory import HOST
 from edgespec.memory.pressure import Level, Pressure

@@ -14,7 +14,8 @@ from edgespec.draft.drafter import DraftRequest
 from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, OpenModel, drafter_sets
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.pool import ChangeLog, DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.memory.device_memory import Drivers, Places
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeMemory, Reserve, device_reserve, machine_reserve

@@ -14,7 +14,8 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.draft.drafter_sets import Candidate, OpenModel
 from edgespec.draft.pool import DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.system.cancel import Cancel
 
 

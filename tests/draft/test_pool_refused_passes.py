@@ -12,7 +12,8 @@ from table_decoder import TableDecoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceRates
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.types import Logits, TokenIds

@@ -8,7 +8,8 @@ from imitated_machine import target
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, Plain, speculative_decode
 from edgespec.draft.pool import DrafterPool
-from edgespec.draft.speculation import PoolPolicy, Speculation
+from edgespec.draft.pool_policy import PoolPolicy
+from edgespec.draft.speculation import Speculation
 
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 
