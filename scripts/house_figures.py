@@ -14,8 +14,9 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"edgespec": "edgespec", "export": "edgespec.export", "runtimes": "edgespec.runtimes"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """The product's modules by their full names."""
     found = {}
@@ -38,25 +40,42 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "face"
 
 
-def imported_from(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
-    """The modules of the product that a module imports, anywhere in it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgespec"):
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield full if full in known else str(node.module)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("edgespec"))
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The modules that statements import; of `from a import b` a.b, if that is one of the product."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for full in (f"{node.module}.{alias.name}" for alias in node.names):
+                yield full if full in modules() else str(node.module)
+
+
+@cache
+def imported_anywhere(path: Path) -> frozenset[str]:
+    return frozenset(imported(ast.walk(parsed(path))))
+
+
+def arrows() -> set[tuple[str, str]]:
+    """The rooms that import from another one, each with it."""
+    found = {
+        (room_of(name), room_of(other))
+        for name, path in modules().items()
+        for other in imported_anywhere(path)
+        if other.split(".")[0] == "edgespec"
+    }
+    return {(here, there) for here, there in found if here != there}
 
 
 def print_sources() -> None:
     known = modules()
     texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
-    trees = {name: ast.parse(text) for name, text in texts.items()}
-    arrows = {
-        (room_of(name), room_of(other)) for name, tree in trees.items() for other in imported_from(tree, known)
-    }
-    arrows = {(here, there) for here, there in arrows if here != there}
+    trees = {name: parsed(path) for name, path in known.items()}
     classes = Counter(node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef))
     public = [name for name, count in classes.items() if count > 1]
     asks = re.compile(r"isinstance\([^)]*(Decoder|Interruptible|CorrectableHead)\b")
@@ -68,7 +87,7 @@ def print_sources() -> None:
     ]
     print(f"lines                        {sum(text.count(chr(10)) for text in texts.values())}")
     print(f"modules                      {len(known)}")
-    print(f"rooms, arrows between them   {len({room_of(name) for name in known})}, {len(arrows)}")
+    print(f"rooms, arrows between them   {len({room_of(name) for name in known})}, {len(arrows())}")
     print(f"class names used twice       {len(public)} {' '.join(sorted(public))}")
     print(f"isinstance on a decoder      {sum(len(asks.findall(text)) for text in texts.values())}")
     print(f"type: ignore                 {sum(text.count('type: ignore') for text in texts.values())}")

@@ -4,11 +4,11 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from house_figures import arrows, imported, imported_anywhere, parsed
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
@@ -24,8 +24,9 @@ WINGS: dict[str, set[str]] = {
     "chat": set(),
     "cli": {"chat", "evaluation", "export", "server", "simulation", "training"},
 }
-GROUND = {"system", "config", "errors", "types", "manifest"}
+GROUND = {"system", "config", "errors", "models", "types", "manifest"}
 FLAT = ("runtimes", "export")  # folders beside edgespec/, sub-packages by pyproject.toml
+MOST_ARROWS = 110  # between rooms, each module on top as one
 HEAVY = {
     "onnxruntime": "runtimes",
     "onnx": "runtimes",
@@ -41,25 +42,6 @@ def modules(room: str) -> list[Path]:
     if room in FLAT:
         return sorted((ROOT / room).rglob("*.py"))
     return sorted((ROOT / "edgespec" / room).glob("*.py"))
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            yield node.module or ""
-
-
-@cache
-def imported_anywhere(path: Path) -> frozenset[str]:
-    return frozenset(imported(ast.walk(parsed(path))))
 
 
 def unguarded(body: Iterable[ast.stmt]) -> list[ast.stmt]:
@@ -91,6 +73,10 @@ def test_every_folder_is_a_room() -> None:
 def test_rooms_import_from_those_above_them(room: str) -> None:
     allowed = {*ROOMS[: ROOMS.index(room) + 1]} - ({"runtimes"} if room == "export" else set())
     assert {path.name: rooms_of(path) for path in modules(room) if rooms_of(path) - allowed} == {}
+
+
+def test_rooms_import_from_few_others() -> None:
+    assert len(arrows()) <= MOST_ARROWS, sorted(arrows())
 
 
 @pytest.mark.parametrize("wing", WINGS)
