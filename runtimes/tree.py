@@ -98,17 +98,28 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         num_tokens, num_nodes = len(given.text), len(given.tree.tokens)
         require_context(num_tokens + given.tree.depth, self.context_length)
         has_slots = num_tokens + num_nodes <= self.context_length
-        return self._runs_trees and has_slots and num_nodes < self.max_pass_tokens
+        return self._runs_trees and has_slots and num_nodes < self._most_tokens
+
+    @property
+    def _most_tokens(self) -> int:
+        """How many tokens a pass over a tree may run: those of the widest that gives all its rows."""
+        return self._shapes.rows[-1] if self._shapes else self.max_pass_tokens
+
+    def _num_padded(self, num_tokens: int) -> int:
+        """How many tokens a pass is padded by."""
+        widths = self._shapes.rows if self._shapes else ()
+        return next((each for each in widths if each >= num_tokens), num_tokens) - num_tokens
 
     def _run_tree(self, given: Pass) -> Rows:
         """Leave the nodes in the slots after the text, which is held; those that lie there are not run again."""
         tokens, nodes, output = given.text, given.tree.tokens, self._output(given)
         depths, mask = np.array([0, *given.tree.depths]), attention_mask(given.tree.above)
         layout = TreeLayout(len(tokens) - 1 + depths, mask)
-        if num_held := given.num_held(self._held, self._tree):
+        num_held = given.num_held(self._held, self._tree)
+        start, num_rows = len(tokens) + num_held, len(nodes) - num_held
+        if num_held and start + num_rows + self._num_padded(num_rows) <= self.context_length:
             self._hold(tokens)
             self._tree = given.tree.cut(num_held)
-            start, num_rows = len(tokens) + num_held, len(nodes) - num_held
             rows = self._run_nodes(nodes[num_held:], start, num_rows, layout, output)
             self._store(start, num_rows)
             self.num_fed += num_rows
@@ -120,9 +131,12 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         else:
             self._settle(tokens)
             start = reusable_prefix(self._held, tokens, 1)
-            if start == 0 or len(tokens) - start + len(nodes) > self.max_pass_tokens:
+            if start == 0 or len(tokens) - start + len(nodes) > self._most_tokens:
                 start = len(tokens) - 1
                 self._rows(tokens[:start], 1, output)
+            num_run = len(tokens) - start + len(nodes)
+            # At the end of the context tokens before it run again, and less is padded.
+            start = min(start, self.context_length - num_run - self._num_padded(num_run))
             self._hold(tokens[:start])
             new = append(tokens[start:], nodes)
             rows = self._run_nodes(new, start, len(nodes) + 1, layout, output)
@@ -133,13 +147,12 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         return self._made(given, rows).last(given.num_rows)
 
     def _run_nodes(self, tokens: TokenIds, start: int, num_rows: int, layout: TreeLayout, output: str) -> Logits:
-        """Rows of a tree's last num_rows tokens, which are padded where there is room."""
-        widths = (each for each in (self._shapes.rows if self._shapes else ()) if each >= len(tokens))
-        width = next(widths, None)
-        if width is None or start + width > self.context_length:
-            return self._passes.run(tokens, start, num_rows, layout, output)
-        num_padded = width - len(tokens)
-        return self._passes.run(tokens, start, num_rows, layout, output, num_padded=num_padded, num_given=width)
+        """Rows of a tree's last num_rows tokens, in a pass that is padded where passes are."""
+        num_padded = self._num_padded(len(tokens))
+        num_given = len(tokens) + num_padded if self._shapes else num_rows
+        return self._passes.run(
+            tokens, start, num_rows, layout, output, num_padded=num_padded, num_given=num_given
+        )
 
     def _hold(self, tokens: TokenIds) -> None:
         self._tree = NO_DRAFT

@@ -139,17 +139,24 @@ def test_passes_have_the_widths_that_ran_as_the_model_was_opened(
 
 
 def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    """Also behind a text that goes on by as many tokens as the widest pass has, and up to the context's end."""
     decoder = OnnxTreeDecoder(model, manifest, find_device("cuda"))
     fresh = OnnxDecoder(model, manifest, find_device("cpu"))
-    opened = set(gpu.widths)
+    opened, widest, end = set(gpu.widths), decoder.can.widths[-1], manifest.context_length
     rng = np.random.default_rng(3)
-    tokens = rng.integers(0, manifest.vocab_size, 40).astype(np.int32)
-    for num_nodes in (2, 3, 7, 9, 20):
+    text = rng.integers(0, manifest.vocab_size, end).astype(np.int32)
+    lengths = [40, 41, 42, 43 + widest, 44 + widest, 200, end - 30, end - 29, end - 5, end - 3]
+    for length, num_nodes in zip(lengths, (2, 3, 7, 9, 20, widest, 7, 20, 5, 2), strict=True):
         parents = tuple(int(rng.integers(-1, node)) if node else -1 for node in range(num_nodes))
         nodes = rng.integers(0, manifest.vocab_size, num_nodes).astype(np.int32)
-        rows = tree_logits(decoder, tokens, nodes, parents)
-        assert np.abs(rows - branch_logits(fresh, tokens, nodes, parents)).max() < CLOSE
-        tokens = append(tokens, nodes[:1])
+        rows = tree_logits(decoder, text[:length], nodes, parents)
+        assert np.abs(rows - branch_logits(fresh, text[:length], nodes, parents)).max() < CLOSE
+        # Of nodes that hang on those that lie in the cache only the last ones run.
+        grown = Tree(append(nodes, text[:1]), parents=(*parents, num_nodes - 1))
+        if length + num_nodes < end:
+            last = tree_logits(decoder, text[:length], grown.tokens, grown.parents, num_last=1)
+            expected = branch_logits(fresh, text[:length], grown.tokens, grown.parents)
+            assert np.abs(last - expected[-1:]).max() < CLOSE
     assert set(gpu.widths) <= opened
 
 
