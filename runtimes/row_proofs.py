@@ -296,20 +296,30 @@ _VERSION = 1  # raised when passes or their proof change
 
 
 def proof_key(manifest: Manifest, device: Device, num_threads: int | None, can: Can = CHAINS) -> str:
-    """The key of a proof: the graph, the device, ONNX Runtime, and what its kernels are chosen by.
+    """The key of a proof: what kernels are chosen by, and the context where it ends before all that is compared.
 
     can: Of the open model, with the widths that its passes are padded to, if they are to one.
     """
-    graph = manifest.files.get(manifest.graph)
+    context_length = manifest.context_length
     parts = [
         f"version {_VERSION}",
+        _kernels_key(manifest, device, num_threads),
+        *([f"passes of {can.widths[0]} tokens, prompts {can.read_width}"] if len(can.widths) == 1 else []),
+        *([f"context of {context_length} tokens"] if context_length < _longest(manifest) else []),
+    ]
+    return ", ".join(parts)
+
+
+def _kernels_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
+    """The graph, the device, ONNX Runtime, and what its kernels are chosen by."""
+    graph = manifest.files.get(manifest.graph)
+    parts = [
         f"{manifest.graph} {graph.sha256[:16] if graph else manifest.precision}",
         f"{device.provider} {device_key(device)}",
         f"onnxruntime {import_onnxruntime().__version__}",
         f"{processor_name()} {platform.machine()} {_instruction_sets()}",
         f"L2 {read_l2_bytes()}",
         f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
-        *([f"passes of {can.widths[0]} tokens, prompts {can.read_width}"] if len(can.widths) == 1 else []),
     ]
     return ", ".join(parts)
 
@@ -323,7 +333,7 @@ def prefix_key(
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
     model = hashlib.sha256(repr(files).encode()).hexdigest()
     mode = "deterministic" if deterministic else "fastest"
-    return f"{model[:32]}, {mode}, {proof_key(manifest, device, num_threads)}, by token"
+    return f"{model[:32]}, {mode}, version {_VERSION}, {_kernels_key(manifest, device, num_threads)}, by token"
 
 
 def read_row_proof(folder: Path, key: str) -> RowProof | None:

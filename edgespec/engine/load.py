@@ -226,7 +226,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
         learner = make_learner(wish.learn, firsts, setup.unused, wish.report)
     if learner is not None:
         undone.callback(learner.close)
-    settle_rows(target, decoder, setup.placement, wish.deterministic, setup.proof, wish.report)
+    settle_rows(target, decoder, setup.placement, wish.deterministic, wish.report)
     held, models = undone.enter_context(ExitStack()), setup.home.models.absolute()
     for each in (target, *setup.models):
         if models in each.folder.absolute().parents:

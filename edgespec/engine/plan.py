@@ -135,7 +135,7 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
         require_whole_model(folder.manifest, model)
         require_writer(folder.manifest)
         placement = choice.resolve_auto(placement, folder.manifest, [])
-        placement = settle_mode(folder, placement)[0]
+        placement = settle_mode(folder, placement)
     return rank_for_placement(
         home, model, folder, placement, devices={"device": device, "drafter-device": drafter_device}
     )

@@ -148,7 +148,7 @@ class DeviceOptions:
         target = self.target.find(device)
         if target is None or not placement.deterministic:
             return placement
-        return settle_mode(target, placement)[0]
+        return settle_mode(target, placement)
 
     def _devices(self, where: Where) -> tuple[Device, Device]:
         return self.devices[where.device], self.devices[where.drafter_device]

@@ -72,7 +72,7 @@ def describe_pair(folder: Path, target: DraftingTarget) -> tuple[PossibleDrafter
         if paths[0] is None or paths[1] is None:
             return None
         own, drafter = (ModelFolder(path, read_manifest(path)) for path in paths if path)
-        within = replace(target, model=str(folder), folder=own, placement=settle_mode(own, placement)[0])
+        within = replace(target, model=str(folder), folder=own, placement=settle_mode(own, placement))
         if target.names.isdisjoint(within.names):
             return None
         check = evidence_of_check(pair, (own, drafter), within.placement)

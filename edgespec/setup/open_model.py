@@ -114,6 +114,16 @@ class ModelFolder(NamedTuple):
     folder: Path
     manifest: Manifest
 
+    def within(self, context: int | None) -> "ModelFolder":
+        """The model with the context that the user wants, if any. Raises UsageError: It has a shorter one."""
+        if context is None:
+            return self
+        if context > (own := self.manifest.context_length):
+            raise UsageError(
+                f"context is {context}, but {self.manifest.name} has a context of {own} tokens; give at most that"
+            )
+        return self._replace(manifest=replace(self.manifest, context_length=context))
+
 
 def read_folder(folder: Path, report: Report = lambda line: None) -> ModelFolder:
     """Read the manifest of a folder that edgespec or ONNX Runtime GenAI has built."""

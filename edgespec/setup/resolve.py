@@ -15,7 +15,6 @@ from edgespec.manifest import FILE_NAME
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device, may_have_accelerator
-from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
 from edgespec.setup.device_choice import (
     DeviceChoice,
@@ -33,7 +32,7 @@ from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, re
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.planner import Schedule
-from edgespec.setup.row_proof import known_proof, settle_mode
+from edgespec.setup.row_proof import settle_mode
 from edgespec.setup.source_names import split_precision
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
@@ -70,7 +69,6 @@ class Resolved:
     """A wish as found on this machine: folders, devices, memory.
 
     names: Of drafters, with those of a pair and of the catalogue.
-    proof: What is known of deterministic mode for the target in this placement.
     free: Reads the free memory, within the user's limit.
     auto: What auto was decided to be, by device and drafter_device.
     unused: The drafter of a pair, whose check says that it does not pay.
@@ -82,7 +80,6 @@ class Resolved:
     drafters: Sequence[Chain]
     devices: DeviceChoice
     placement: Placement
-    proof: RowProof | None
     free: ReadFreeMemory
     auto: Mapping[str, str]
     unused: Chain | None = None
@@ -99,8 +96,7 @@ class Resolved:
 
     def with_differing_rows(self) -> "Resolved":
         """This value once deterministic mode does not hold on the device of the target."""
-        placement = replace(self.placement, deterministic=False)
-        return replace(self, placement=placement, proof=known_proof(self.target, placement))
+        return replace(self, placement=replace(self.placement, deterministic=False))
 
     def on_cpu(self, error: DeviceUnavailable, wish: Wish) -> "Resolved":
         """This value once a device that was named does not run its model, where the CPU may do so.
@@ -115,8 +111,8 @@ class Resolved:
                 error = explained
                 break
         fallen = self.devices.fall_back(error, self.placement)
-        placement, proof = settle_mode(self.target, fallen, wish.deterministic)
-        return replace(self, placement=placement, proof=proof)
+        own = self.target.within(wish.context)
+        return replace(self, placement=settle_mode(own, fallen, wish.deterministic))
 
 
 def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType({})) -> Resolved:
@@ -156,7 +152,8 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     if drafters:
         _require_different(target, drafters, wish.report)
-    placement, proof = settle_mode(target, replace(placement, exact=wish.exact), wish.deterministic)
+    own = target.within(wish.context)
+    placement = settle_mode(own, replace(placement, exact=wish.exact), wish.deterministic)
     return Resolved(
         home=models,
         target=target,
@@ -164,7 +161,6 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         drafters=drafters,
         devices=devices,
         placement=placement,
-        proof=proof,
         free=partial(free_memory, wish.limit_bytes),
         auto=decided,
         unused=unused,

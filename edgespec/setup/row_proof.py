@@ -27,22 +27,20 @@ class RowsDiffer(Exception):
     """A target is to be opened without deterministic mode: rows depend on the cut of a text, or it costs much."""
 
 
-def settle_mode(
-    target: ModelFolder, placement: Placement, asked: bool | None = None
-) -> tuple[Placement, RowProof | None]:
-    """The placement with the mode in which a target is opened there, and what is known of deterministic mode.
+def settle_mode(target: ModelFolder, placement: Placement, asked: bool | None = None) -> Placement:
+    """The placement with the mode in which a target is opened there.
 
-    The mode is deterministic as asked, or unless it is known not to hold or to cost much there. A model in the
+    It is deterministic as asked, or unless it is known not to hold or to cost much there. A model in the
     static form would read its prompts token by token, and an emulator takes a minute for the proof, so that these
     have the mode only if asked. A vector of a text is read in one way alone.
     """
-    proof, manifest = known_proof(target, placement), target.manifest
+    proof, manifest = _known_proof(target, placement), target.manifest
     never = manifest.kv_cache.form == "static" or placement.device.is_software or manifest.pooling is not None
     usual = not never and (proof is None or proof.holds) and _cost(target, placement) <= MOST_COST
-    return replace(placement, deterministic=usual if asked is None else asked), proof
+    return replace(placement, deterministic=usual if asked is None else asked)
 
 
-def known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
+def _known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
     """The proof of a target from an earlier session; None without one, or where the width of passes is unknown."""
     if placement.device.memory == "cpu":
         return _read(target, placement, CHAINS)
@@ -70,13 +68,11 @@ def settle_rows(
     decoder: Decoder,
     placement: Placement,
     asked: bool | None,
-    known: RowProof | None,
     report: Report,
 ) -> None:
     """Prove what an open target of a placement promises, unless that is known.
 
-    A line tells where deterministic mode is not the default. On a GPU an open target tells
-    the width of its passes, and a proof that was known before may be of another one.
+    A line tells where deterministic mode is not the default.
 
     Raises:
         DeviceUnavailable: A user asks for it where it does not hold.
@@ -87,10 +83,8 @@ def settle_rows(
     if placement.deterministic:
         if asked is None and cost > MOST_COST:
             raise RowsDiffer
-        if placement.device.memory != "cpu":
-            known = _read(target, placement, decoder.can)
         try:
-            proof = known or _prove(target, decoder, placement, report)
+            proof = _read(target, placement, decoder.can) or _prove(target, decoder, placement, report)
         except MemoryExhausted:
             if asked is None:
                 raise RowsDiffer from None
@@ -98,6 +92,7 @@ def settle_rows(
         if not proof.holds:
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
     elif asked is None and not placement.exact and not target.manifest.pooling:
+        known = _known_proof(target, placement)
         because = f" ({known.reason})" if known and not known.num_rows else ""
         if cost > MOST_COST:
             because = (

@@ -10,7 +10,6 @@ from edgespec.draft.lookahead import SMALLEST, Window, best_window
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import WeightsSize, fitting_caches
-from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement, require_form, require_together
 from edgespec.setup.home import ModelHome
@@ -55,7 +54,6 @@ class Setup:
     drafters: Drafter models. unused: That of a pair whose check says that it does not pay.
     texts: Names of drafters that draft from the text; window: Of lookahead, if it is among them.
     placement: Devices, threads, and the guarantee: deterministic, exact or neither.
-    proof: That deterministic mode holds; None where it is still to be proved.
     hidden_layers: Layers of the target whose hidden states it keeps.
     has_trees: Whether the target runs trees. drafts_trees: Whether those of a drafter model's guesses may pay.
     num_parallel: How many answers are made at once.
@@ -71,7 +69,6 @@ class Setup:
     texts: frozenset[str]
     window: Window | None
     placement: Placement
-    proof: RowProof | None
     known: LearnedStats
     damage: Sequence[str]
     memory: MemoryFit
@@ -102,7 +99,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     if wish.when == "auto" and threads == (None, None) and len(found.drafters) == 1:
         placement = choose_threads(found.target.manifest, found.drafters[0].models[0].manifest, placement, known)
     _require_possible(found, placement)
-    target = found.target if wish.context is None else _limit_context(found.target, wish.context)
+    target = found.target.within(wish.context)
     has_trees = bool(found.drafters) and _may_draft_trees(wish, target.manifest, placement, known)
     chains = [_chain(wish, target, drafter, placement, known, has_trees) for drafter in found.drafters]
     window = lookahead_window(found.names, wish.length, target.manifest, placement, known)
@@ -138,7 +135,6 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         texts=texts,
         window=window,
         placement=placement,
-        proof=found.proof,
         known=known,
         damage=tables.damage,
         memory=fit,
@@ -216,17 +212,6 @@ def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
             f"the schedule is serial, not {asked}: what a drafting head drafts ahead depends on time, and "
             "--acceptance rejection with a fixed --draft-length has one text only if it does not"
         )
-
-
-def _limit_context(target: ModelFolder, context: int) -> ModelFolder:
-    """The target with the context that the user wants. Raises UsageError: The model has a shorter one."""
-    manifest = target.manifest
-    if context > manifest.context_length:
-        raise UsageError(
-            f"context is {context}, but {manifest.name} has a context of {manifest.context_length} tokens; give "
-            "at most that"
-        )
-    return target._replace(manifest=replace(manifest, context_length=context))
 
 
 def _require_possible(found: Resolved, placement: Placement) -> None:

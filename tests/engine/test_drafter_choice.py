@@ -58,7 +58,7 @@ def learn(home: ModelHome, chances: Mapping[tuple[str, int], tuple[float, float]
     """Store costs of the target and of its drafter, and acceptance, as if they had been measured here."""
     target = ModelFolder(home.models / folder, read_manifest(home.models / folder))
     _, placement = find_known_devices(home, "big", "auto", "auto")
-    placement = settle_mode(target, placement)[0]
+    placement = settle_mode(target, placement)
     drafter = DrafterProfile(step_s=0.2 * STEP_S, row_s=0.0, branches=SERIAL_BRANCHES)
     key = placement.drafter_key("tiny-int4")
     profile = Profile(passes_s=PASSES_S, prefill_s=0.001, drafters={key: drafter})

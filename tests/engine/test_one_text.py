@@ -68,6 +68,17 @@ def test_proof_is_made_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert not engine.is_deterministic
 
 
+def test_a_proof_counts_for_its_context_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        lines: list[str] = []
+        with load(model, drafter="none", context=16, report=lines.append) as engine:
+            assert not engine.is_deterministic
+        assert "(its context of 16 tokens is too short to compare cuts" in lines[-1]
+        with load(model, drafter="none") as engine:
+            assert engine.is_deterministic
+        monkeypatch.setattr(row_proof, "prove_rows", None)
+
+
 def test_where_the_proof_fails_the_mode_is_off_and_a_line_says_so(model: Path, fails: list[object]) -> None:
     for _ in range(2):
         lines: list[str] = []

@@ -34,7 +34,6 @@ MIB = 1 << 20
 def found(drafter: str = "none", placement: Placement = PLACEMENT, **more: Any) -> Resolved:
     drafters = [Chain((SMALL,))] if parse(drafter).cascades else []
     stated: dict[str, Any] = {
-        "proof": None,
         "free": lambda: FreeMemory(0, "a test"),
         "auto": {},
         "drafters": drafters,
@@ -133,8 +132,7 @@ def test_what_cannot_be_is_refused_before_anything_is_opened(
         decided(wish, **more)
 
 
-def test_a_refusal_is_found_again_and_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.setup.resolve.known_proof", lambda target, placement: None)
+def test_a_refusal_is_found_again_and_decided_again() -> None:
     differing = found().with_differing_rows()
     assert not decide(Wish(model="big", drafter="none"), differing, tables()).placement.deterministic
     gpu = Device("webgpu", "WebGpuExecutionProvider", "webgpu", kind="gpu")
