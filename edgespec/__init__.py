@@ -24,7 +24,7 @@ from edgespec.system.signals import defer_signals
 if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.decoding.decoder import Decoder, empty_cache
     from edgespec.decoding.logprobs import TokenLogprob, mean_nll
-    from edgespec.decoding.repetition import find_loop
+    from edgespec.decoding.repetition import ends_in_loop
     from edgespec.decoding.sampling import GumbelSampler, SamplingParams
     from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
     from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -150,7 +150,7 @@ __all__ = [
 _MODULES = {
     "decoding.decoder": "Decoder empty_cache",
     "decoding.logprobs": "TokenLogprob mean_nll",
-    "decoding.repetition": "find_loop",
+    "decoding.repetition": "ends_in_loop",
     "decoding.sampling": "GumbelSampler SamplingParams",
     "decoding.scheduler": "Block DraftPolicy Plain speculative_decode",
     "draft.acceptance_rates": "AcceptanceChange",

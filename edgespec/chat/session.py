@@ -17,7 +17,7 @@ from edgespec import (
     SamplingParams,
     Stats,
     Transcript,
-    find_loop,
+    ends_in_loop,
     follow_preset,
     has_spent,
 )
@@ -138,7 +138,7 @@ class ChatSession:
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""
         self.answer = answer
-        self.has_looped = find_loop([token for chunk in answer for token in chunk.token_ids]) is not None
+        self.has_looped = ends_in_loop([token for chunk in answer for token in chunk.token_ids])
         if self.stats:
             self.downgrades += self.stats.downgrades
         if self.trace and self.last:

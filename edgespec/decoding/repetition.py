@@ -1,7 +1,6 @@
 """Tells if a text has run into a loop: its last tokens are one span, again and again. Knows nothing of text."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 _LONGEST_SPAN = 256
 _LOOK_AFTER = 64  # tokens, between two looks for a loop in a text that is being written
@@ -10,15 +9,8 @@ _LOOK_AFTER = 64  # tokens, between two looks for a loop in a text that is being
 _LIMITS = ((12, 8, 192), (4, 24, 384), (1, 48, 768))
 
 
-class Repetition(NamedTuple):
-    """A span of span_length tokens that ends a text num_times in a row."""
-
-    span_length: int
-    num_times: int
-
-
-def find_loop(tokens: Sequence[int]) -> Repetition | None:
-    """The loop that the tokens end with; None where they end with none.
+def ends_in_loop(tokens: Sequence[int]) -> bool:
+    """True if the tokens end with a loop.
 
     Exact repetition alone counts: a list whose numbers rise, or a refrain between other verses, is no loop.
     """
@@ -30,8 +22,8 @@ def find_loop(tokens: Sequence[int]) -> Repetition | None:
         wanted = max(num_times * span_length, num_tokens)
         tail = tokens[-wanted:]
         if len(tokens) >= wanted and tail[span_length:] == tail[:-span_length]:
-            return Repetition(span_length, _num_times(tokens, span_length))
-    return None
+            return True
+    return False
 
 
 class LoopWatch:
@@ -49,12 +41,5 @@ class LoopWatch:
         if self._is_found or self._num_since < _LOOK_AFTER:
             return False
         self._num_since = 0
-        self._is_found = find_loop(self._tokens) is not None
+        self._is_found = ends_in_loop(self._tokens)
         return self._is_found
-
-
-def _num_times(tokens: Sequence[int], span_length: int) -> int:
-    span, num_times = tokens[-span_length:], 0
-    while tokens[len(tokens) - (num_times + 1) * span_length : len(tokens) - num_times * span_length] == span:
-        num_times += 1
-    return num_times
