@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from time import monotonic
@@ -82,6 +82,20 @@ def ask_bounded(process: LineProcess, request: bytes, most_s: float, most_bytes:
     if not (reply := ask(process, request, _POLL_S, watch)):
         raise WorkEnded(f"{sys.executable}, which tried it, ended; was the engine closed, or is memory short?")
     return reply
+
+
+def ask_once(arguments: Sequence[str], request: bytes, most_s: float, most_bytes: int) -> bytes:
+    """The reply of a process that is started for one request, and ended behind it.
+
+    Raises:
+        WorkEnded: As ask_bounded does.
+        OSError: It cannot be started.
+    """
+    process = start_python(*arguments)
+    try:
+        return ask_bounded(process, request, most_s, most_bytes)
+    finally:
+        dispose(process)
 
 
 def _processor_s(process: LineProcess) -> float:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.system.line_process import WorkEnded, ask_bounded, dispose, start_python
+from edgespec.system.line_process import WorkEnded, ask_once
 
 _MOST_S = 60.0
 _MOST_BYTES = 1 << 30  # that the process may hold
@@ -29,13 +29,10 @@ def read_pdf(data: bytes, shown: str, most_bytes: int) -> str:
             f'{shown} is a PDF, whose text pypdf reads, which is missing; pip install "edgespec[pdf]"'
         )
     asked = {"data": base64.b64encode(data).decode(), "most_bytes": most_bytes}
-    process = start_python(str(_READER))
     try:
-        found = json.loads(ask_bounded(process, json.dumps(asked).encode() + b"\n", _MOST_S, _MOST_BYTES))
+        found = json.loads(ask_once([str(_READER)], json.dumps(asked).encode() + b"\n", _MOST_S, _MOST_BYTES))
     except WorkEnded as error:
         raise UsageError(f"{shown} is a PDF that cannot be read ({error}); attach its text") from None
-    finally:
-        dispose(process)
     if "fault" in found:
         raise UsageError(f"{shown} {found['fault']}")
     return str(found["text"])

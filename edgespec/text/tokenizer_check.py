@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgespec.config.config_file import default_home
 from edgespec.errors import ModelError, UsageError
-from edgespec.system.line_process import WorkEnded, ask_bounded, dispose, start_python
+from edgespec.system.line_process import WorkEnded, ask_once
 from edgespec.system.typed_json import RecordFile
 
 _PROBE = Path(__file__).with_name("tokenizer_probe.py")
@@ -58,14 +58,10 @@ def _records() -> RecordFile[TriedTokenizer] | None:
 
 def _try(path: Path, num_bytes: int) -> str:
     """The fault of a tokenizer in words; empty for one that can be used."""
+    most_s, most_bytes = _MAX_S + _S_EACH * num_bytes, _MAX_BYTES + _BYTES_EACH * num_bytes
     try:
-        process = start_python(str(_PROBE), str(path.absolute()))
+        return ask_once([str(_PROBE), str(path.absolute())], b"\n", most_s, most_bytes).decode().strip()
     except OSError as error:
         raise ModelError(f"cannot start Python to try the tokenizer ({error})") from None
-    try:
-        most_s, most_bytes = _MAX_S + _S_EACH * num_bytes, _MAX_BYTES + _BYTES_EACH * num_bytes
-        return ask_bounded(process, b"\n", most_s, most_bytes).decode().strip()
     except WorkEnded as ended:
         return str(ended)
-    finally:
-        dispose(process)
