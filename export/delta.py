@@ -1,6 +1,5 @@
 """Gated DeltaNet layers (Yang et al., arXiv:2412.06464), as in Qwen3.5: their sizes, and their sums in numpy."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,10 @@ from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import Index
 
 EPS = 1e-6  # of the lengths of queries and keys
+# Numbers of key and value heads, their sizes, and the tokens of a convolution; GGUF has the size of all values.
+_GGUF_KEYS = tuple(
+    f"ssm.{name}" for name in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+)
 _HUGGINGFACE_KEYS = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
@@ -79,48 +82,25 @@ class DeltaRule:
         return np.tile(heads, (1, times, 1)) if self.is_apart else np.repeat(heads, times, axis=1)
 
 
-def rule_from_gguf(stated: SourceSettings) -> DeltaRule:
-    """Raises SourceError: A size is missing, or sizes contradict each other."""
-    heads = stated.count("ssm.time_step_rank")
-    inner = stated.count("ssm.inner_size")
-    return _checked(
-        stated,
-        DeltaRule(
-            num_key_heads=stated.count("ssm.group_count"),
-            num_value_heads=heads,
-            key_size=stated.count("ssm.state_size"),
-            value_size=inner // heads,
-            convolved=stated.count("ssm.conv_kernel"),
-            is_gguf=True,
-            is_apart=not stated.prefix.startswith("qwen3next"),
-        ),
+def delta_rule(stated: SourceSettings, *, is_gguf: bool) -> DeltaRule:
+    """The sizes by the settings of a source. Raises SourceError: One is missing, or they contradict each other."""
+    num_keys, num_values, key_size, value_size, convolved = map(
+        stated.count, _GGUF_KEYS if is_gguf else _HUGGINGFACE_KEYS
     )
-
-
-def rule_from_huggingface(stated: SourceSettings) -> DeltaRule:
-    """Raises as rule_from_gguf does."""
-    keys, values, key_size, value_size, convolved = (stated.count(key) for key in _HUGGINGFACE_KEYS)
-    return _checked(
-        stated,
-        DeltaRule(
-            num_key_heads=keys,
-            num_value_heads=values,
-            key_size=key_size,
-            value_size=value_size,
-            convolved=convolved,
-            is_gguf=False,
-            is_apart=False,
-        ),
-    )
-
-
-def _checked(stated: SourceSettings, rule: DeltaRule) -> DeltaRule:
-    if rule.num_value_heads % rule.num_key_heads or rule.convolved < 2:
+    if num_values % num_keys or convolved < 2:
         raise SourceError(
-            f"{stated.path} has layers of {rule.num_key_heads} key heads, {rule.num_value_heads} value heads and "
-            f"a convolution over {rule.convolved} tokens; wanted a multiple of the key heads, and 2 tokens or more"
+            f"{stated.path} has layers of {num_keys} key heads, {num_values} value heads and a convolution over "
+            f"{convolved} tokens; wanted a multiple of the key heads, and 2 tokens or more"
         )
-    return rule
+    return DeltaRule(
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
+        key_size=key_size,
+        value_size=value_size // num_values if is_gguf else value_size,
+        convolved=convolved,
+        is_gguf=is_gguf,
+        is_apart=is_gguf and not stated.prefix.startswith("qwen3next"),
+    )
 
 
 def recur(rule: DeltaRule, mixed: Floats, decay: Floats, share: Floats) -> Floats:
@@ -148,8 +128,3 @@ def recur(rule: DeltaRule, mixed: Floats, decay: Floats, share: Floats) -> Float
 def _unit(heads: Floats) -> Floats:
     found: Floats = heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + np.float32(EPS))
     return found
-
-
-def layers_every(num_layers: int, interval: int) -> Iterable[int]:
-    """The layers that have no attention where one of so many has it."""
-    return (i for i in range(num_layers) if (i + 1) % interval)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
-from edgespec.export.delta import DeltaRule, layers_every, rule_from_gguf, rule_from_huggingface
+from edgespec.export.delta import delta_rule
 from edgespec.export.families import FAMILIES, Family
 from edgespec.export.mamba import MambaRule, mamba_from_gguf, mamba_from_huggingface
 from edgespec.export.rotary import Rotary
@@ -144,7 +144,7 @@ def mixed_from_gguf(
 ) -> dict[int, Layer]:
     """The layers without attention, some of which have no heads of keys and values."""
     if family.has_delta:
-        return _delta_layers(stated, num_layers, rule_from_gguf(stated))
+        return _delta_layers(stated, num_layers, is_gguf=True)
     if family.has_mamba and (others or family.has_both):
         return _mamba_layers(family, num_layers, others, mamba_from_gguf(stated))
     return _convolved(stated, others, "shortconv.l_cache")
@@ -154,7 +154,7 @@ def mixed_from_huggingface(stated: SourceSettings, family: Family, num_layers: i
     """The layers without attention, by the kinds of all layers."""
     kinds = stated.get("layer_types", ())
     if family.has_delta:
-        return _delta_layers(stated, num_layers, rule_from_huggingface(stated))
+        return _delta_layers(stated, num_layers, is_gguf=False)
     if family.has_convolutions:
         return _convolved(stated, [i for i, kind in enumerate(kinds) if kind == "conv"], "conv_L_cache")
     names = ("mamba", "linear_attention") if family.has_mamba else ()
@@ -177,12 +177,13 @@ def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[
     return {i: Layer(rotary=None, convolved=stated.count(key)) for i in layers}
 
 
-def _delta_layers(stated: SourceSettings, num_layers: int, rule: DeltaRule) -> dict[int, Layer]:
+def _delta_layers(stated: SourceSettings, num_layers: int, *, is_gguf: bool) -> dict[int, Layer]:
     """The layers with a Gated DeltaNet, which are listed, or all but every so many."""
-    kinds = stated.get("layer_types")
-    every = layers_every(num_layers, stated.count("full_attention_interval", 4))
-    numbers = every if kinds is None else (i for i, kind in enumerate(kinds) if kind == "linear_attention")
-    return dict.fromkeys(numbers, Layer(rotary=None, delta=rule))
+    kinds, every = stated.get("layer_types"), stated.count("full_attention_interval", 4)
+    if kinds is None:
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+    layer = Layer(rotary=None, delta=delta_rule(stated, is_gguf=is_gguf))
+    return {i: layer for i, kind in enumerate(kinds) if kind == "linear_attention"}
 
 
 def layers_of(
