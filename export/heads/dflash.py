@@ -157,13 +157,10 @@ def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) ->
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     config = _with_own_scales(source, config)
-    head, order = vocabulary.head, vocabulary.own_order
-    tensors["embedding"] = vocabulary.embedding
-    if head is not vocabulary.embedding:  # the target's may be one matrix for both
-        tensors["head"] = head
+    tensors |= vocabulary.tensors
     tensors |= (markov := _read_markov(reader, config, vocabulary))
     tensors |= (confidence := _read_confidence(reader, config, markov))
-    tensors |= (selector := _read_selector(reader, config, order))
+    tensors |= (selector := _read_selector(reader, config, vocabulary.own_order))
     tensors |= _read_kernels(reader, config)
     reader.require_all_taken(method)
     shapes = {**layer_shapes(config, config.hidden_size), "fuse": (config.hidden_size, columns)}

@@ -118,17 +118,12 @@ class RecurrentShape:
 def plan_recurrent(
     head: Head, recurrence: RecurrentShape, layers: Tensors, vocabulary: HeadVocabulary
 ) -> HeadPlan:
-    """The plan of a recurrent head whose layers have these tensors.
-
-    Where its vocabulary head is its embedding, both share their bytes.
-    """
-    config, tensors = recurrence.config, {**layers, "embedding": vocabulary.embedding}
-    if vocabulary.head is not vocabulary.embedding:
-        tensors["head"] = vocabulary.head
+    """The plan of a recurrent head whose layers have these tensors."""
+    config = recurrence.config
     return HeadPlan(
         head=head,
         kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
-        tensors=tensors,
+        tensors={**layers, **vocabulary.tensors},
         write_graphs=recurrence.write_graphs,
         borrowed=vocabulary.borrowed,
         tokens=vocabulary.tokens,

@@ -32,6 +32,12 @@ class HeadVocabulary(NamedTuple):
     borrowed: tuple[str, ...]
 
     @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Both by role; where they are one matrix, as the target's may be, only the embedding."""
+        shared = {"embedding": self.embedding}
+        return shared if self.head is self.embedding else {**shared, "head": self.head}
+
+    @property
     def has_own_head(self) -> bool:
         return _HEAD not in self.borrowed
 
