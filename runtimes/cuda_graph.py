@@ -111,6 +111,7 @@ class RecordedPass:
         num_past: int,
         fetched: Collection[str],
         plain: Callable[[], Logits],
+        on_begin: Callable[[], None],
     ) -> Outputs | None:
         """Run tokens, of which the last may mean nothing, after the first num_past slots of the cache.
 
@@ -120,12 +121,13 @@ class RecordedPass:
         Args:
             fetched: The outputs that are copied to the host.
             plain: Runs the same in a pass that is not recorded; returns the logits of tokens that mean something.
+            on_begin: Is called as a replay begins.
 
         Raises what ONNX Runtime raises of a replay, and what plain raises.
         """
         if self._age == self._graphs.age:
             with cuda.GATE.passing():
-                return self._replay(tokens, num_past, fetched)
+                return self._replay(tokens, num_past, fetched, on_begin)
         if self._graphs.num_recorded >= _MOST:
             self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")
             return None
@@ -162,12 +164,20 @@ class RecordedPass:
         self._age = self._graphs.age
         return outputs
 
-    def _replay(self, tokens: TokenIds, num_past: int, fetched: Collection[str]) -> Outputs:
+    def _replay(
+        self,
+        tokens: TokenIds,
+        num_past: int,
+        fetched: Collection[str],
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> Outputs:
         mask = np.zeros(self._arrays[self._mask].shape(), np.int64)
         mask[:, : num_past + len(tokens)] = 1
         self._arrays[self._mask].update_inplace(mask)
         self._arrays[self._names.input_ids].update_inplace(tokens[None].astype(np.int64))
-        self._graphs.session.run_with_iobinding(self._binding, new_run_options(self._id))
+        options = new_run_options(self._id)
+        on_begin()
+        self._graphs.session.run_with_iobinding(self._binding, options)
         self._binding.synchronize_outputs()
         return {name: self._arrays[name].numpy()[0] for name in fetched}
 

@@ -255,7 +255,12 @@ class Passes:
             padded, fetched = _pad(asked.tokens, asked.num_padded), (asked.output, *self._wanted_widths)
             is_single = num_tokens == 1 and asked.output == self._names.logits
             found = self._recorded[is_single].run(
-                self.cache, padded, asked.num_past, fetched, lambda: self._run_plain(all_logits).logits
+                self.cache,
+                padded,
+                asked.num_past,
+                fetched,
+                lambda: self._run_plain(all_logits).logits,
+                self.caller.on_begin,
             )
         if found is None:
             return None
@@ -285,6 +290,7 @@ class Passes:
         if self.graphs and self._shrinks:
             self.graphs.age += 1
         with translate_errors("running a pass"), self._passing():
+            self.caller.on_begin()
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}

@@ -228,7 +228,7 @@ class Forks(Protocol):
         """A decoder over the same weights with an empty cache of its own."""
 
     def serve(self, caller: Any) -> None:
-        """Run passes for another text, a Caller of the queue of passes, from now on."""
+        """Run passes for a text, a Caller of the queue of passes, from now on, which is told as each begins."""
 
     def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
         """Copy keys and values of tokens from another fork, whose cache begins with them; False if it cannot.

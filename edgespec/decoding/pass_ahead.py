@@ -38,10 +38,17 @@ class PassAhead(ForwardingDecoder):
     What it holds is a memo of tokens, so that a pass in vain leaves nothing to undo.
     """
 
-    def __init__(self, decoder: Decoder, goes_on: Callable[[TokenIds], bool]) -> None:
-        """goes_on: True if a plain pass over these tokens is to be expected; any thread may call it."""
+    def __init__(
+        self, decoder: Decoder, goes_on: Callable[[TokenIds], bool], on_begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            goes_on: True if a plain pass over these tokens is to be expected; any thread may call it.
+            on_begin: Is called when a pass is asked for that has begun already.
+        """
         super().__init__(decoder)
-        self._goes_on = goes_on
+        self._goes_on, self._on_begin = goes_on, on_begin
         self._begun: _Begun | None = None
         self._lock = Lock()  # of what was begun
         self._pool = ThreadPoolExecutor(1, "edgespec pass")  # starts no thread before it has work
@@ -64,6 +71,7 @@ class PassAhead(ForwardingDecoder):
             begun.is_wanted = True
             if begun.result.done():
                 self._follow(begun)
+        self._on_begin()
         try:
             rows = begun.result.result()
         except BaseException:

@@ -49,7 +49,7 @@ class Caller:
     num_joined: Of its passes, those that ran as one with passes of others.
     tokens_per_pass: What a pass yields it lately; 0 until that is known.
     beside: What shared its last pass.
-    on_begin: Is called when one of its passes in a queue begins, or waits for one that runs; by any thread.
+    on_begin: Is called when one of its passes begins, or waits in a queue for one that runs; by any thread.
     """
 
     priority: int = 0
@@ -150,6 +150,7 @@ class PassQueue(Generic[Part, Result]):
         """Run a pass when it is its turn, in the calling thread if it runs alone.
 
         Args:
+            alone: Runs the pass, and tells the caller when it begins.
             part: The pass as the joiner takes it; None where it has to run alone.
 
         Raises:
@@ -250,7 +251,8 @@ class PassQueue(Generic[Part, Result]):
                 if batch and batch[0] is entry:
                     self._is_running = True
                     for each in self._waiting:
-                        each.caller.on_begin()
+                        if entry.is_joined or each is not entry:
+                            each.caller.on_begin()
                     for each in batch:
                         self._waiting.remove(each)
                     return batch

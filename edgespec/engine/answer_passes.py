@@ -7,7 +7,7 @@ from math import nan
 from time import perf_counter
 from typing import NamedTuple
 
-from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
+from edgespec.decoding.decoder import Decoder, Pass
 from edgespec.decoding.greedy import BestRows, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, text_logprobs
 from edgespec.decoding.pass_queue import Caller
@@ -97,22 +97,6 @@ class AnswerPass(NamedTuple):
     reruns: Reruns  # of the answer so far
     learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
     logprobs: tuple[TokenLogprob, ...]  # of each token of kept, or of the prompt, if they were asked for
-
-
-class Announcing(ForwardingDecoder):
-    """A decoder that tells when a pass begins, as the queue does for one that waits there.
-
-    Who is told works then. Before, it would take the interpreter from texts whose next passes run as one with it.
-    """
-
-    def __init__(self, decoder: Decoder, caller: Caller) -> None:
-        super().__init__(decoder)
-        self._caller = caller
-
-    def run(self, given: Pass) -> Rows:
-        if not self._caller.is_queued:
-            self._caller.on_begin()
-        return self._decoder.run(given)
 
 
 def with_enough_rows(target: Decoder, request: Request) -> Decoder:

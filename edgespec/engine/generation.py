@@ -25,7 +25,6 @@ from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answer_passes import (
-    Announcing,
     AnswerClock,
     AnswerPass,
     TextStop,
@@ -159,7 +158,7 @@ class Generation:
         caller.on_begin = on_begin
         try:
             if request.options.prompt_logprobs or not request.max_tokens:
-                yield from prompt_passes(Announcing(target, caller), request)
+                yield from prompt_passes(target, request)
             if request.max_tokens:
                 yield from self._passes(target, request, ticket, writer.drafting, writer.acceptance)
         finally:
@@ -202,7 +201,7 @@ class Generation:
             decoder = plain or with_enough_rows(ahead, request)
             blocks = speculative_decode(
                 request.tokens,
-                Announcing(decoder, caller),
+                decoder,
                 sampler,
                 policy,
                 log.noting(accept) if log else accept,
@@ -449,4 +448,6 @@ def _running_ahead(
         is_last = token_stop.is_end(text, len(request.tokens))
         return policy.is_plain and not policy.caller.is_queued and not is_last
 
-    return closing(PassAhead(target, goes_on)) if target.can.best and target.can.widths else nullcontext(target)
+    if not (target.can.best and target.can.widths):
+        return nullcontext(target)
+    return closing(PassAhead(target, goes_on, lambda: policy.caller.on_begin()))

@@ -6,6 +6,7 @@ Knows nothing of models: a generator makes the passes.
 """
 
 from _thread import start_new_thread
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -234,7 +235,7 @@ class RunAhead(Generic[Pass]):
         self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
         self._made: SimpleQueue[Made[Pass]] = SimpleQueue()
         self._is_prompt = is_prompt
-        self._held: list[Made[Pass]] = []  # not handed over yet
+        self._held: deque[Made[Pass]] = deque()  # not handed over yet
         # Released when there may be a pass. SimpleQueue.get(timeout=...) would do, but a signal that comes as the
         # timeout ends makes it wait for ever (CPython 3.11: the time left is negative, which means no timeout).
         self._has_made = Lock()
@@ -308,10 +309,12 @@ class RunAhead(Generic[Pass]):
         return True
 
     def hand_over(self) -> None:
-        """Let the reader have what was made; the generator's thread calls this."""
-        for made in self._held:
-            self._made.put(made)
-        self._held.clear()
+        """Let the reader have what was made; called by the generator's thread, or one that runs a pass for it."""
+        if not self._held:
+            return
+        while self._held:
+            with suppress(IndexError):  # another thread was quicker
+                self._made.put(self._held.popleft())
         self._wake()
 
     def _ask(self, asker: Hashable) -> None:

@@ -13,7 +13,8 @@ from weakref import ref
 
 import numpy as np
 
-from edgespec.decoding.decoder import Can, Decoder, Pass, Room, Rows, reusable_prefix
+from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Room, Rows, reusable_prefix
+from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.pool import DrafterPool
 from edgespec.engine.run_ahead import RequestQueue, Ticket
@@ -303,21 +304,40 @@ class AnswerDecoder(Decoder):
         if number is None:  # it was cancelled before it had one
             raise Cancelled("the answer was cancelled")
         if number != self._given:
-            decoder = self._caches.give(number, self._prompt)
-            if decoder.forks:
-                decoder.forks.serve(self._ticket.caller)
+            self._caches.give(number, self._prompt)
             self._given = number
         self._caches.note(number, text)
         found = self._caches.decoder(number)
         if found is None:
             raise Cancelled("the engine was closed")
+        _serve(found, self._ticket.caller)
         return found
 
 
+class OnlyCache(ForwardingDecoder):
+    """The target as one answer sees it, where it has one cache."""
+
+    def __init__(self, target: Decoder, caller: Caller) -> None:
+        super().__init__(target)
+        self._caller = caller
+
+    def run(self, given: Pass) -> Rows:
+        _serve(self._decoder, self._caller)
+        return self._decoder.run(given)
+
+
+def _serve(decoder: Decoder, caller: Caller) -> None:
+    """Have a decoder run the next pass for an answer, which is told when it begins: now, if nobody else tells."""
+    if decoder.forks:
+        decoder.forks.serve(caller)
+    else:
+        caller.on_begin()
+
+
 def answer_decoder(caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> Decoder:
-    """The target for one answer; the target itself where it has one cache."""
+    """The target for one answer."""
     if caches.num_caches == 1:
-        return target
+        return OnlyCache(target, ticket.caller)
     ticket.choose = partial(caches.choose, prompt)
     return AnswerDecoder(caches, target, ticket, prompt)
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,10 +14,11 @@ from time import sleep
 
 import numpy as np
 import pytest
-from fake_cuda import ARENA, FakeGpu
+from fake_cuda import ARENA, FakeGpu, _Session, _Value
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import BEST, Pass, Rows
+from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import Cancelled
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest
@@ -54,6 +56,29 @@ def test_decoding_replays_one_pass(gpu: FakeGpu, model: Path, manifest: Manifest
     for length in range(21, 61):
         assert np.abs(decoder.logits(tokens[:length], 3) - fresh.logits(tokens[:length], 3)).max() < CLOSE
     assert (gpu.num_recorded - recorded, gpu.num_replayed - replayed) == (0, 40)
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_text_is_told_when_its_pass_begins_and_not_while_that_is_prepared(
+    gpu: FakeGpu, model: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, records: bool
+) -> None:
+    decoder = OnnxDecoder(model, manifest, replace(find_device("cuda"), records_passes=records))
+    events = list[str]()
+
+    def note(owner: type, name: str, event: str) -> None:
+        act = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **more: (events.append(event), act(*given, **more))[1])
+
+    note(_Value, "update_inplace", "-")
+    note(Passes, "_bind_input", "-")
+    note(_Session, "run_with_iobinding", "r")
+    caller = Caller(on_begin=lambda: events.append("t"))
+    tokens, replayed = np.arange(12, dtype=np.int32), gpu.num_replayed
+    for length in range(8, 13):
+        decoder.forks.serve(caller)
+        decoder.logits(tokens[:length], 1)
+    assert re.fullmatch("(-+tr){5}", "".join(events))
+    assert (gpu.num_replayed > replayed) == records
 
 
 @pytest.mark.slow
