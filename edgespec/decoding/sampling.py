@@ -316,9 +316,10 @@ def _add_bias(logits: Row, bias: Mapping[int, float]) -> Row:
 
 def _penalize(logits: Row, tokens: TokenIds, num_prompt: int, params: SamplingParams) -> Row:
     logits = logits.copy()
-    used = logits[tokens]  # a token that comes twice is assigned one value twice
-    logits[tokens] = np.where(used > 0, used / params.repetition_penalty, used * params.repetition_penalty)
-    if len(tokens) > num_prompt:
+    if params.repetition_penalty != 1.0:
+        used = logits[tokens]  # a token that comes twice is assigned one value twice
+        logits[tokens] = np.where(used > 0, used / params.repetition_penalty, used * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
         answered, counts = np.unique(tokens[num_prompt:], return_counts=True)
         logits[answered] -= params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
     return logits
