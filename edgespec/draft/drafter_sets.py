@@ -52,7 +52,7 @@ class DrafterSet(NamedTuple):
     @property
     def tier(self) -> Tier:
         needed = sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)])
-        return Tier(self.name, needed, has_models=bool(self.models))
+        return Tier(needed, has_models=bool(self.models))
 
 
 def drafter_sets(

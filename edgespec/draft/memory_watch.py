@@ -42,7 +42,7 @@ class MemoryWatch:
     pass_bytes: What the widest pass over so many tokens takes while it runs.
     """
 
-    tiers: Sequence[Tier] = (Tier("plain decoding", {}),)
+    tiers: Sequence[Tier] = (Tier({}),)
     growth_bytes: Callable[[int, int], int] = lambda num_held, num_tokens: 0
     free: Callable[[], FreeByPlace] = free_on_host
     place: str = HOST
@@ -79,10 +79,10 @@ class MemoryWatch:
         spare = _margin(free, lambda reserve: reserve.opening_bytes, {})
         if self._ladder.start(beside, spare):
             first = self.tiers[0]
-            lacking = {at: num - first.needed.get(at, 0) - spare.of(first)[at] for at, num in beside.items()}
+            lacking = {at: num - first.needed.get(at, 0) - spare(first)[at] for at, num in beside.items()}
             place = min(lacking, key=lacking.__getitem__)
             needed, held, reserve = (
-                format_bytes(each.get(place, 0)) for each in (first.needed, target, spare.of(first))
+                format_bytes(each.get(place, 0)) for each in (first.needed, target, spare(first))
             )
             self.reason = (
                 f"the first needs {needed} beside the {held} of the target and {reserve} in "
@@ -131,7 +131,7 @@ class MemoryWatch:
         spare = _margin(free, lambda reserve: reserve.opening_bytes, growth)
         after = self._ladder.look(free_bytes, floor, spare, now_s)
         if after != before:
-            wanted = (floor if after > before else spare).of(self.tiers[min(before, after)])
+            wanted = (floor if after > before else spare)(self.tiers[min(before, after)])
             place = min(free, key=lambda place: free_bytes[place] - wanted[place])
             least = f", and {format_bytes(wanted[place])} are to be" if after > before else ""
             self.reason = _format_free(free[place]) + least
@@ -211,11 +211,17 @@ class MemoryWatch:
 
 
 def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) -> Margin:
-    """Bytes that are to stay free in each place: a part of its reserve, and what the target soon takes."""
-    return Margin(
-        {place: part(each.reserve) + growth.get(place, 0) for place, each in free.items()},
-        {place: part(LIMIT_RESERVE) + growth.get(place, 0) for place in free},
-    )
+    """Bytes that are to stay free in each place: a part of its reserve, and what the target soon takes.
+
+    Drafter models leave the reserve of the machine to other programs. Without them there is next to nothing to
+    leave.
+    """
+
+    def wanted(tier: Tier) -> Bytes:
+        kept = {at: each.reserve if tier.has_models else LIMIT_RESERVE for at, each in free.items()}
+        return {at: part(reserve) + growth.get(at, 0) for at, reserve in kept.items()}
+
+    return wanted
 
 
 def _format_free(free: FreeMemory) -> str:

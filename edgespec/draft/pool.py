@@ -68,7 +68,6 @@ class DrafterPool:
     grow_cache: Callable[[int, int], None] = lambda cache, num_tokens: None  # takes its memory for so many tokens
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
     answered_version: int = field(init=False, default=0)  # with which an answer last drafted
-    _may_have_models: bool = field(init=False)  # some of the sets have
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
     _guards: dict[Candidate, GuardedDrafter] = field(init=False, default_factory=dict)  # of all that were open
     _models: dict[Candidate, OpenModel] = field(init=False, default_factory=dict)  # that are open
@@ -81,8 +80,9 @@ class DrafterPool:
     _idle_watch: IdleWatch | None = field(init=False, default=None)
     _lock: RLock = field(init=False, default_factory=RLock)
 
-    def __post_init__(self) -> None:
-        self._may_have_models = any(each.models for each in self.drafter_sets)
+    @property
+    def _may_have_models(self) -> bool:
+        return bool(self.drafter_sets[0].models)
 
     @property
     def drafter_set(self) -> DrafterSet:
@@ -111,7 +111,7 @@ class DrafterPool:
                 self.watch.fall("a drafter was refused memory")
                 self._close_unused()
                 self._move()
-            self.report_changes()
+            self.changes.flush()
 
     def drafters(self) -> list[Drafter]:
         """The drafters of one answer, as of this moment."""

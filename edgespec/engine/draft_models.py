@@ -112,18 +112,13 @@ def make_sets(
         learner: Of a drafting head, if one learns.
         cached: The drafter from stored answers, if the user wants it.
     """
-    window, manifest = setup.window, setup.memory.target.manifest
-    num_drafted = setup.wish.max_draft_tokens
-
-    def bytes_of_texts(names: frozenset[str]) -> int:
-        widest = max(num_drafted, window.width - 1) if window and "lookahead" in names else num_drafted
-        return texts_bytes(manifest, names, widest)
-
+    max_guesses = setup.window.width - 1 if setup.window else 0
+    manifest, max_draft_tokens = setup.memory.target.manifest, setup.wish.max_draft_tokens
     return drafter_sets(
         [_candidates(setup, chain, hidden_states, learner) for chain in setup.drafters],
         setup.texts | {each.name for each in cached},
-        frozenset({"suffix", "lookahead"} if window else {"suffix"}),
-        bytes_of_texts,
+        frozenset({"suffix", "lookahead"} if setup.window else {"suffix"}),
+        partial(texts_bytes, manifest, max_draft_tokens=max_draft_tokens, max_guesses=max_guesses),
     )
 
 

@@ -246,10 +246,17 @@ def draft_bytes(manifest: Manifest, max_draft_tokens: int = MAX_DRAFT_TOKENS) ->
     return 4 * (max_draft_tokens + 1) * _LOGITS_COPIES * manifest.vocab_size
 
 
-def texts_bytes(manifest: Manifest, names: frozenset[str], max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
-    """The bytes that drafting from the text takes: wide passes, and what is remembered of it."""
+def texts_bytes(
+    manifest: Manifest, names: frozenset[str], max_draft_tokens: int = MAX_DRAFT_TOKENS, max_guesses: int = 0
+) -> int:
+    """The bytes that drafting from the text takes: wide passes, and what is remembered of it.
+
+    max_guesses: Tokens in the window of lookahead.
+    """
     if not names:
         return 0
+    if "lookahead" in names:
+        max_draft_tokens = max(max_draft_tokens, max_guesses)
     num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - FRUGAL)
     return draft_bytes(manifest, max_draft_tokens) + _REMEMBERED_BYTES * num_remembered
 

@@ -3,7 +3,7 @@
 Pure: takes the free bytes of each place and the time, and knows neither drafters nor devices.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,25 +18,14 @@ Bytes = Mapping[str, int]
 
 
 class Tier(NamedTuple):
-    """A way to draft and what it takes beyond plain decoding."""
+    """What a way to draft takes beyond plain decoding."""
 
-    name: str
     needed: Bytes
     has_models: bool = False
 
 
-class Margin(NamedTuple):
-    """Bytes that are to stay free in each place, beside drafter models and without any.
-
-    Drafter models leave the reserve of the machine to other programs. Without them there is next to nothing to
-    leave.
-    """
-
-    with_models: Bytes
-    without: Bytes
-
-    def of(self, tier: Tier) -> Bytes:
-        return self.with_models if tier.has_models else self.without
+Margin = Callable[[Tier], Bytes]
+"""Bytes that are to stay free in each place beside a tier."""
 
 
 @dataclass(slots=True)
@@ -73,7 +62,8 @@ class Ladder:
 
     def look(self, free: Bytes, required: Margin, spare: Margin, now_s: float) -> int:
         """The tier to use, by the free bytes, those that must stay free, and those to stay free after a climb."""
-        if any(num_bytes < required.of(self.tiers[self.position])[place] for place, num_bytes in free.items()):
+        wanted = required(self.tiers[self.position])
+        if any(num_bytes < wanted[place] for place, num_bytes in free.items()):
             for _ in range(self.position, self._find_relief(free, required)):
                 self._step_down(now_s)
         elif self.position > 0 and self._can_climb(free, spare):
@@ -117,7 +107,7 @@ class Ladder:
     def _find_relief(self, free: Bytes, required: Margin) -> int:
         """The first tier down that gives each place what a fall can give it, or else frees all that it can."""
         here, last = self.tiers[self.position], len(self.tiers) - 1
-        wanted = required.of(here)
+        wanted = required(here)
         relievable = {at: num for at, num in free.items() if num >= wanted[at] or here.needed.get(at, 0)}
         lacking = [at for at, num in relievable.items() if num < wanted[at]]
         if not lacking:
@@ -135,7 +125,7 @@ class Ladder:
     def _lacking_places(self, free: Bytes, required: Margin, here: int, there: int) -> list[str]:
         """Places with less free than required after a move from one tier to another."""
         now, then = self.tiers[here].needed, self.tiers[there].needed
-        wanted = required.of(self.tiers[there])
+        wanted = required(self.tiers[there])
         return [at for at, num in free.items() if num + now.get(at, 0) - then.get(at, 0) < wanted[at]]
 
     def _freed_below(self, position: int) -> dict[str, int]:
@@ -143,7 +133,7 @@ class Ladder:
         return {place: above.get(place, 0) - below.get(place, 0) for place in {*above, *below}}
 
     def _can_climb(self, free: Bytes, spare: Margin) -> bool:
-        wanted = spare.of(self.tiers[self.position - 1])
+        wanted = spare(self.tiers[self.position - 1])
         return all(
             free[place] >= taken + wanted[place]
             for place, taken in self._freed_below(self.position - 1).items()

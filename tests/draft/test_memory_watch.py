@@ -28,7 +28,7 @@ def test_free_memory_is_read_where_the_cache_grows_and_ten_times_a_second() -> N
         return ROOMY
 
     watch = MemoryWatch(
-        [Tier("model", {HOST: 1}, has_models=True), Tier("plain decoding", {})],
+        [Tier({HOST: 1}, has_models=True), Tier({})],
         lambda held, wanted: 1000 * max(0, capacity(wanted) - capacity(held)),
         free,
         clock=clock,
@@ -51,7 +51,7 @@ def test_drafters_from_the_text_come_back_once_no_program_waits_for_memory() -> 
         asked.append(clock.now)
         return machine[1]
 
-    tiers = [Tier("suffix", {HOST: 1 << 20}), Tier("plain decoding", {})]
+    tiers = [Tier({HOST: 1 << 20}), Tier({})]
     watch = MemoryWatch(tiers, free=lambda: machine[0], clock=clock, pressure=read)
     watch.look(1)
     assert (watch.position, asked) == (1, [])

@@ -10,7 +10,7 @@ from edgespec.memory.ladder import COOLDOWN_S, LONGEST_COOLDOWN_S, Bytes, Ladder
 
 
 def tiers(**needed: int) -> list[Tier]:
-    return [Tier(name, {"host": num_bytes}) for name, num_bytes in needed.items()]
+    return [Tier({"host": num_bytes}) for num_bytes in needed.values()]
 
 
 TIERS = tiers(two=900, one=300, suffix=20, ngram=5, plain=0)
@@ -19,7 +19,7 @@ TIERS = tiers(two=900, one=300, suffix=20, ngram=5, plain=0)
 def margin(wanted: Bytes, times: float = 1.0) -> Margin:
     """What must stay free: times the wanted bytes, whether or not a drafter model is open."""
     both = {place: int(times * num_bytes) for place, num_bytes in wanted.items()}
-    return Margin(both, both)
+    return lambda tier: both
 
 
 WANTED = margin({"host": 100})
@@ -123,10 +123,10 @@ def test_what_is_free_is_never_less_than_wanted_but_at_the_bottom(looks: list[tu
 
 
 ON_TWO = [
-    Tier("on the device", {"host": 40, "cuda": 300}),
-    Tier("on the host", {"host": 200}),
-    Tier("suffix", {"host": 20}),
-    Tier("plain", {}),
+    Tier({"host": 40, "cuda": 300}),  # a model on the device
+    Tier({"host": 200}),  # one on the host
+    Tier({"host": 20}),
+    Tier({}),
 ]
 EACH = {"host": 100, "cuda": 100}
 
