@@ -50,7 +50,7 @@ def parse(named: str) -> DrafterNames:
     if named == "none":
         return DrafterNames(frozenset(), ())
     parts = [named] if os.path.exists(named) else named.split("+")
-    simple = frozenset(part for part in parts if part in (*TEXT, *TARGET))
+    simple = frozenset({*TEXT, *TARGET}.intersection(parts))
     return DrafterNames(simple, tuple(_cascade(part, named) for part in parts if part not in simple))
 
 

@@ -217,11 +217,10 @@ def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) ->
     leave.
     """
 
-    def wanted(tier: Tier) -> Bytes:
-        kept = {at: each.reserve if tier.has_models else LIMIT_RESERVE for at, each in free.items()}
-        return {at: part(reserve) + growth.get(at, 0) for at, reserve in kept.items()}
-
-    return wanted
+    return lambda tier: {
+        at: part(each.reserve if tier.has_models else LIMIT_RESERVE) + growth.get(at, 0)
+        for at, each in free.items()
+    }
 
 
 def _format_free(free: FreeMemory) -> str:

@@ -3,11 +3,10 @@
 A lane has one model, or a cascade in which each drafts for the one before it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.draft.answer_cache import AnswerDrafter
 from edgespec.draft.cross_vocabulary import TranslatedDecoder, respell
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
@@ -100,23 +99,20 @@ def open_chain(
 
 
 def make_sets(
-    setup: Setup,
-    hidden_states: HiddenStates | None,
-    learner: HeadLearner | None,
-    cached: Collection[AnswerDrafter],
+    setup: Setup, texts: frozenset[str], hidden_states: HiddenStates | None, learner: HeadLearner | None
 ) -> list[DrafterSet]:
     """All drafters of a setup, and the smaller sets that remain if memory is short.
 
     Args:
+        texts: Names of drafters that draft from the text, or from stored answers.
         hidden_states: Those that the target's decoder keeps.
         learner: Of a drafting head, if one learns.
-        cached: The drafter from stored answers, if the user wants it.
     """
     max_guesses = setup.window.width - 1 if setup.window else 0
     manifest, max_draft_tokens = setup.memory.target.manifest, setup.wish.max_draft_tokens
     return drafter_sets(
         [_candidates(setup, chain, hidden_states, learner) for chain in setup.drafters],
-        setup.texts | {each.name for each in cached},
+        texts,
         frozenset({"suffix", "lookahead"} if setup.window else {"suffix"}),
         partial(texts_bytes, manifest, max_draft_tokens=max_draft_tokens, max_guesses=max_guesses),
     )

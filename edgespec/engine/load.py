@@ -271,7 +271,8 @@ def _open_drafters(
 ) -> tuple[TargetCaches, DrafterPool]:
     """The caches of the target and the pool of its drafters, which give memory up for one another."""
     cached = [AnswerDrafter(answers)] if answers else []
-    sets = make_sets(setup, decoder.hidden_states, learner.learner if learner else None, cached)
+    texts = setup.texts | {AnswerDrafter.name} if answers else setup.texts
+    sets = make_sets(setup, texts, decoder.hidden_states, learner.learner if learner else None)
     watch = make_watch(setup, sets)
     joining = partial(watch.promise, setup.memory.joined_bytes)
     caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange)
@@ -326,7 +327,7 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
         report(line)
     machine = placement.machine
     lanes = {name: placement.drafter_key(name) for name in models}
-    named = {lanes[name]: drafter for name, drafter in models.items()}
+    named = dict(zip(lanes.values(), models.values(), strict=True))
     profile = known.profiles.get(machine)
     if profile is None or profile.widths != decoder.can.widths or named.keys() - profile.drafters.keys():
         # No more than what room was kept for.

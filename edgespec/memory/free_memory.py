@@ -10,6 +10,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +56,6 @@ def read_commit_bytes(kernel32: Any) -> int:
 
 # For texts, Python and the rounding of allocators, whatever bounds the memory.
 RESERVE_BYTES = 96 << 20
-# Of a whole machine: a tenth, and 1 GiB from 10 GiB on. A desktop with less free begins to swap.
-_MACHINE_SHARE, _MACHINE_BYTES = 10, 1 << 30
-# Of a GPU, which may drive the screen, and whose libraries load kernels as they are first used.
-_DEVICE_SHARE, _DEVICE_BYTES = 16, 512 << 20
 
 
 class Reserve(NamedTuple):
@@ -78,22 +75,19 @@ class Reserve(NamedTuple):
         return max(RESERVE_BYTES, self.floor_bytes)
 
 
-def reserve_of(opening_bytes: int) -> Reserve:
-    """A reserve that asks half as much to keep a model open as to open one."""
+LIMIT_RESERVE = Reserve(RESERVE_BYTES, RESERVE_BYTES // 2)
+
+
+def _shared_reserve(total_bytes: int, *, share: int, most_bytes: int) -> Reserve:
+    """What stays free of total_bytes of memory that other programs use too."""
+    opening_bytes = max(RESERVE_BYTES, min(most_bytes, total_bytes // share))
     return Reserve(opening_bytes, opening_bytes // 2)
 
 
-LIMIT_RESERVE = reserve_of(RESERVE_BYTES)
-
-
-def machine_reserve(total_bytes: int) -> Reserve:
-    """The bytes that stay free of a machine with total_bytes of memory."""
-    return reserve_of(max(RESERVE_BYTES, min(_MACHINE_BYTES, total_bytes // _MACHINE_SHARE)))
-
-
-def device_reserve(total_bytes: int) -> Reserve:
-    """The bytes that stay free of a device with total_bytes of memory of its own."""
-    return reserve_of(max(RESERVE_BYTES, min(_DEVICE_BYTES, total_bytes // _DEVICE_SHARE)))
+# Of a whole machine: a tenth, and 1 GiB from 10 GiB on. A desktop with less free begins to swap.
+machine_reserve = partial(_shared_reserve, share=10, most_bytes=1 << 30)
+# Of a GPU, which may drive the screen, and whose libraries load kernels as they are first used.
+device_reserve = partial(_shared_reserve, share=16, most_bytes=512 << 20)
 
 
 _NO_LIMIT = 1 << 60  # control groups of the first version write a number where there is no limit

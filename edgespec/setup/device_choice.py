@@ -172,9 +172,10 @@ class DeviceChoice:
 
     def resolve_auto(self, placement: Placement, target: Manifest, drafters: Sequence[Manifest]) -> Placement:
         """Replace auto by a device of the kind that a folder was exported for, if there is one."""
-        if self._names[0] == _AUTO:
+        if self._names[0] == _AUTO and target.form != "cpu":
             placement = replace(placement, device=self._suit(target, placement.device))
-        if self._names[1] == _AUTO and len({drafter.form for drafter in drafters}) == 1:
+        forms = {drafter.form for drafter in drafters}
+        if self._names[1] == _AUTO and len(forms) == 1 and "cpu" not in forms:
             placement = replace(placement, drafter_device=self._suit(drafters[0], placement.drafter_device))
         return placement
 
@@ -205,8 +206,6 @@ class DeviceChoice:
             return find_device("cpu")
 
     def _suit(self, manifest: Manifest, otherwise: Device) -> Device:
-        if manifest.form == "cpu":
-            return otherwise
         made_for = f"{manifest.name} was exported for a{'n' * (manifest.form == 'npu')} {manifest.form}"
         if found := find_accelerator(manifest.form):
             self._report(f"{made_for} and runs on '{found.name}'")

@@ -248,13 +248,12 @@ def _parse(document: Any) -> LearnedStats:
         raise ValidationError(f"it is of version {str(version)[:20]}, wanted {_VERSION}")
     try:
         counted = convert(document["chances"], list[tuple[str, int, _Accepted, _Tried]], strict=False)
-        if any(accepted > tried for _, _, accepted, tried in counted):
-            raise ValueError("more accepted than tried")
-        # Never all: a rate of 1 would promise tokens without end.
-        chances = {
-            (source, evidence): (min(accepted, 0.999 * tried), tried)
-            for source, evidence, accepted, tried in counted
-        }
+        chances = {}
+        for source, evidence, accepted, tried in counted:
+            if accepted > tried:
+                raise ValueError("more accepted than tried")
+            # Never all: a rate of 1 would promise tokens without end.
+            chances[source, evidence] = min(accepted, 0.999 * tried), tried
         stated = convert({**document, "chances": chances}, LearnedStats, strict=False)
         if any(ratios.get(1) != 1.0 for ratios in stated.ratios.values()) or "ratios" not in document:
             raise ValueError("ratios without a step")

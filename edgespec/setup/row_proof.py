@@ -40,13 +40,17 @@ def settle_mode(target: ModelFolder, placement: Placement, asked: bool | None = 
     return replace(placement, deterministic=usual if asked is None else asked)
 
 
-def _known_proof(target: ModelFolder, placement: Placement) -> RowProof | None:
-    """The proof of a target from an earlier session; None without one, or where the width of passes is unknown."""
-    if placement.device.memory == "cpu":
-        return _read(target, placement, CHAINS)
-    check = _check_of(target, placement)
-    shapes = check.shapes[True] if check else None
-    return _read(target, placement, shapes.can() if shapes else CHAINS) if check else None
+def _known_proof(target: ModelFolder, placement: Placement, can: Can | None = None) -> RowProof | None:
+    """The proof of a target from an earlier session; None without one, or where the width of passes is unknown.
+
+    can: Of the target, once it is open.
+    """
+    if can is None and placement.device.memory != "cpu":
+        if (check := _check_of(target, placement)) is None:
+            return None
+        can = shapes.can() if (shapes := check.shapes[True]) else None
+    key = proof_key(target.manifest, placement.device, placement.num_threads, can or CHAINS)
+    return read_row_proof(target.folder, key)
 
 
 def _check_of(target: ModelFolder, placement: Placement) -> DeviceCheck | None:
@@ -57,10 +61,6 @@ def _cost(target: ModelFolder, placement: Placement) -> float:
     """How many times as long a pass over one token takes in deterministic mode, as far as an opened model told."""
     check = None if placement.device.memory == "cpu" else _check_of(target, placement)
     return check.same_cost if check else 1.0
-
-
-def _read(target: ModelFolder, placement: Placement, can: Can) -> RowProof | None:
-    return read_row_proof(target.folder, proof_key(target.manifest, placement.device, placement.num_threads, can))
 
 
 def settle_rows(
@@ -84,7 +84,7 @@ def settle_rows(
         if asked is None and cost > MOST_COST:
             raise RowsDiffer
         try:
-            proof = _read(target, placement, decoder.can) or _prove(target, decoder, placement, report)
+            proof = _known_proof(target, placement, decoder.can) or _prove(target, decoder, placement, report)
         except MemoryExhausted:
             if asked is None:
                 raise RowsDiffer from None

@@ -11,7 +11,7 @@ from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import WeightsSize, fitting_caches
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
-from edgespec.setup.device_choice import Placement, require_form, require_together
+from edgespec.setup.device_choice import Placement, require_form
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import choose_schedule, choose_threads
 from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
@@ -216,7 +216,6 @@ def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
 
 def _require_possible(found: Resolved, placement: Placement) -> None:
     """Raises DeviceUnavailable or UsageError: A device does not run what is to run on it."""
-    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(found.drafters))
     require_form(found.target, placement.device)
     for drafter in found.drafters:
         for model in drafter.models:

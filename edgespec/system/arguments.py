@@ -32,14 +32,9 @@ def require_function(name: str, value: object, wanted: str = "a function") -> No
     """Raises UsageError: It is no function, or one of asyncio, which nothing here would wait for."""
     if not callable(value):
         raise UsageError(f"{name} is {value!r:.60}; wanted {wanted}")
-    if is_asynchronous(value):
+    functions = value, type(value).__call__  # which an object that can be called has
+    if any(map(iscoroutinefunction, functions)) or any(map(isasyncgenfunction, functions)):
         raise UsageError(f"{name} is an async function, which is not awaited here; wanted a plain function")
-
-
-def is_asynchronous(function: Callable[..., object]) -> bool:
-    """True if a call of it gives what has to be awaited or iterated over by asyncio."""
-    call = type(function).__call__  # of an object that can be called
-    return any(test(each) for each in (function, call) for test in (iscoroutinefunction, isasyncgenfunction))
 
 
 def plain_number(value: Any) -> Any:
