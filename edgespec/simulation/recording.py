@@ -9,9 +9,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgespec.errors import UsageError
-from edgespec.system.text_files import decode_text
+from edgespec.system.text_files import decode_text, explain_unreadable, read_plain
 from edgespec.system.typed_json import read_lines_as
-from edgespec.system.units import format_bytes
 
 _LARGEST_BYTES = 1 << 28
 _WANTED = "a JSON object a line with num_draft, num_accepted, draft_ms and verify_ms, as chat --log-rounds writes"
@@ -105,20 +104,8 @@ def read_recording(path: Path) -> Recording:
 
     Raises UsageError: The file cannot be read, or a line is no round, or several drafters drafted.
     """
-    try:
-        if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
-            raise UsageError(
-                f"cannot read {path}: it is no regular file of at most {format_bytes(_LARGEST_BYTES)}"
-            )
-        content = decode_text(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None
-    except ValueError as error:
-        raise UsageError(f"cannot read {path}: {error}; wanted {_WANTED}") from None
-    try:
-        rounds = list(read_lines_as(RecordedRound, content))
-    except ValueError as error:
-        raise UsageError(f"{path} is no recording: {error}; wanted {_WANTED}") from None
+    with explain_unreadable(path, _WANTED):
+        rounds = list(read_lines_as(RecordedRound, decode_text(read_plain(path, _LARGEST_BYTES))))
     if not rounds:
         raise UsageError(f"{path} holds no round; wanted {_WANTED}")
     sources = {each.source for each in rounds if each.num_draft}
