@@ -46,34 +46,24 @@ class CallParser:
         self._literals = sorted((*self._frames, *noise), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._literals)))
         self._reader = TextReader()
-        self._output = CallOutput(holds_arguments=holds_arguments, stop=stop)
-        self._bodies = CallBodyReader(self._reader, self._output, {tool.name: tool for tool in tools})
+        self.output = CallOutput(holds_arguments=holds_arguments, stop=stop)
+        self._bodies = CallBodyReader(self._reader, self.output, {tool.name: tool for tool in tools})
         self._run = self._read()
         next(self._run)
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls are complete."""
-        return self._output.num_calls
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if a stop string has ended the answer."""
-        return self._output.is_stopped
 
     def push(self, text: str) -> list[Part]:
         """Read a piece of the answer."""
         self._reader.add(text)
         next(self._run)
-        return self._output.take()
+        return self.output.take()
 
     def flush(self) -> list[Part]:
         """Give what was held back, when no more text comes."""
         self._reader.is_over = True
         for _ in self._run:
             pass
-        self._output.end_text()
-        return self._output.take()
+        self.output.end_text()
+        return self.output.take()
 
     def _read(self) -> Reading[None]:
         try:
@@ -113,15 +103,15 @@ class CallParser:
         reader = self._reader
         while True:
             if self._literals and (found := self._pattern.search(reader.text, reader.at)):
-                self._output.add_text(reader.text[reader.at : found.start()])
+                self.output.add_text(reader.text[reader.at : found.start()])
                 reader.at = found.end()
                 if found[0] in self._frames:
                     return self._frames[found[0]]
-                self._output.add_noise(found[0])
+                self.output.add_noise(found[0])
                 continue
             num_begun = 0 if reader.is_over else reader.num_begun(self._literals)
             end = len(reader.text) - num_begun
-            self._output.add_text(reader.text[reader.at : end])
+            self.output.add_text(reader.text[reader.at : end])
             reader.at = end
             if reader.is_over:
                 raise EndOfText
@@ -135,13 +125,13 @@ class CallParser:
         try:
             yield from self._frame(begin, end)
         except (NoCall, EndOfText):
-            if self._output.is_open:
+            if self.output.is_open:
                 yield from self._rest_of_call(end)
                 return
-            self._output.drop_call()
+            self.output.drop_call()
             kept = reader.mark
             reader.at = kept if kept > start else start + num_read  # what was read begins no other call
-            self._output.add_text(reader.text[kept : reader.at])
+            self.output.add_text(reader.text[kept : reader.at])
             if kept > start:
                 yield from self._skip_to_end(end)
         finally:
@@ -176,13 +166,13 @@ class CallParser:
         """Pass on the rest of a call that has broken, as it is."""
         reader = self._reader
         while not end:
-            self._output.add_arguments(reader.text[reader.at :])
+            self.output.add_arguments(reader.text[reader.at :])
             reader.at = len(reader.text)
             if reader.is_over:
                 raise EndOfText
             yield
-        yield from reader.take_until(end, self._output.add_arguments)
-        self._output.end_call()
+        yield from reader.take_until(end, self.output.add_arguments)
+        self.output.end_call()
 
 
 class CallReader:
@@ -199,12 +189,12 @@ class CallReader:
     @property
     def is_over(self) -> bool:
         """True if the answer has all the calls that it may have, or a stop string has ended it."""
-        return self.is_stopped or (not self._is_parallel and self._parser.num_calls > 0)
+        return self.is_stopped or (not self._is_parallel and self._parser.output.num_calls > 0)
 
     @property
     def is_stopped(self) -> bool:
         """True if a stop string has ended the answer."""
-        return self._parser.is_stopped
+        return self._parser.output.is_stopped
 
     def push(self, text: str) -> list[Part]:
         return self._take(self._parser.push(text))

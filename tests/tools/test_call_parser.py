@@ -238,7 +238,7 @@ def test_name_comes_first_and_arguments_as_they_come() -> None:
     fragments = [event for text in ('ty": "Ro', 'm"', "}}") for event in parser.push(text)]
     assert [getattr(event, "text", "") for event in fragments] == ['ty": "Ro', 'm"', "}", ""]
     assert fragments[-1] == CallEnd(0)
-    assert parser.num_calls == 1
+    assert parser.output.num_calls == 1
 
 
 def test_a_text_argument_between_tags_comes_as_it_is_written() -> None:
@@ -344,7 +344,7 @@ def test_where_a_stop_string_ends_text_does_not_depend_on_cuts(
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             events += parser.push(text[start:end])
         events += parser.flush()
-        return join_text(events), [call.arguments for call in join_calls(events)], parser.is_stopped
+        return join_text(events), [call.arguments for call in join_calls(events)], parser.output.is_stopped
 
     whole = run([])
     assert run(range(1, len(text))) == whole if text else True
