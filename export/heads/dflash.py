@@ -23,6 +23,7 @@ from edgespec.export.heads.head_tensors import (
     Reader,
     layer_settings,
     layers_config,
+    read_mask_token,
     read_numbers,
     require_hidden_size,
     require_layers,
@@ -82,7 +83,7 @@ def _read_usual(source: HeadSource, target: LoadedSource) -> _Stated:
         inner=None,
         layers=_behind(source, layers, num_layers),
         num_tokens=own.count("block_size"),
-        mask_token_id=_mask(source, own.get("mask_token_id"), target),
+        mask_token_id=read_mask_token(source, own.get("mask_token_id"), target),
         skips_known=not own.get("sample_from_anchor", _is_deepseek(source) or _is_dspark(source)),
     )
 
@@ -99,7 +100,7 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
         inner="transformer_layer_config",
         layers=layers,
         num_tokens=num_tokens,
-        mask_token_id=_mask(source, settings.get("mask_token_id"), target),
+        mask_token_id=read_mask_token(source, settings.get("mask_token_id"), target),
         skips_known=not settings.get("sample_from_anchor", proposes_all),
         counts_from_known=True,
     )
@@ -122,14 +123,6 @@ def _behind(source: HeadSource, numbers: Sequence[int], num_layers: int) -> tupl
     """Layers by which transformers' hidden states are meant; those of the last one are after the final norm."""
     require_layers(source, numbers, num_layers)
     return tuple(num_layers if number == num_layers - 1 else number for number in numbers)
-
-
-def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
-    if type(found) is int and 0 <= found < target.config.vocab_size:
-        return found
-    raise SourceError(
-        f"{source.settings.path}: mask_token_id is {found!r}, wanted a token id below {target.config.vocab_size}"
-    )
 
 
 def _plan(method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:

@@ -27,6 +27,7 @@ from edgespec.export.heads.head_tensors import (
     Reader,
     layer_settings,
     layers_config,
+    read_mask_token,
     read_numbers,
     require_hidden_size,
     require_layers,
@@ -88,7 +89,10 @@ def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) ->
     fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
     head = recurrent_head("eagle3", layers, target, config, fuse_graph)
     if mask is not None:
-        head = replace(head, mask_token_id=_mask_token_id(source, target), block_tokens=_num_proposed(source))
+        stated = next(filter(None, map(source.settings.get, _MASKS)), None)
+        head = replace(
+            head, mask_token_id=read_mask_token(source, stated, target), block_tokens=_num_proposed(source)
+        )
     return plan_recurrent(head, recurrence, tensors, vocabulary)
 
 
@@ -216,16 +220,6 @@ def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
         layers = [1, num_layers // 2 - 1, num_layers - 4]
     require_layers(source, layers, num_layers)
     return tuple(layers)
-
-
-def _mask_token_id(source: HeadSource, target: LoadedSource) -> int:
-    """The token that stands for those that are not known yet, by the names that libraries have for it."""
-    stated = {key: source.settings.get(key) for key in _MASKS}
-    found = next((token for token in stated.values() if token is not None), None)
-    if type(found) is int and 0 <= found < target.config.vocab_size:
-        return found
-    wanted = f"wanted a token id below {target.config.vocab_size} in one of {', '.join(_MASKS)}"
-    raise SourceError(f"{source.settings.path}: the mask token of a P-EAGLE head is {found!r}, {wanted}")
 
 
 def _num_proposed(source: HeadSource) -> int:

@@ -256,6 +256,15 @@ def read_numbers(source: HeadSource, key: str, found: Any) -> list[int]:
     raise SourceError(f"{source.settings.path}: {key} is {found!r}, wanted numbers of layers")
 
 
+def read_mask_token(source: HeadSource, found: Any, target: LoadedSource) -> int:
+    """The token that stands for those that are not known yet. Raises SourceError: It is none of the target's."""
+    if type(found) is int and 0 <= found < target.config.vocab_size:
+        return found
+    raise SourceError(
+        f"{source.settings.path}: mask_token_id is {found!r}, wanted a token id below {target.config.vocab_size}"
+    )
+
+
 def require_layers(source: HeadSource, layers: Sequence[int], num_layers: int) -> None:
     """Raises SourceError: The target has no such layers, or its embedding is meant."""
     if min(layers) < 0:

@@ -135,9 +135,9 @@ def with_logits_of(target: LoadedSource, config: DecoderConfig) -> DecoderConfig
     return replace(config, logit_scale=target.config.logit_scale, logit_cap=target.config.logit_cap)
 
 
-def require_vocabulary(source: HeadSource, target: LoadedSource, size: int | None) -> None:
-    """Raises VocabularyMismatch: A head is for another number of tokens than its target has."""
-    if size is not None and size != target.config.vocab_size:
+def require_vocabulary(source: HeadSource, target: LoadedSource, size: int | None, padding: int = 0) -> None:
+    """Raises VocabularyMismatch: A head is for another number of tokens than its target has, beside padding."""
+    if size is not None and abs(size - target.config.vocab_size) > padding:
         raise VocabularyMismatch(
             f"{source.path} is a head for a vocabulary of {size} tokens, and {target.source.name} has "
             f"{target.config.vocab_size}; it was made for another model: name a head that was made for this one"
@@ -185,7 +185,7 @@ def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: Loaded
     """
     require_same_rows(source, heads)
     rows, wanted = heads[0].rows, target.config.vocab_size
-    _require_padding(source, rows, target)
+    require_vocabulary(source, target, rows, _MAX_PADDING)
     if rows > wanted:
         heads[:] = [head.part(0, wanted) for head in heads]
     return np.arange(rows, dtype=np.int32) if rows < wanted else None
@@ -206,13 +206,5 @@ def last_known_token(source: HeadSource, embedding: StoredTensor, target: Loaded
 
     Raises VocabularyMismatch: It has more or fewer rows than padding explains.
     """
-    _require_padding(source, embedding.rows, target)
+    require_vocabulary(source, target, embedding.rows, _MAX_PADDING)
     return embedding.rows - 1 if embedding.rows < target.config.vocab_size else None
-
-
-def _require_padding(source: HeadSource, rows: int, target: LoadedSource) -> None:
-    if abs(rows - target.config.vocab_size) > _MAX_PADDING:
-        raise VocabularyMismatch(
-            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {target.config.vocab_size}; "
-            "it was made for another model: name a head that was made for this one"
-        )

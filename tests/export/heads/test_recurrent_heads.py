@@ -157,7 +157,7 @@ def test_rows_of_a_parallel_head_are_equal_to_the_bit_however_a_text_is_cut(
 def test_a_parallel_head_without_a_mask_token_or_with_trees_is_refused(target: Path, tmp_path: Path) -> None:
     made = PARALLEL[0]
     nameless = replace(made, config={**made.config, "mask_token_id": None})
-    with pytest.raises(SourceError, match="mask token of a P-EAGLE head is None"):
+    with pytest.raises(SourceError, match="mask_token_id is None, wanted a token id below"):
         plan_head(read_source(target), read_head(nameless.write(tmp_path / "a")))
     drafting = Drafting(made, target, tmp_path / "b")
     with pytest.raises(UsageError, match="runs no trees"):
