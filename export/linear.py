@@ -102,13 +102,7 @@ class LinearWriter:
 
     def rows(self, name: str, tensor: StoredTensor, input_ids: ir.Value) -> ir.Value:
         """Rows of an embedding that is no vocabulary head; name is that of the matrix in the graph."""
-        form = self._rule.embedding_form(tensor)
-        _require_blocks(tensor, form)
-        if form.bits is None:
-            return self._as_float(
-                self.nodes.op("Gather", self._write_floats(name, [tensor], form), input_ids, axis=0), form
-            )
-        return self._gather_rows(f"{name}.rows", self._pack(name, [tensor], [form]), input_ids)
+        return self._look_up(name, tensor, input_ids)[0]
 
     def head(self, name: str, x: ir.Value, tensor: StoredTensor, bias: StoredTensor | None = None) -> ir.Value:
         """x times a vocabulary head, which is written once for each name."""
@@ -121,19 +115,23 @@ class LinearWriter:
 
         A separate head is written when called; a tied one shares the embedding's bytes.
         """
+        rows, own = self._look_up("embedding", tensor, input_ids)
+        return rows, own if head is None else lambda x: self.head(head_name, x, head)
+
+    def _look_up(
+        self, name: str, tensor: StoredTensor, input_ids: ir.Value
+    ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+        """Rows of a matrix for input_ids, and the product with it as a function."""
         form = self._rule.embedding_form(tensor)
         _require_blocks(tensor, form)
         if form.bits is None:
-            shared = self._write_floats("embedding", [tensor], form)
-            rows = self._as_float(self.nodes.op("Gather", shared, input_ids, axis=0), form)
-            own: Callable[[ir.Value], ir.Value] = lambda x: self._multiply_floats(x, shared, form)  # noqa: E731
-        else:
-            packed = self._pack("embedding", [tensor], [form])
-            rows = self._gather_rows("embedding.rows", packed, input_ids)
-            own = lambda x: self._multiply_blocks(x, packed, None)  # noqa: E731
-        if head is None:
-            return rows, own
-        return rows, lambda x: self.head(head_name, x, head)
+            floats = self._write_floats(name, [tensor], form)
+            rows = self._as_float(self.nodes.op("Gather", floats, input_ids, axis=0), form)
+            return rows, lambda x: self._multiply_floats(x, floats, form)
+        packed = self._pack(name, [tensor], [form])
+        return self._gather_rows(f"{name}.rows", packed, input_ids), lambda x: self._multiply_blocks(
+            x, packed, None
+        )
 
     def _matrix(
         self,
