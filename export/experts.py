@@ -161,10 +161,8 @@ class ExpertsWriter:
 
     def _sum_columns(self, x: ir.Value, count: int) -> ir.Value:
         """The sum of each row, [num_tokens, 1]; ReduceSum adds in an order by the place of a row in memory."""
-        columns = [ir.Value(name=f"{x.name}.{at}") for at in range(count)]
-        return reduce(
-            partial(self._nodes.op, "Add"), self._nodes.node("Split", [x], columns, axis=-1, num_outputs=count)
-        )
+        columns = self._nodes.split(x, [f"{x.name}.{at}" for at in range(count)])
+        return reduce(partial(self._nodes.op, "Add"), columns)
 
     def _largest(self, name: str, x: ir.Value, count: int) -> ir.Value:
         outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]

@@ -227,10 +227,8 @@ class LayerWriter:
 
         A token's row is gated; the last rows, each times its weights, are added and gated once more.
         """
-        outputs = [ir.Value(name=f"{i}.{part}") for part in ("row_gate", "sum_gate", "ungated")]
-        row_gate, sum_gate, ungated = self.nodes.node(
-            "Split", [self.product(f"{i}.conv_in", x)], outputs, axis=-1, num_outputs=3
-        )
+        names = [f"{i}.{part}" for part in ("row_gate", "sum_gate", "ungated")]
+        row_gate, sum_gate, ungated = self.nodes.split(self.product(f"{i}.conv_in", x), names)
         self.nodes.node("Mul", [row_gate, ungated], [present])
         rows = self.op("Concat", past, present, axis=1)
         total = self.weighted_sum(f"{i}.conv", rows, self.config.layers[i].convolved)
@@ -275,8 +273,10 @@ class LayerWriter:
         parts = self.config.projections(i)
         if len(projected) > 1 or len(parts) == 1:
             return projected
-        outputs, sizes = [ir.Value(name=f"{i}.{part}.out") for part in parts], self._head_sizes(i)[: len(parts)]
-        return [*self.nodes.node("Split", [*projected, self.ints(*sizes)], outputs=outputs, axis=-1)]
+        (whole,) = projected
+        assert whole is not None
+        names, sizes = [f"{i}.{part}.out" for part in parts], self._head_sizes(i)[: len(parts)]
+        return [*self.nodes.split(whole, names, *sizes)]
 
     def _head_sizes(self, i: int) -> list[int]:
         """Columns of all queries, keys and values of a layer."""
@@ -303,9 +303,8 @@ class LayerWriter:
         made = self.scale(self.product(roles[1], embedded), config.hidden_size**-0.5)
         normed = self.norm(op("Reshape", made, self.ints(0, 0, config.num_layers, size)), roles[2])
         both = op("Add", op("Reshape", normed, self.ints(0, 0, table.columns)), own)
-        outputs = [ir.Value(name=f"{i}.input") for i in range(config.num_layers)]
-        scaled = self.scale(both, math.sqrt(0.5))
-        return self.nodes.node("Split", [scaled], outputs, axis=-1, num_outputs=len(outputs))
+        names = [f"{i}.input" for i in range(config.num_layers)]
+        return self.nodes.split(self.scale(both, math.sqrt(0.5)), names)
 
     def add_layer_input(self, i: int, residual: ir.Value, layer_input: ir.Value) -> ir.Value:
         """The residual stream with a layer's input, which a gate made of the stream opens."""
@@ -344,8 +343,7 @@ class LayerWriter:
         """An MLP whose roles begin with i."""
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
-            outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
-            parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
+            parts = self.nodes.split(parts[0], [f"{i}.gate.out", f"{i}.up.out"])
         gate, up = parts
         active = self.op("Mul", self._activate(self.scale(gate, self.config.gate_scale)), up)
         return self.scale(self.product(f"{i}.down", active), self.config.fed_scale)

@@ -81,3 +81,10 @@ class Nodes:
         node = ir.node(kind, inputs, attributes=attributes, domain=domain, outputs=outputs, name=name)
         self.nodes.append(node)
         return list(node.outputs)
+
+    def split(self, x: ir.Value, names: Sequence[str], *sizes: int) -> list[ir.Value]:
+        """Parts of x along its last axis, of some sizes, or all of one size."""
+        outputs = [ir.Value(name=name) for name in names]
+        if sizes:
+            return self.node("Split", [x, self.ints(*sizes)], outputs, axis=-1)
+        return self.node("Split", [x], outputs, axis=-1, num_outputs=len(names))

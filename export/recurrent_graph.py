@@ -97,8 +97,7 @@ class RecurrenceWriter:
         return write.op("Slice", rows, spans.first_read, end, axis)
 
     def _split(self, name: str, x: ir.Value, sizes: Sequence[int]) -> Values:
-        outputs = [ir.Value(name=f"{name}.{at}") for at in range(len(sizes))]
-        return self._write.nodes.node("Split", [x, self._write.ints(*sizes)], outputs, axis=-1)
+        return self._write.nodes.split(x, [f"{name}.{at}" for at in range(len(sizes))], *sizes)
 
     def _softplus(self, x: ir.Value, width: int) -> ir.Value:
         """log(1 + exp(x)) of rows of a width.

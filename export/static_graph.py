@@ -189,10 +189,8 @@ class _StaticDecoder:
         cos, sin = self.rotations[rotary]
         half, rest = rotary.rotated // 2, self.config.head_dim - rotary.rotated
         lengths = [half, half, rest] if rest else [half, half]
-        names = [ir.Value(name=f"part_{len(self.nodes.nodes)}.{at}") for at in range(len(lengths))]
-        sizes = self.nodes.ints(*lengths)
-        parts = self.nodes.node("Split", [x, sizes], outputs=names, axis=-1)
-        first, second, *others = (self.activations.reencode(part, x) for part in parts)
+        names = [f"part_{len(self.nodes.nodes)}.{at}" for at in range(len(lengths))]
+        first, second, *others = (self.activations.reencode(y, x) for y in self.nodes.split(x, names, *lengths))
         turned = self._move("Concat", second, first, *others, axis=-1)
         return self._op("Add", self._op("Mul", x, cos), self._op("Mul", turned, sin))
 

@@ -82,8 +82,7 @@ class _AssistantWriter:
         mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
         num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
         inputs, outputs, lengths = [input_ids, hidden, mask, num_logits], [], write.lengths(mask)
-        given = [ir.Value(name=f"given.{i}") for i in range(parts)]
-        write.nodes.node("Split", [write.as_activation(hidden)], given, axis=-1, num_outputs=parts)
+        given = write.nodes.split(write.as_activation(hidden), [f"given.{i}" for i in range(parts)])
         total = op("Shape", mask, start=1, end=2)
         held = []
         for i in self.sources:

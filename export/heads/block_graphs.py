@@ -198,8 +198,8 @@ class _BlockWriter:
             return x, lambda y: y
         size = self.block.group_size
         groups = self.config.hidden_size // size
-        shares = [ir.Value(name=f"{part}_kernels.{i}") for i in range(2 * num_taps)]
-        write.nodes.node("Split", [write.product(f"{part}_kernels", x)], shares, axis=-1, num_outputs=2 * num_taps)
+        names = [f"{part}_kernels.{i}" for i in range(2 * num_taps)]
+        shares = write.nodes.split(write.product(f"{part}_kernels", x), names)
         kernels = write.tensors[f"{part}_kernel"].vector().astype(write.floats).reshape(-1, groups, size)
         names = [f"{part}_kernel.{i}" for i in range(2 * num_taps)]
         constants = [

@@ -142,9 +142,8 @@ def build_fuse(write: LayerWriter, num_parts: int = 1, norm_behind: str = "") ->
     features = _floats("features", matrix.columns)
     parts = write.norm(write.as_activation(features), "fuse_norm")
     if "fuse_norm.0" in write.tensors:
-        sizes = write.ints(*[matrix.columns // num_parts] * num_parts)
-        split = [ir.Value(name=f"features.{at}") for at in range(num_parts)]
-        write.nodes.node("Split", [parts, sizes], split, axis=-1)
+        sizes = [matrix.columns // num_parts] * num_parts
+        split = write.nodes.split(parts, [f"features.{at}" for at in range(num_parts)], *sizes)
         normed = [write.norm(part, f"fuse_norm.{at}") for at, part in enumerate(split)]
         parts = write.op("Concat", *normed, axis=-1)
     fused = write.norm(write.product("fuse", parts), norm_behind)

@@ -86,8 +86,7 @@ class StepWriter:
 
     def split(self, x: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
         name = f"split_{len(self.nodes.nodes)}"
-        outputs = [ir.Value(name=f"{name}.{i}") for i in range(len(sizes))]
-        return self.nodes.node("Split", [x, self.ints(*sizes)], outputs=outputs, axis=-1)
+        return self.nodes.split(x, [f"{name}.{i}" for i in range(len(sizes))], *sizes)
 
 
 Body = Callable[[StepWriter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
