@@ -400,9 +400,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"the cache is {kv.form!r} of {kv.dtype!r}, known are {known}"
     if kv.dtype == "uint16" and kv.form != "static":
         yield f"a {kv.form} cache is of uint16, which only a static one can be"
-    layers = manifest.self_drafter.layers if manifest.self_drafter else ()
-    parts = [part.layers for part in (kv.recurrence, kv.other_heads) if part]
-    named = [layer for each in (kv.convolved_layers, kv.sharing_layers, *parts, layers) for layer in each]
+    parts = kv.convolutions, kv.recurrence, kv.other_heads, manifest.self_drafter
+    named = [*kv.sharing_layers, *(layer for part in parts if part for layer in part.layers)]
     if max(named, default=-1) >= kv.num_layers or max(manifest.hidden_layers, default=0) > kv.num_layers:
         yield f"it names layers {[*manifest.hidden_layers, *named]} of {kv.num_layers}"
     if kv.why_no_trees and (kv.form != "shared_buffer" or manifest.tree_graph or not kv.attention_layers):

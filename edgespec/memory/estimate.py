@@ -168,13 +168,11 @@ def estimate_full_context(
         return estimate_memory(manifest, size, max_draft_tokens=max_draft_tokens)
     shortened = replace(manifest, context_length=num_tokens)
     estimate = estimate_memory(shortened, size, num_tokens, max_draft_tokens)
-    # A cache holds the most when it grows to its last capacity.
-    kv, before = manifest.kv_cache, next_capacity(0, (num_tokens + 1) // 2, num_tokens)
-    before_bytes, more_bytes = (
-        cache_bytes(kv, before, num_tokens),
-        growth_bytes(kv, before, num_tokens, num_tokens),
-    )
-    return estimate._replace(kv_cache_bytes=before_bytes + more_bytes)
+    before = next_capacity(0, (num_tokens + 1) // 2, num_tokens)
+    if manifest.kv_cache.form == "growing" and before < num_tokens:  # it copies itself to its last capacity
+        copied_bytes = cache_bytes(manifest.kv_cache, before, num_tokens)
+        estimate = estimate._replace(kv_cache_bytes=copied_bytes + estimate.kv_cache_bytes)
+    return estimate
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:

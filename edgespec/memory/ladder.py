@@ -40,14 +40,10 @@ class Ladder:
     """
 
     tiers: Sequence[Tier]
-    cooldown_s: float = COOLDOWN_S
     position: int = 0
     _enough_since_s: float | None = field(init=False, default=None)
     _climbed_s: float | None = field(init=False, default=None)
-    _current_cooldown_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._current_cooldown_s = self.cooldown_s
+    _cooldown_s: float = field(init=False, default=COOLDOWN_S)
 
     @property
     def is_at_bottom(self) -> bool:
@@ -69,7 +65,7 @@ class Ladder:
         elif self.position > 0 and self._can_climb(free, spare):
             if self._enough_since_s is None:
                 self._enough_since_s = now_s
-            if now_s - self._enough_since_s < self._current_cooldown_s:
+            if now_s - self._enough_since_s < self._cooldown_s:
                 return self.position
             self.position, self._climbed_s = self.position - 1, now_s
         self._enough_since_s = None
@@ -98,9 +94,8 @@ class Ladder:
 
     def _step_down(self, now_s: float) -> None:
         if self._climbed_s is not None:
-            is_too_soon = now_s - self._climbed_s < _TOO_SOON * self._current_cooldown_s
-            doubled_s = min(2 * self._current_cooldown_s, LONGEST_COOLDOWN_S)
-            self._current_cooldown_s = doubled_s if is_too_soon else self.cooldown_s
+            is_too_soon = now_s - self._climbed_s < _TOO_SOON * self._cooldown_s
+            self._cooldown_s = min(2 * self._cooldown_s, LONGEST_COOLDOWN_S) if is_too_soon else COOLDOWN_S
         self.position += 1
         self._enough_since_s = self._climbed_s = None
 

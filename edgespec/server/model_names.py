@@ -170,10 +170,10 @@ class ModelNames:
         for name in sorted(self.home.names()):
             folder = self.home.models / name
             try:
-                with self.home.advice.on_damage(folder):
-                    read_whole_model(folder, name)
+                read_whole_model(folder, name)
             except (IntegrityError, ManifestError) as error:  # and no others: a drafting head is whole
-                found[name] = in_flags(str(error)).replace(f"{self.home.models}{os.sep}", "")
+                problem = in_flags(str(self.home.advice.on_damage(folder, error)))
+                found[name] = problem.replace(f"{self.home.models}{os.sep}", "")
             except (EdgeSpecError, OSError):
                 continue
         return found

@@ -2,14 +2,13 @@
 
 import difflib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
-from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, ModelError, in_flags
+from edgespec.errors import EdgeSpecError, ModelError, in_flags
 from edgespec.export.settings import describe_unfinished
 from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, read_manifest
 from edgespec.setup import ollama_models
@@ -22,22 +21,21 @@ if TYPE_CHECKING:
     from edgespec.setup.home import ModelHome
 
 
+Failure = TypeVar("Failure", bound=Exception)
+
+
 @dataclass(frozen=True, slots=True)
 class HomeAdvice:
     """Advice on the models of a home."""
 
     home: "ModelHome"
 
-    @contextmanager
-    def on_damage(self, folder: Path) -> Iterator[None]:
-        """Name the command that repairs a damaged folder of this home in errors that say to export it again."""
-        try:
-            yield
-        except (ManifestError, IntegrityError) as error:
-            problem, _, advice = in_flags(str(error)).rpartition("; ")
-            if advice in (EXPORT_AGAIN, NO_MANIFEST) and (way := self.repair_of(folder)):
-                raise type(error)(f"{problem}; repair it: {way}") from None
-            raise
+    def on_damage(self, folder: Path, error: Failure) -> Failure:
+        """An error of a folder, with the command that repairs it in place of the advice to export it again."""
+        problem, _, advice = in_flags(str(error)).rpartition("; ")
+        if advice in (EXPORT_AGAIN, NO_MANIFEST) and (way := self.repair_of(folder)):
+            return type(error)(f"{problem}; repair it: {way}")
+        return error
 
     def repair_of(self, folder: Path) -> str:
         """The command that prepares a damaged model of this home again; empty where none is known."""

@@ -108,13 +108,12 @@ class Inventory:
 
     def _describe(self, folder: Path) -> PreparedModel:
         try:
-            with self.home.advice.on_damage(folder):
-                return _describe(folder, self.home.uses.last(folder.name))
+            return _describe(folder, self.home.uses.last(folder.name))
         except (EdgeSpecError, OSError) as error:
-            size = 0
+            size, problem = 0, str(self.home.advice.on_damage(folder, error))
             with suppress(OSError):
                 size = sum(path.stat().st_size for path in _files(folder))
-            return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+            return PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=problem)
 
     def find(self, model: str) -> Path:
         """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
@@ -139,9 +138,11 @@ class Inventory:
         """
         folder = self.find(model)
         require_pair_file(folder)
-        with self.home.advice.on_damage(folder):
+        try:
             parts = part_folders(folder) if read_pair(folder) is not None else [folder]
             found = [_verify_folder(part) for part in parts]
+        except EdgeSpecError as error:
+            raise self.home.advice.on_damage(folder, error) from None
         return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
 
     def repaired(self, model: str, form: str, **about: Unpack[DeviceFacts]) -> Path:

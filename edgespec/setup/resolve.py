@@ -315,8 +315,10 @@ def _find_folder(
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
-    with models.advice.on_damage(folder):
+    try:
         return read_folder(folder, models.report), pair
+    except EdgeSpecError as error:
+        raise models.advice.on_damage(folder, error) from None
 
 
 def _name_drafters(
